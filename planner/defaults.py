@@ -1,7 +1,8 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
+from planner.options import assumed_options
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import Job, check_workload
 from planner.trainer import Trainer, load_trainer
+from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
@@ -31,11 +34,11 @@ SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
-TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
+TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
 """Of a fine-tuning job whose trainer has no habit of its own: the longest sequence, sequences per step, and the least per GPU.
 
-[LLaMA-Factory 0.9.5, cutoff_len 2048; unsloth, max_seq_length 2048; torchtune 0.7, recipes of Llama 3.1 with adapters: 2
-sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
+[transformers, run_clm.py: block_size 1024; TRL 1.9, SFTConfig: max_length 1024; torchtune 0.7, recipes of Llama 3.1 with adapters:
+2 sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
 """
 
 
@@ -48,6 +51,9 @@ class Request:
     num_gpus: int
     hardware: str | None = None
     trainer: str | None = None
+    """NAME[@VERSION][+OPTION=VALUE...]."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further options of the trainer, by name."""
     sequence_length: int | None = None
     global_batch_size: int | None = None
     precision: str | None = None
@@ -57,6 +63,7 @@ class Request:
     lora_targets: str = "all"
     frozen_weights: str | None = None
     document_length: int = 0
+    objective: str = "lm"
     image_tokens: int = 0
     image_encoder: str = "frozen"
     network_bandwidth: float | None = None
@@ -95,11 +102,12 @@ def resolve(request: Request) -> ResolvedJob:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
+    trainer_name = spell(trainer_name, request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
-        assumed.append(Assumption("trainer", trainer_name, trainer.title, "--trainer"))
+        assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
-    habit = _habit(trainer, rank)
+    habit = _habit(trainer, rank > 0 or request.objective != "lm")
     length = _length(request, model, habit, assumed)
     precision = _precision(request, hardware, trainer, assumed)
     optimizer = _optimizer(request, trainer, precision, assumed)
@@ -114,9 +122,10 @@ def resolve(request: Request) -> ResolvedJob:
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
-        image_tokens=request.image_tokens, image_encoder=request.image_encoder,
+        document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
+        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
     )  # fmt: skip
+    trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
@@ -126,6 +135,7 @@ def resolve(request: Request) -> ResolvedJob:
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    assumed += chosen
     return ResolvedJob(
         job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, trainer),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
@@ -142,10 +152,10 @@ def tuned_batch_size(few: int, num_gpus: int) -> int:
     return odd << max(-(-least // odd) - 1, 0).bit_length()
 
 
-def _habit(trainer: Trainer, rank: int) -> FineTuning | None:
-    """What the job is by default when it is one of fine-tuning, by its adapters or by its trainer; else None."""
+def _habit(trainer: Trainer, tuned: bool) -> FineTuning | None:
+    """What the job is by default when it is one of fine-tuning, by what is asked or by its trainer; else None."""
     own = trainer.legal.fine_tuning
-    if not rank and not own.sequence_length:
+    if not tuned and not own.sequence_length:
         return None
     length, batch = own.sequence_length or TUNED_LENGTH, own.global_batch_size or TUNED_BATCH
     return dataclasses.replace(own, sequence_length=length, global_batch_size=batch)
@@ -240,6 +250,21 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _with_recipe(
+    name: str, trainer: Trainer, workload: Workload, cluster: Cluster
+) -> tuple[str, Trainer, list[Assumption]]:
+    """The trainer with the options that its published recipe for such a job sets, where the user does not; what is assumed."""
+    said = spelled(name)[2]
+    recipe = trainer.choices.recipe(
+        workload.model.name, cluster.hardware.name, workload.precision, adapters=workload.lora_rank > 0
+    )
+    more = {option: value for option, value in recipe.options.items() if option not in said}
+    name = spell(name, more)
+    trainer = load_trainer(name) if more else trainer
+    job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    return name, trainer, assumed_options(job, said, recipe)
 
 
 def _of_the_model(workload: Workload) -> list[Assumption]:

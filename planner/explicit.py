@@ -48,9 +48,28 @@ def explicit_plan(base: Plan | Path | None, values: dict[str, int], said: dict[s
             raise PlannerError("how many GPUs? give --gpus, or --dp so that tp x pp x dp x cp says it")
         given["num_gpus"] = fields.get("tp", 1) * fields.get("pp", 1) * fields["dp"] * fields.get("cp", 1)
     resolved = resolve(Request(**given))
-    layout, assumed = complete(resolved.job, fields)
+    said_recompute = {"recompute", "recompute_modules", "recompute_layers"} & fields.keys()
+    usual = {} if said_recompute else usual_recompute(resolved.job)
+    layout, assumed = complete(resolved.job, fields | usual)
+    if usual:
+        trainer, full = resolved.job.trainer, usual["recompute"] == Recompute.FULL
+        why = f"what {f'{trainer.name} {trainer.choices.version}'.rstrip()} takes for such a job"
+        what = ", ".join(["full"] if full else module_names(usual["recompute_modules"]))
+        assumed = (*assumed, Assumption("recompute", what, why, "--recompute none"))
     check(resolved.job, layout)
     return price_plan(resolved, layout, assumed)
+
+
+def usual_recompute(job: Job) -> dict[str, int]:
+    """Fields of the recompute that the trainer, or its published recipe for such a job, takes by default; {} = none."""
+    work, choices = job.workload, job.trainer.choices
+    recipe = choices.recipe(work.model.name, job.cluster.hardware.name, work.precision, adapters=work.lora_rank > 0)
+    mode, _, modules = str({**choices.defaults, **recipe.defaults}.get("recompute", "none")).partition(": ")
+    if mode == "none":
+        return {}
+    said = {"recompute": mode} | ({"recompute_modules": modules.split(", ")} if modules else {})
+    layout = Layout.from_dict(said, where=f"trainer {job.trainer.name}: recompute")
+    return {name: int(getattr(layout, name)) for name in said}
 
 
 def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption, ...] = ()) -> Plan:

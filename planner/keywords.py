@@ -22,7 +22,9 @@ class JobKeywords(TypedDict, total=False):
     hardware: str | os.PathLike[str] | None
     """Profile or YAML file."""
     trainer: str | os.PathLike[str] | None
-    """Trainer or YAML file."""
+    """Trainer or YAML file, with @VERSION where it has versions."""
+    options: Mapping[str, str] | Sequence[str] | str | None
+    """Options of the trainer: {'expert_dispatch': 'deepep'}, or ['expert_dispatch=deepep']."""
     sequence_length: int | None
     """Tokens."""
     global_batch_size: int | None
@@ -32,6 +34,8 @@ class JobKeywords(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     frozen_weights: str | None
+    objective: str | None
+    """'lm' or 'dpo'."""
     document_length: int | None
     """Tokens of a mean packed document."""
     image_tokens: int | None
@@ -84,9 +88,13 @@ LOGGED = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute"
 """Fields of a layout that the log of a run may leave open."""
 
 
+_FLAGS = {"num_gpus": "gpus", "options": "option"}
+"""Fields whose flag is called otherwise."""
+
+
 def flag_of(name: str) -> str:
     """A field as it is written on the command line."""
-    return f"--{'gpus' if name == 'num_gpus' else name.replace('_', '-')}"
+    return f"--{_FLAGS.get(name, name).replace('_', '-')}"
 
 
 def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> None:
@@ -99,12 +107,16 @@ def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> N
 def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that describe the job and are not None, by field of Request. Raises PlannerError."""
     from planner.model import ModelSpec
+    from planner.trainer_options import read_options
     from planner.units import parse
 
     fields: dict[str, Any] = {}
     for name in JOB:
         value = keywords.get(name)
         if value is None:
+            continue
+        if name == "options":
+            fields |= {name: read_options(value)} if value else {}
             continue
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         whole = name in WHOLE_NUMBERS

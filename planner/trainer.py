@@ -52,7 +52,7 @@ class Trainer:
     host: Host
     terms: tuple[Any, ...] = ()
     """What it alone does: a ``cost.own_terms.OwnTerms`` of each of the named folders of ``planner.trainers``."""
-    choices: Choices = Choices()
+    choices: Choices = dataclasses.field(default_factory=Choices, compare=False)
     """Its version, options, defaults and recipes."""
 
     @property
@@ -129,7 +129,9 @@ BESIDE = ("options", "version", "versions", "defaults", "recipes")
 
 
 def load_trainer(text: str) -> Trainer:
-    """A trainer of the library by name, or of a user's own file by path: ``NAME[@VERSION][+OPTION=VALUE...]``. Raises PlannerError."""
+    """A trainer of the library by name, or of a user's own file by path: ``NAME[@VERSION][+OPTION=VALUE...]``.
+
+    Raises PlannerError."""
     path = library.find("trainers", spelled(text)[0])
     return trainer_from_dict({**_data(text), "name": path.stem}, where=str(path), written=text)
 

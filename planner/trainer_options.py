@@ -27,9 +27,9 @@ NEEDS = ("experts", "adapters", "fp8", "mxfp8", "tensor")
 DEFAULTS = (
     "zero", "pipelined_zero", "etp", "recompute", "lora_rank", "lora_targets", "mtp", "microbatches", "stages", "modules",
 )  # fmt: skip
-"""What a trainer may have defaults of: state sharding, and the most of it in a pipeline; expert tp ('1' or 'tp'); recompute, as a row
-says it; adapters; prediction modules that train along; microbatches ('pp': as many as stages); layers of each pipeline chunk by
-their number; modules before and after the layers that are dealt to stages like layers."""
+"""What a trainer may have defaults of: state sharding, and the most of it in a pipeline; expert tp ('1' or 'tp'); recompute, as
+a row says it; adapters; prediction modules that train along; microbatches ('pp': as many as stages); layers of each pipeline chunk
+by their number; modules before and after the layers that are dealt to stages like layers."""
 _SPELLED = re.compile(r"(?P<name>[^@+]+?)(?:@(?P<version>[^@+]*))?(?P<options>(?:\+[^+=]*=[^+=]*)*)")
 
 
@@ -43,6 +43,8 @@ class Option:
     """Where it matters, all of them; empty = everywhere."""
     arch: tuple[str, ...] = ()
     """Architectures that have its values beyond the first; empty = all."""
+    open: tuple[str, ...] | None = None
+    """Values that a run which does not state it may well have; None = all."""
     values: dict[str, dict[str, Any]]
     """Value -> the facts that it stands for."""
 
@@ -132,7 +134,7 @@ def read_options(given: Any) -> dict[str, str]:
     texts = [given] if isinstance(given, str) else list(given)
     for text in texts:
         if not isinstance(text, str) or not re.fullmatch(r"\w+=[\w.-]+", text):
-            raise PlannerError(f"--option {text!s:.60}: write it NAME=VALUE, like --option expert_dispatch=deepep")
+            raise PlannerError(f"--option {text!s:.60}: options are written NAME=VALUE, like --option expert_dispatch=deepep")
     return dict(text.split("=") for text in texts)
 
 

@@ -38,6 +38,8 @@ class FineTuning:
     """Dtype of the base under adapters, where that is not bf16."""
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
+    objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()
+    """What it minimises beside the loss of the next token, of ``workload.OBJECTIVES``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +258,12 @@ class Host:
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
+    expert_overlap_host_factor: float
+    """Host work per kernel with the exchange of experts overlapped over that without: layers are cut into nodes, each with streams,
+    events and a backward pass of its own."""
+    unit_host_time: Seconds
+    """Seconds of host work in each pass around one layer whose sharded weights are gathered for it: hooks, the collectives and
+    copies they launch, and what they free."""
     cuda_graphs: Annotated[str, one_of(GRAPHS)]
     """What is captured: 'none'; 'layers' without their routed experts; 'layers_and_experts', every expert with a fixed number of
     rows (full blocks of them: token drop and padding); 'static_experts' has such experts and captures nothing. The host launches

@@ -219,6 +219,12 @@ CASES = [
         says=("tp 2", "sequence_parallel: true"),
     ),
     Broken(
+        rule="expert overlap",
+        layout={**PIPE, "ep": 2},
+        job={"model_name": "moe", "trainer": TRAINERS["megatron"].with_option("expert_overlap", "on")},
+        says=("pp 4, vpp 1", "virtual stages (vpp 2)", "--option expert_overlap=off"),
+    ),
+    Broken(
         rule="experts in shards",
         layout={"dp_shard": 2, "ep": 4, "zero": 3},
         job={"model_name": "moe", "trainer": "torchtitan"},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from planner import library
-from planner.trainer import FACTS, load_trainer
+from planner.trainer import BESIDE, FACTS, load_trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "planner"
@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (0, "schema detect"),
     (1, "layout curves. vision"),
     (1, "hugging_face"),
-    (1, "model hardware. trainer_records"),
+    (1, "model hardware. trainer_records trainer_options"),
     (1, "trainer"),
     (2, "workload cluster costs keywords"),
     (3, "cost.parameters cost.state_dtypes rules. error_bars"),
@@ -38,9 +38,10 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "cost.estimate"),
     (3, "cost.refine"),
     (4, "plan_file"),
+    (4, "options"),
     (4, "search defaults"),
     (4, "explain explicit runs."),
-    (4, "advice"),
+    (4, "advice gains"),
     (5, "timeline. lab.launch."),
     (5, "trainers"),
     (5, "trainers.bundle."),
@@ -353,7 +354,7 @@ def test_trainer_file_is_sourced(name: str) -> None:
     path = library.find("trainers", name)
     text, data = path.read_text(encoding="utf-8"), library.read_yaml(path)
     assert load_trainer(name).name == name
-    assert set(data) - {"extends"} <= set(FACTS)
+    assert set(data) - {"extends"} <= {*FACTS, *BESIDE}
     assert text.startswith("# "), "says in its first line what it describes"
     # Each key's figure comes from the file's own source, or from a comment on its line or above its block.
     unsourced = []

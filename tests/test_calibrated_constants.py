@@ -185,7 +185,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"fits": "money"}, "fits is 'money'"),
         ({"default": "28"}, "has no unit"),
         ({"file": "hardware/h100-sxm.yaml", "key": "sustained_clock"}, "needs arch"),
-        ({"file": "frameworks.yaml", "entry": "none such"}, "no trainer entry"),
+        ({"file": "runs/nv-sc21-table1.yaml", "entry": "none such"}, "must be the trainer that ran there"),
         ({"file": "planner/cost/nothing.py"}, "has no number host_time"),
         ({"file": SPREAD_FILE, "key": "RATE_SPREAD"}, "needs value and unit"),
         ({"file": SPREAD_FILE, "key": "RATE_SPREAD", "value": 0.5, "unit": "x"}, "the value is 0.5, but"),

@@ -32,7 +32,7 @@ def test_main_job_prints_assumptions_plans_reason_and_memory(run):
 def test_json_shows_what_the_table_shows_and_parts_sum_to_the_total(run):
     result = run(*SMALL, "--json", "--top", "3")
     document = json.loads(result.stdout)
-    assert set(document) == {"workload", "cluster", "trainer", "assumptions", "plans", "searched", "advice"}
+    assert set(document) == {"workload", "cluster", "trainer", "assumptions", "plans", "searched", "advice", "faster"}
     assert [plan["rank"] for plan in document["plans"]] == [1, 2, 3]
     assert {"layouts", "legal", "fit", "seconds"} <= set(document["searched"])
     times = [plan["estimate"]["step_time_s"] for plan in document["plans"]]

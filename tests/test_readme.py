@@ -39,7 +39,10 @@ def test_commands_run(page, run, tmp_path, monkeypatch, request):
     assert lines or page.name != "README.md"
     if "plan accuracy" in lines:  # all published runs, as test_accuracy_gate.py has read and predicted them
         every_run, every_pair = (request.getfixturevalue(name) for name in ("every_run", "every_pair"))
-        monkeypatch.setattr("planner.runs.read_runs", lambda paths: every_run if paths is None else read_runs(paths))
+        monkeypatch.setattr(
+            "planner.runs.read_runs",
+            lambda paths, generic: read_runs(paths, generic=generic) if paths or generic else every_run,
+        )
         monkeypatch.setattr(
             "planner.questions.accuracy.prediction.pairs_of",
             lambda runs: every_pair if runs is every_run else pairs_of(runs),

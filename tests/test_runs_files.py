@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from planner import library
 from planner.api import accuracy
 from planner.errors import PlannerError
+from planner.hardware import load_hardware
 from planner.layout import Module
 from planner.questions.accuracy.page import summary_rows
 from planner.questions.accuracy.prediction import MAY_FIT, pairs_of, predict
 from planner.questions.accuracy.summary import summarise
-from planner.runs import Run, read_runs, rows_from_dict, to_run
+from planner.runs import Run, read_rows, read_runs, rows_from_dict, shipped, to_run
+from planner.trainer import load_trainer
 
 GOOD: dict[str, Any] = {
     "source": {"id": "mine"},
@@ -130,28 +132,77 @@ def test_row_that_cannot_be_priced_says_why(path: tuple[Any, ...], value: Any, s
     assert sentence in to_run(row).unsupported
 
 
-def _with_recipe(source: str, row_id: str, **changes: Any) -> Run:
-    """The good row as one of another source, with its recipe."""
-    data = _with(("source", "id"), source)
-    data["rows"][0] |= {"id": row_id, "recompute": None, **changes}
+def _as(framework: str, *, gpu: str = "H100-80GB-SXM", model: str = "llama3-8b", **changes: Any) -> Run:
+    """The good row as one of another framework, GPU and model's name."""
+    data = _with(("framework",), framework)
+    data["hardware"] |= {"gpu": gpu}
+    data["rows"][0] |= {"recompute": None, **changes}
+    data["rows"][0]["model"] |= {"name": model}
     (row,) = rows_from_dict(data, where="file")
     run = to_run(row)
-    assert not run.unsupported and run.trainer and run.layout and run.cluster and run.workload
+    assert not run.unsupported, run.unsupported
+    assert run.trainer and run.layout and run.cluster and run.workload
     return run
 
 
+BRIDGE = "megatron-bridge (NeMo container 25.11)"
+
+
 def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
-    """Facts of a release are found by its source and the row's id, and are read like notes of the row."""
-    flex = _with_recipe("nv-mbridge-25.11-gb200", "qwen3-235b-a22b-bf16").trainer
+    """By version, model, GPU and precision; what a row says counts more, and without the version's recipe nothing is filled."""
+    flex = _as(BRIDGE, gpu="GB200", model="qwen3-30b-a3b").trainer
     assert flex and flex.kernels.expert_dispatch == "deduplicated" and flex.host.cuda_graphs == "layers"
-    plain = _with_recipe("nv-mbridge-25.11-b200", "qwen3-235b-a22b-bf16").trainer
+    plain = _as(BRIDGE, gpu="B200", model="qwen3-30b-a3b").trainer
     assert plain and plain.kernels.expert_dispatch == "alltoall" and not plain.host.graphs
-    tuned = _with_recipe("nv-mbridge-25.11-h100", "gpt-oss-120b").layout
+    said = _as(BRIDGE, gpu="GB200", model="qwen3-30b-a3b", notes="dispatcher alltoall").trainer
+    assert said and said.kernels.expert_dispatch == "alltoall" and said.host.cuda_graphs == "layers"
+    tuned = _as(BRIDGE, model="gpt-oss-120b").layout
     assert tuned and tuned.recompute_modules == Module.NORM | Module.MLP_ACTIVATION
-    packed = _with_recipe("nv-dgxc-25.04-llama3-finetune-h100", "8b-lora").workload
-    assert packed and (packed.document_length, packed.lora_targets) == (200, "qkv")
-    cluster = _with_recipe("oss-simumax-b200-v1p2", "any").cluster
-    assert cluster and cluster.hardware.sustained_clock == 0.735
+    later = _as("megatron-bridge (NeMo container 26.02)", model="gpt-oss-120b").layout
+    assert later and later.recompute_modules == 0
+
+
+def test_a_row_holds_what_is_its_own() -> None:
+    """Adapters, documents, options, and what a source measured of its cluster; generic: the names alone."""
+    changes: dict[str, Any] = {
+        "lora_rank": 8, "lora_targets": "qkv", "document_length": 200, "optimizer_bytes": 4, "options": {"dropout": True}
+    }  # fmt: skip
+    run = _as("nemo (25.04)", **changes)
+    assert run.workload and run.trainer
+    assert (run.workload.lora_rank, run.workload.lora_targets, run.workload.document_length) == (8, "qkv", 200)
+    assert run.trainer.stored.dropout and run.trainer.stored.optimizer_bytes["adam"] == 4
+    data = _with(("hardware", "sustained_clock"), 0.735)
+    (row,) = rows_from_dict(data, where="file")
+    own, generic = (to_run(dataclasses.replace(row, generic=one)).cluster for one in (False, True))
+    assert own and own.hardware.sustained_clock == 0.735
+    assert generic and generic.hardware.sustained_clock == load_hardware("h100-sxm").sustained_clock
+
+
+def test_generic_runs_know_the_name_of_the_framework_alone() -> None:
+    data = _with(("framework",), BRIDGE)
+    data["hardware"] |= {"gpu": "GB200"}
+    data["rows"][0] |= {"options": {"dropout": True}}
+    data["rows"][0]["model"] |= {"name": "qwen3-30b-a3b"}
+    (row,) = rows_from_dict(data, where="file")
+    generic = to_run(dataclasses.replace(row, generic=True)).trainer
+    assert generic == load_trainer("megatron-bridge")
+
+
+def test_one_run_in_two_files_has_one_prediction() -> None:
+    """Shipped rows of equal model, hardware, trainer and layout are equal jobs, whatever file they stand in."""
+    seen: dict[str, tuple[str, Any]] = {}
+    pairs = 0
+    releases = [path for path in shipped() if path.stem.startswith("nv-mbridge")]
+    for row in read_rows(releases):
+        run = to_run(row)
+        if run.unsupported or run.workload is None or run.layout is None or run.trainer is None or run.cluster is None:
+            continue
+        named = row.entry["trainer"], row.options, row.get("facts"), row.notes, row.get("framework")
+        key = repr((run.workload, run.layout.to_dict(), run.cluster.hardware.name, named, row.hardware))
+        source, trainer = seen.setdefault(key, (row.source, run.trainer))
+        pairs += source != row.source
+        assert trainer == run.trainer, f"{source} and {row.source}: {row.id}"
+    assert pairs > 0
 
 
 @pytest.mark.parametrize(
@@ -163,10 +214,12 @@ def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
         ("cuda graphs full_iteration/[]", {"cuda_graphs": "layers_and_experts"}),
         ("fused grouped MLP, fp8 attention", {"fused_experts": True}),
         ("tokendrop", {"cuda_graphs": "static_experts"}),
+        ("HYBRIDEP; CUDA Graphs", {"expert_dispatch": "deduplicated", "cuda_graphs": "layers"}),
+        ("all-to-all dispatcher, no cuda graphs", {"expert_dispatch": "alltoall", "cuda_graphs": "none"}),
     ],
 )
 def test_notes_say_what_the_trainer_did(notes: str, expected: dict[str, Any]) -> None:
-    trainer = _with_recipe("any", "any", notes=notes).trainer
+    trainer = _as("megatron-core (2026)", notes=notes).trainer
     assert trainer and {name: trainer.fact(name) for name in expected} == expected
     assert ("grouped_gemm" in trainer.kernels.unfused) != trainer.kernels.fused_experts
 

@@ -125,7 +125,11 @@ def test_values_are_read_as_numbers_factors_ranges_and_names() -> None:
     both = apply(double, read_values("precision", ["fp8"])[0])
     assert both.label == "network x2 (800 Gb/s per GPU), precision fp8"
     assert (both.request.precision, both.request.network_bandwidth) == ("fp8", 2 * usual)
-    assert base.resolved().job.workload == resolved(16).job.workload and not base.resolved().assumptions[1:]
+    again = base.resolved()
+    assert again.job.workload == resolved(16).job.workload
+    assert all(one.flag.startswith("--option") for one in again.assumptions[1:])
+    [deepep] = variants(base, "options", "expert_dispatch=deepep")
+    assert deepep.resolved().job.trainer.kernels.expert_dispatch == "deepep" and deepep.label == "options expert_dispatch=deepep"
 
 
 @settings(max_examples=60, deadline=None)

@@ -225,16 +225,18 @@ class Accuracy(Answer[dict[str, Any]]):
         return write_page(self.pairs, self.found["summary"], Path(path))
 
 
-def accuracy(paths: Sequence[File] | None = None, *, sweeps: bool = False, worst: int = 0) -> Accuracy:
+def accuracy(
+    paths: Sequence[File] | None = None, *, sweeps: bool = False, worst: int = 0, generic: bool = False
+) -> Accuracy:
     """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
-    the ``worst`` rows. Raises PlannerError.
+    the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises PlannerError.
     """
     from planner.questions.accuracy.page import print_accuracy
     from planner.questions.accuracy.prediction import pairs_of
     from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 
-    pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths])))
+    pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths], generic=generic)))
     report = report_of(pairs, bounded=paths is None)
     return Accuracy(report, partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
 

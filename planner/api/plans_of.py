@@ -15,6 +15,7 @@ from planner.keywords import flag_of, layout_values, request_fields
 from planner.model import ModelSpec
 from planner.rules import Job, check
 from planner.search import Finding, Pins, search
+from planner.trainer_options import read_options, spelled
 
 
 def plans_of(
@@ -23,7 +24,7 @@ def plans_of(
     """The ``top`` best plans of a job; ``keywords`` are what its user said, for the command lines of the advice."""
     finding = search(resolved.job, pins, top)
     _require_legal(resolved, finding, pins.values)
-    advice = []
+    advice, faster = [], []
     if not finding.fit:
         from planner.advice import advise
 
@@ -35,11 +36,15 @@ def plans_of(
             resolved.job, ask, lambda **changes: command_line({**keywords, **changes}),
             lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
         )  # fmt: skip
+    else:
+        from planner.gains import gains
+
+        faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
     attempts = [
         Plan(resolved.plan(layout, found, _why(finding, found)))
         for layout, found in zip(finding.layouts, finding.estimates, strict=True)
     ]
-    return Plans(resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice))
+    return Plans(resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster))
 
 
 def _why(finding: Finding, found: Estimate) -> str:
@@ -83,9 +88,12 @@ def command_line(keywords: Mapping[str, Any]) -> str:
     """The keywords as the command line that gives them."""
     words = ["plan"]
     for name, value in keywords.items():
-        if value is None or (name == "lora_rank" and value == 0):
+        if value is None:
             continue
         flag = flag_of(name)
+        if name == "options":
+            words += [word for option, chosen in read_options(value).items() for word in (flag, f"{option}={chosen}")]
+            continue
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
             continue

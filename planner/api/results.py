@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner import plan_file
     from planner.advice import Advice
     from planner.defaults import ResolvedJob
+    from planner.gains import Gain
     from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
 
@@ -263,6 +264,8 @@ class Plans(Result, Sequence[Plan]):
     """The plans; where nothing fits, those that miss by the least."""
     advice: tuple[Advice, ...]
     """Changes that would make the job fit, where nothing does."""
+    faster: tuple[Gain, ...] = ()
+    """Options that were not stated, and precisions, that would make the first plan faster."""
 
     def __len__(self) -> int:
         return len(self.attempts) if self.finding.fit else 0
@@ -312,6 +315,7 @@ class Plans(Result, Sequence[Plan]):
                 "refused": finding.refused, "seconds": finding.seconds,
             },
             "advice": [vars(one) for one in self.advice],
+            "faster": [vars(one) for one in self.faster],
         }  # fmt: skip
 
     def show(self, console: Console) -> None:
@@ -323,7 +327,7 @@ class Plans(Result, Sequence[Plan]):
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
-            f"sequences of {job.workload.sequence_length} tokens, {job.workload.global_batch_size} per step, "
+            f"sequences of {job.workload.sequence_length} tokens, {job.workload.global_batch_size} {table.samples(job.workload)}per step, "
             f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
         )
         console.print(table.assumptions_table(self.assumed))
@@ -334,6 +338,9 @@ class Plans(Result, Sequence[Plan]):
             console.print(f"Step of the first: {table.range_text(found)}, by the errors on {basis}.")
             console.print(table.first_runs_text(found))
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
+            for one in self.faster:
+                where = f"; with {one.layout}" if one.layout else ""
+                console.print(f"Faster with {one.flag}: -{100 * one.gain:.1f} % ({one.what}{where})", markup=False)
         else:
             console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")
         console.print()

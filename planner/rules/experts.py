@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.layout import Order
+from planner.layout import Module, Order, Recompute
 from planner.rules.rule import Job, divides, divisors_text, rule
 
 
@@ -62,4 +62,16 @@ def _experts_with_tp(job: Job, x: Any) -> Iterator[Any]:
     yield f"a mixture of experts with tp {x.tp} needs sequence_parallel: true"
 
 
-EXPERTS = (_experts, _expert_parallel, _rank_order, _experts_with_tp)
+@rule("expert overlap")
+def _expert_overlap(job: Job, x: Any) -> Iterator[Any]:
+    """[Megatron Core, transformer_config.py: overlap_moe_expert_parallel_comm; DualPipe has two chunks per rank as well]"""
+    absent = not (job.model.is_moe and "ep" in job.trainer.traffic.overlap)
+    repeats = (x.recompute == Recompute.FULL) | (x.recompute_modules & Module.MOE > 0)
+    yield (x.ep == 1) | absent | (((x.pp == 1) | (x.vpp > 1)) & ~repeats)
+    yield (
+        f"option expert_overlap with pp {x.pp}, vpp {x.vpp}: the exchange hides behind another microbatch only where a "
+        "pipeline has virtual stages (vpp 2) and experts are not recomputed; change them, or --option expert_overlap=off"
+    )
+
+
+EXPERTS = (_experts, _expert_parallel, _rank_order, _experts_with_tp, _expert_overlap)

@@ -31,6 +31,10 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
             f"trainer {trainer.name} has no frozen weights in {workload.frozen_weights}; it knows "
             f"{', '.join(trainer.legal.frozen_weights)}"
         )
+    if workload.objective not in ("lm", *trainer.legal.fine_tuning.objectives):
+        raise PlannerError(
+            f"trainer {trainer.name} has no objective {workload.objective}; use --objective lm, or another trainer such as trl"
+        )
     if workload.model.is_sparse and trainer.code_base not in SPARSE_ATTENTION:
         raise PlannerError(
             f"{workload.model.name} has sparse attention, of which trainer {trainer.name} has no kernel that is modelled; use "

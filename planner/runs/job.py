@@ -1,8 +1,7 @@
-"""What a row trained, and how, from its fields and notes: trainer, precision, optimizer; model; degrees, schedule, recompute."""
+"""What a row trained, and how, from its fields and notes: optimizer, adapters; model; degrees, schedule, recompute."""
 
 import dataclasses
 import functools
-import json
 import math
 import operator
 import re
@@ -14,78 +13,15 @@ from planner import model as models
 from planner.cost.parameters import total_parameters
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
-from planner.runs.hardware import gpu_profile
 from planner.runs.host_memory import offload_of
-from planner.runs.rows import Row, UnsupportedError, frameworks
-from planner.trainer import Trainer, load_trainer
-from planner.trainer_options import Recipe, table
+from planner.runs.rows import Row, UnsupportedError
+from planner.runs.software import default_of, is_lora, shipped_trainer
 
 MICROBATCHES = 8
 """Microbatches per pipeline stage where the global batch is not stated, but a rate is: nearly the rate of any larger batch."""
-shipped_trainer = functools.cache(load_trainer)
-"""A trainer of the library, read once."""
-
-
-@functools.cache
-def _variant(name: str, changes: str) -> Trainer:
-    """A trainer with some facts replaced, as JSON, one after the other: equal changes give one object."""
-    found = shipped_trainer(name)
-    for one in json.loads(changes):
-        found = found.with_facts(one)
-    return found
-
-
-def trainer_of(row: Row) -> Trainer:
-    """The trainer at its version, with the options of its recipe and those that the row states."""
-    base = shipped_trainer(row.entry["trainer"])
-    meant = {name: {**one.values, **base.choices.options.get(name, {})} for name, one in table().items()}
-    said = {**recipe_of(row).options, **row.options}
-    unknown = [f"{name} {value}" for name, value in said.items() if value not in meant.get(name, {})]
-    if unknown:
-        raise UnsupportedError(f"option {unknown[0]} is not known")
-    changes = [meant[name][value] for name, value in said.items()]
-    if row.note(r"token-? ?drop"):
-        graphs = functools.reduce(lambda now, one: one.get("cuda_graphs", now), changes, base.host.cuda_graphs)
-        changes.append({"cuda_graphs": "layers_and_experts" if graphs.startswith("layers") else "static_experts"})
-    changes += [one["facts"] for one in frameworks()["remarks"] if row.note(one["note"])]
-    if row.get("facts") and not row.generic:
-        changes.append(row.get("facts"))
-    if row.get("optimizer_bytes"):
-        changes.append({"optimizer_bytes": {**base.stored.optimizer_bytes, "adam": row.get("optimizer_bytes")}})
-    return _variant(row.entry["trainer"], json.dumps(changes))
-
-
-def recipe_of(row: Row) -> Recipe:
-    """What the published recipe of its trainer's version says about a row."""
-    if row.generic:
-        return Recipe()
-    gpu = f"{row.hardware['gpu']} {gpu_profile(str(row.hardware['gpu']))}"
-    choices = shipped_trainer(row.entry["trainer"]).choices
-    return choices.recipe(str(row.get("model.name") or ""), gpu, precision_of(row), adapters=is_lora(row))
-
-
-def default_of(row: Row, name: str, otherwise: Any) -> Any:
-    """What the recipe takes where the row does not say, else what its trainer takes."""
-    own = shipped_trainer(row.entry["trainer"]).choices.defaults
-    return recipe_of(row).defaults.get(name, own.get(name, otherwise))
-
-
-def precision_of(row: Row) -> str:
-    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none. Pure bf16 where the text says so:
-    of the precision, of the optimizer's states, or of the framework."""
-    precision = str(row.get("precision") or "bf16").lower().replace("-", "_")
-    schemes = {"mxfp8": "mxfp8", "row-?wise": "fp8_row", "block-?wise|subchannel": "fp8_block", "": "fp8"}
-    if precision == "fp8":
-        return next(name for pattern, name in schemes.items() if row.note(pattern))
-    if precision == "bf16" and (_says(row, _PURE) or shipped_trainer(row.entry["trainer"]).legal.precisions[0] == "bf16_true"):
-        return "bf16_true"
-    return precision
-
-
-_PURE = r"(pure|true)[ _-]?bf16|bf16[ _-](true|states|adamw?)|adamw?[ _-]?bf16|bf16 adamw?"
 _OPTIMIZERS = (
-    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"), ("adafactor", "adafactor"),
-    ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
+    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"),
+    ("adafactor", "adafactor"), ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
 )  # fmt: skip
 """What texts of optimizers say, the most specific first."""
 _TARGETS = (
@@ -98,12 +34,6 @@ _FROZEN = (
 )  # fmt: skip
 
 
-def _says(row: Row, pattern: str) -> bool:
-    """The row's precision, optimizer or notes say it, in any case."""
-    texts = (row.notes, str(row.get("precision") or ""), str(row.get("optimizer") or ""))
-    return any(re.search(pattern, text, re.IGNORECASE) for text in texts)
-
-
 def optimizer_of(row: Row, assumptions: list[str]) -> str:
     """The optimizer by what it stores."""
     text = str(row.get("optimizer") or "adam").lower()
@@ -112,11 +42,6 @@ def optimizer_of(row: Row, assumptions: list[str]) -> str:
             return name
     assumptions.append(f"optimizer {text} stores what Adam stores")
     return "adam"
-
-
-def is_lora(row: Row) -> bool:
-    """Adapters alone were trained."""
-    return bool(row.get("lora_rank") or row.note(r"\b(?<![qk]-)(?<!kv-)q?lora\b"))
 
 
 def adapters_of(row: Row) -> dict[str, Any]:
@@ -343,8 +268,8 @@ def _schedule(row: Row, pp: int, vpp: int) -> int:
 
 
 _MODULES = {
-    **{module_names(int(module))[0]: module for module in Module}, "layernorm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION,
-    "mla_up_proj": Module.MLA_UP_PROJECTION, "core_attn": Module.CORE_ATTENTION,
+    **{module_names(int(module))[0]: module for module in Module}, "layernorm": Module.NORM, "core_attn": Module.CORE_ATTENTION,
+    "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION, "mla_up_proj": Module.MLA_UP_PROJECTION,
 }  # fmt: skip
 
 
@@ -355,7 +280,7 @@ _SELECTIVE = {
 
 
 def _recompute(row: Row, pp: int) -> dict[str, int]:
-    """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
+    """Mode, modules and layers of a text such as 'full', '10 layers full', 'every second layer full', 'selective: mlp'."""
     stated = row.get("recompute")
     text = str(default_of(row, "recompute", "none") if stated is None else stated).strip().lower()
     if text == "full except attention output" and row.options.get("attention_output", "kept") == "kept":
@@ -365,6 +290,8 @@ def _recompute(row: Row, pp: int) -> dict[str, int]:
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
         return {"recompute": Recompute.FULL, "recompute_layers": int(layers.group(1))}
+    if text == "every second layer full":
+        return {"recompute": Recompute.FULL, "recompute_layers": max(row.get("model.layers") // pp // 2, 1)}
     if text in ("none", "full"):
         return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
     match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())

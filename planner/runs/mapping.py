@@ -20,18 +20,11 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import (
-    adapters_of,
-    expert_imbalance_of,
-    layout_of,
-    model_of,
-    optimizer_of,
-    precision_of,
-    trainer_of,
-)
+from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, model_of, optimizer_of
 from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
+from planner.runs.software import precision_of, trainer_of
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.trainer_options import spelled
 from planner.units import GIB, GIGA

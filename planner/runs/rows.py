@@ -39,7 +39,8 @@ _MEASURED = _group(
 _ROW = _group(
     model=_MODEL, parallel=_PARALLEL, batch=_group(micro=_Whole, **{"global": _Whole}), measured=_MEASURED,
     layer_ms=_group(forward=_Number, backward=_Number, combined=_Number), plan=Annotated[dict[str, Any], Rule()] | None,
-    options=Annotated[dict[str, Any], Rule()] | None, facts=Annotated[dict[str, Any], Rule()] | None, lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number,
+    options=Annotated[dict[str, Any], Rule()] | None, facts=Annotated[dict[str, Any], Rule()] | None,
+    lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number,
     **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets", "frozen_weights"), _Text),
     **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
 )  # fmt: skip
@@ -136,7 +137,7 @@ class Row:
         for one in frameworks()["notes"]:
             if self.note(one["note"]):
                 said |= {name: text_of(value) for name, value in one["options"].items()}
-        return said | {name: text_of(value) for name, value in (self.get("options") or {}).items()}
+        return said | {name: text_of(value) for name, value in ({} if self.generic else self.get("options") or {}).items()}
 
     def note(self, pattern: str) -> re.Match[str] | None:
         """The first match of an expression in the notes, or in the framework's name; case does not count."""

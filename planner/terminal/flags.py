@@ -14,7 +14,7 @@ from planner.errors import listed
 from planner.keywords import flag_of
 from planner.layout import BOOLEANS, NAMES, Layout
 from planner.schema import fields_of
-from planner.workload import FROZEN_WEIGHTS, IMAGE_ENCODERS, LORA_TARGETS, OPTIMIZERS, PRECISIONS
+from planner.workload import FROZEN_WEIGHTS, IMAGE_ENCODERS, LORA_TARGETS, OBJECTIVES, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -54,7 +54,8 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
     ("gpus", int, "N", "GPUs in the job."),
     ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
-    ("trainer", str, "NAME", "Trainer or YAML file ('plan trainers'). [megatron]"),
+    ("trainer", str, "NAME", "Trainer, trainer@version or YAML file ('plan trainers'). [megatron]"),
+    ("options", str, "NAME=VALUE", "Option of the trainer; may be repeated. [of its version]"),
     ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
     ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
     ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
@@ -62,6 +63,7 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
     ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
     ("frozen_weights", str, "NAME", f"Frozen linear layers under adapters: {listed(FROZEN_WEIGHTS)}. [bf16]"),
+    ("objective", str, "NAME", f"What is minimised: {listed(OBJECTIVES)}. [lm]"),
     ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
     ("image_tokens", int, "N", "Tokens of a sequence that stand for images. [0: text only]"),
     ("image_encoder", str, "NAME", f"{listed(IMAGE_ENCODERS)}. [frozen]"),
@@ -77,7 +79,8 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for name, kind, value, text in reversed(_JOB):
             needed = required and name in ("model", "gpus")
-            function = click.option(flag_of(name), required=needed, type=kind, metavar=value, help=text)(function)
+            several = {"multiple": True} if name == "options" else {}
+            function = click.option(flag_of(name), name, required=needed, type=kind, metavar=value, help=text, **several)(function)
         return function
 
     return decorate

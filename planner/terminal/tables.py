@@ -201,6 +201,11 @@ def first_runs_text(one: Prediction) -> str:
     )
 
 
+def samples(work: Workload) -> str:
+    """What a batch counts, where that is not sequences."""
+    return "pairs " if work.objective == "dpo" else ""
+
+
 def trained(work: Workload) -> str:
     """Adapters in the title of a job, which says nothing where every weight is trained."""
     return f"adapters of rank {work.lora_rank} on a base in {work.frozen_weights}, " if work.lora_rank else ""

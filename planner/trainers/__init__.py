@@ -9,6 +9,7 @@ TRAINERS  names in profiles/trainers whose plans the target runs as they were pr
 PACKAGE   on the package index, and the VERSIONS that the export was checked against
 LEVEL     of bundle.target.LEVELS, and the SOURCE where its rules were read
 WRITES    of bundle.target.STORED: facts about memory that its configuration says
+OPTIONS   of the trainer (profiles/trainer_options.yaml) that its configuration says
 NO_WORD   optimizers and precisions of those trainers that the target refuses on purpose
 FORM      endings of its configuration files, and an expression that stands in them
 """

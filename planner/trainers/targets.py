@@ -17,5 +17,6 @@ def load_target(name: str) -> Target:
     return Target(
         name=name, title=facts.TITLE, trainers=facts.TRAINERS or tuple(library.names("trainers")),
         versions=facts.VERSIONS, package=facts.PACKAGE, level=facts.LEVEL,
-        writes=getattr(facts, "WRITES", ()), refusals=exporter.refusals, render=exporter.render,
+        writes=getattr(facts, "WRITES", ()), options=getattr(facts, "OPTIONS", ()),
+        refusals=exporter.refusals, render=exporter.render,
     )  # fmt: skip

@@ -34,7 +34,7 @@ from planner.runs import Run
 from planner.trainer import RECORD_OF, Trainer
 
 STRETCHED = {"ring_latency": ("rings", "all_gather"), "tree_latency": ("others", "all_reduce")}
-"""Keys of frameworks.yaml that stretch latencies across nodes: what of a profile, and one of the collectives concerned."""
+"""Figures of a source's cluster that stretch latencies across nodes: what of a profile, and one of the collectives concerned."""
 FITS = ("time", "memory", "time differences", "running out")
 """What a constant is fitted to: step times, peak memory, how step times differ inside of a series of runs whatever their level,
 and whether runs ran out of memory."""
@@ -84,10 +84,10 @@ class Constant:
     file: str
     """Where it stands: a file below profiles/, or a module of the cost model, planner/cost/...py."""
     key: str
-    """Key in that file, dotted where it is nested; in frameworks.yaml a key of the entry that ``entry`` matches; in a module
+    """Key in that file, dotted where it is nested; in a file of runs a figure of its hardware; in a module
     the name of the number."""
     entry: str
-    """Expression of the entry in frameworks.yaml; '' elsewhere."""
+    """Trainer that ran on the cluster of a file of runs; '' elsewhere."""
     arch: tuple[str, ...]
     """Generations of hardware that share it; () for trainers."""
     value: float
@@ -195,13 +195,10 @@ def _shipped(entry: Mapping[str, Any], where: str) -> float:
     if not path.is_file():
         raise PlannerError(f"{where}: there is no file profiles/{entry['file']}")
     data: Any = library.read_yaml(path)
-    if path.name == "frameworks.yaml":
-        data = next((one for one in data["trainers"] if one["match"] == entry.get("entry")), None)
-        if data is None:
-            raise PlannerError(
-                f"{where}: frameworks.yaml has no trainer entry that matches {shown(entry.get('entry'))}"
-            )
-    elif path.parent.name == "hardware" and not entry.get("arch"):
+    if path.parent.name == "runs" and entry.get("entry") not in library.names("trainers"):
+        raise PlannerError(f"{where}: entry is {shown(entry.get('entry'))}; it must be the trainer that ran there")
+    data = data.get("hardware") if path.parent.name == "runs" else data
+    if path.parent.name == "hardware" and not entry.get("arch"):
         raise PlannerError(f"{where}: a constant of hardware needs arch, the generations that share it")
     value = _in(data, str(entry["key"]))
     if value is None:
@@ -298,7 +295,7 @@ def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> 
     if constant.file.startswith("trainers/"):
         mine = trainer.name in _heirs(constant.file, constant.key)
         return mine and math.isclose(_fact(trainer, constant.key), constant.value, rel_tol=1e-9)
-    if trainer.name != _entry_trainer(constant.entry):
+    if trainer.name != constant.entry:
         return False
     if constant.key in STRETCHED:
         now, shipped = (_latency(one, constant.key) for one in (hardware, load_hardware(hardware.name)))
@@ -322,13 +319,6 @@ def _heirs(file: str, key: str) -> frozenset[str]:
         if path is not None and file == f"trainers/{path}.yaml":
             found.add(name)
     return frozenset(found)
-
-
-@cache
-def _entry_trainer(match: str) -> str:
-    """Trainer of an entry of frameworks.yaml."""
-    table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")["trainers"]
-    return str(next(one["trainer"] for one in table if one["match"] == match))
 
 
 def _latency(hardware: HardwareProfile, key: str) -> float:

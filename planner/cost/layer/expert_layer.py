@@ -84,6 +84,20 @@ def after_experts(shard: Shard) -> list[Operator]:
     return found
 
 
+def expert_loop(shard: Shard, local: Number) -> list[Operator]:
+    """What a loop over experts launches for each beside its products: forward 11 kernels, backward 13.
+
+    Forward: its tokens looked up, 4, for which the host waits; their rows and weights gathered, 2; activation and product 2, times
+    the weights 1, added to the output 1, a cast. Backward: rows of the gradient 1, three products and a sum, activation 2, rows put
+    back 4, zeros for them 2. Bytes are those of permutation and activation. The time of the rank's experts is at least what the
+    host takes for them (``launches`` behind routing).  [transformers 4.57, Qwen3MoeSparseMoeBlock.forward; from 5.0 on grouped]
+    """
+    if "expert_loop" not in shard.trainer.kernels.unfused:
+        return []
+    return [MemoryBound(name="expert_loop", kind="copy", module=Module.MOE, forward=0.0, backward=0.0, captured=False,
+                        launches=(11.0 * local, 13.0 * local))]  # fmt: skip
+
+
 def expert_bias(shard: Shard, rows: Number) -> list[Operator]:
     """Biases of the second linear layers of the experts. DeepEP and HybridEP carry router weights in fp32.
 

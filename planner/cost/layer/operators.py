@@ -206,8 +206,8 @@ class Shard:
 
     @cached_property
     def batch(self) -> Floats:
-        """b."""
-        return np.asarray(self.layout.micro_batch_size, dtype=float)
+        """b: sequences."""
+        return np.asarray(self.layout.micro_batch_size, dtype=float) * self.workload.sequences
 
     @cached_property
     def split(self) -> Floats:
@@ -285,19 +285,19 @@ def logit_bytes(shard: Shard) -> float:
     return max(8.0, alive - 2.0)
 
 
-LOSS_PIECE = 1024.0
-"""Tokens of one piece of a loss that is computed piece by piece; at most as many as make T h logits.
-
-[Liger-Kernel, ops/fused_linear_cross_entropy.py: pieces of T / ceil(V / h) tokens; TRL and others: 256 to 1024 tokens]
-"""
+LOSS_PIECE = 256.0
+"""Tokens of one piece of a chunked loss.  [TRL, sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE]"""
 
 
 def loss_share(shard: Shard) -> Number:
-    """Part of the logits that is there at once: all, or a piece of min(T h / V, LOSS_PIECE) tokens."""
-    if shard.trainer.stored.loss in ("full", "kept"):
-        return 1.0
-    piece = shard.tokens * shard.model.hidden_size / shard.model.vocab_size
-    return np.minimum(np.minimum(piece, np.maximum(LOSS_PIECE, 0.0 * piece)) / shard.tokens, 1.0)
+    """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, or one of T h / V where the loss is fused.
+
+    [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens]
+    """
+    if shard.trainer.stored.loss == "chunked":
+        return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
+    fused = shard.trainer.stored.loss == "fused_linear"
+    return min(shard.model.hidden_size / shard.model.vocab_size, 1.0) if fused else 1.0
 
 
 def loss_bytes(shard: Shard) -> float:

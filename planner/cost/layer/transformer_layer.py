@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.layer.adapters import read_again
 from planner.cost.layer.attention_layer import attention_block
 from planner.cost.layer.eager_kernels import EAGER, eager, uncompiled
-from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, joined
+from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, expert_loop, joined
 from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
@@ -108,7 +108,8 @@ def _clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
 def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
     """Kernels of one linear layer of the experts: one each way, or one per expert where they are launched in a loop, and
     as many to quantise the rows of each.  [TransformerEngine, grouped_linear.py: cuBLAS in a loop, split_quantize]"""
-    each = groups if "grouped_gemm" in shard.trainer.kernels.unfused else np.ones_like(shard.tp)
+    alone = {"grouped_gemm", "expert_loop"} & shard.trainer.kernels.unfused
+    each = groups if alone else np.ones_like(shard.tp)
     quantised = float(shard.workload.precision in LOW_PRECISIONS)
     return each * (1.0 + quantised), each * (2.0 + quantised)
 
@@ -153,6 +154,7 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
              saved=shard.tokens_split * model.num_experts * 4, launches=(6.0, 6.0)),
         *before_experts(shard),
         *_mlp(shard, "experts", float(model.expert_ffn_size), module, rows / local, shard.etp, local),
+        *expert_loop(shard, local),
         *after_experts(shard),
         *joined(shard),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
-from planner.cost.state_dtypes import frozen_element
+from planner.cost.state_dtypes import frozen_element, frozen_other
 from planner.layout import Layout, is_v_shaped
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -17,6 +17,11 @@ from planner.workload import LOW_PRECISIONS, PAGED, Workload
 def column(value: object) -> Floats:
     """A layout field as a float column of shape (N, 1)."""
     return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
+
+
+def sequences(workload: Workload, layout: Layout) -> Floats:
+    """Sequences of a micro batch, (N, 1)."""
+    return column(layout.micro_batch_size) * workload.sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +235,9 @@ def gathered_bytes(workload: Workload) -> float:
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Bytes per parameter of layers that are gathered: a frozen base as it lies in memory."""
-    return frozen_element(workload) if workload.lora_rank else gathered_bytes(workload)
+    """Bytes per parameter of layers that are gathered: a frozen base as it lies in memory, cast before where that is fp32."""
+    whole = gathered_bytes(workload)
+    return min(frozen_element(workload), whole) if workload.lora_rank else whole
 
 
 def gathered_parameters(workload: Workload, parameters: StageParameters) -> Floats:
@@ -253,7 +259,7 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
         if workload.precision == "fp32":
             each = max(each, 4.0)
         return np.full((1, 1), each), np.full((1, 1), each)
-    linear, other = frozen_element(workload), workload.element
+    linear, other = frozen_element(workload), frozen_other(workload)
     linear = linear + copies * (workload.frozen_weights != "fp8")
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
     return share * linear + (1.0 - share) * other, np.full((1, 1), linear)

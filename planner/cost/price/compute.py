@@ -135,8 +135,9 @@ def _all_of(operator: Operator, work: Work, shard: Shard) -> Work:
 
 
 def model_passes(workload: Workload) -> float:
-    """FLOP of a step over those of its forward passes: input and weight gradients, of adapters alone the former."""
-    return 3.0 if workload.lora_rank == 0 else 2.0
+    """FLOP of a step over those of one forward pass: that of a reference model, input and weight gradients, of adapters alone the
+    former."""
+    return workload.forwards + (2.0 if workload.lora_rank == 0 else 1.0)
 
 
 def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:

@@ -35,6 +35,8 @@ communication by group and pass, hidden ones by group; kernels launched; seconds
 said how many tokens each expert gets; bytes saved per microbatch, bytes that recompute
 brings back for one layer at a time; FLOP forward."""
 INDEX = {name: number for number, name in enumerate(QUANTITIES)}
+FORWARD = [INDEX[name] for name in ("forward", "tp_forward", "cp_forward", "ep_forward", "launches_forward", "behind")]
+"""Rows of the forward pass, which a reference model goes through as well."""
 
 SHAPE_FIELDS = (
     "tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "cp_method", "recompute", "recompute_modules",
@@ -149,7 +151,9 @@ class _Sums:
         self.values[name] = self.values[name] + value
 
     def table(self) -> Floats:
-        return stacked([self.values[name] for name in QUANTITIES], self._rows)
+        found = stacked([self.values[name] for name in QUANTITIES], self._rows)
+        found[FORWARD] *= self._shard.workload.forwards
+        return found
 
     def _freed(self, module: Module, share: float = 1.0) -> Floats:
         """1 where what belongs to a module is dropped and computed again, ``share`` where a part of it is."""
@@ -203,4 +207,5 @@ class _Sums:
                 again = again * self._whole
         self.add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         self.add(f"{collective.group}_backward", again * added)
-        self.add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))
+        passes = 1.0 if collective.backward else self._shard.workload.forwards
+        self.add(f"{collective.group}_hidden", (passes + again) * (alone - added))

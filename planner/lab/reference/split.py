@@ -139,6 +139,7 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         (work.optimizer not in ("adam", "sgd"),
          f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them"),
         (work.lora_rank, f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters"),
+        (work.objective != "lm", f"objective {work.objective}: the torch model predicts the next token; plan with objective lm"),
         (work.document_length,
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
         (work.expert_imbalance != 1.0,

@@ -16,7 +16,8 @@ from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
-from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, OPTIMIZERS, PRECISIONS
+from planner.trainer_options import read_options, spell
+from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, OBJECTIVES, OPTIMIZERS, PRECISIONS
 
 _FACTOR = re.compile(r"^\s*[x×]\s*(\S+)\s*$")
 _RANGE = re.compile(r"^\s*([^.\s]+)\s*\.\.\s*([^.\s]+)\s*$")
@@ -42,8 +43,11 @@ class Input:
 
 _CHOICES: dict[str, Collection[str]] = {
     "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
+    "objective": OBJECTIVES,
 }  # fmt: skip
-_LOADERS: dict[str, Callable[[str], Any]] = {"model": load_model, "hardware": load_hardware, "trainer": load_trainer}
+_LOADERS: dict[str, Callable[[str], Any]] = {
+    "model": load_model, "hardware": load_hardware, "trainer": load_trainer, "options": read_options,
+}  # fmt: skip
 
 
 def _fields(flag: str, hardware: HardwareProfile) -> tuple[str, ...]:
@@ -190,7 +194,9 @@ def apply(base: Variant, value: Value) -> Variant:
     flag, shown, figures, number = value.flag, value.text, base.figures, value.number
     one, request = INPUTS[flag], base.request
     new: dict[str, Any] = {}
-    if one.kind == "name":
+    if flag == "options":
+        new = {"trainer": spell(str(request.trainer), read_options(value.text))}
+    elif one.kind == "name":
         new = {one.field: value.text}
     elif not one.field:
         number = value.factor or (number or 0.0) / _now(flag, request)

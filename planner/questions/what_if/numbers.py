@@ -25,6 +25,7 @@ from planner.questions.what_if.inverse import (
 )
 from planner.questions.what_if.rows import Pricing, Row, row_of
 from planner.search import Pins
+from planner.trainer_options import read_options
 
 SINGLE: dict[str, Callable[[Question], Row]] = {
     "fewest_gpus": fewest_gpus, "longest_sequence": longest_sequence, "largest_batch": largest_batch,
@@ -191,7 +192,8 @@ def _job_of(values: Mapping[str, Sequence[Value]]) -> tuple[ResolvedJob, list[Va
         if not one.field or first.factor is not None:
             rest = [first, *rest]
         else:
-            said[one.field] = first.text if first.number is None else first.number
+            text = read_options(first.text) if flag == "options" else first.text
+            said[one.field] = text if first.number is None else first.number
         changes += rest
     for field, flag in (("model", "--model"), ("num_gpus", "--gpus")):
         if field not in said:

@@ -13,6 +13,7 @@ from planner.plan_file import predict
 from planner.rules import Job, allowed, check_workload
 from planner.search import Pins, search
 from planner.trainer import load_trainer
+from planner.trainer_options import spelled
 from planner.trainers.bundle.target import STORED, ExportJob, Target, library_trainer
 
 LEAST_IMPORTANT = (
@@ -37,8 +38,9 @@ def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
         runs = ", ".join(target.trainers) or "no training plans"
         reasons.append(f"the plan was priced for trainer {trainer}, and {target.name} runs plans of {runs}")
     reasons += target.refusals(job)
-    if trainer != job.plan.trainer and trainer in library.names("trainers"):
+    if spelled(job.plan.trainer)[0] != trainer and trainer in library.names("trainers"):
         reasons += _unwritten(target, job, trainer)
+    reasons += _unwritten_options(target, job)
     if not reasons:
         return
     message = f"{target.name} cannot run this plan: {'; '.join(reasons)}"
@@ -57,6 +59,17 @@ def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
         f"the plan was priced with {name} {job.trainer.fact(name)} of {job.plan.trainer}, and {target.name} runs with "
         f"{theirs.fact(name)} of trainer {trainer}; plan with the latter"
         for name in STORED if name not in target.writes and job.trainer.fact(name) != theirs.fact(name)
+    ]  # fmt: skip
+
+
+def _unwritten_options(target: Target, job: ExportJob) -> list[str]:
+    """Options of the plan's trainer that the target's configuration does not say."""
+    name, version, chosen = spelled(job.plan.trainer)
+    usual = load_trainer(f"{name}@{version}" if version else name)
+    return [
+        f"the plan was priced with option {option}={value}, which an export to {target.name} does not write; plan with "
+        f"--option {option}={usual.option(option)}"
+        for option, value in chosen.items() if option not in target.options and usual.option(option) not in ("", value)
     ]  # fmt: skip
 
 

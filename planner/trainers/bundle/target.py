@@ -19,6 +19,7 @@ from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.rules import Job
 from planner.trainer import Trainer
+from planner.trainer_options import spelled
 from planner.workload import Workload
 
 LEVELS = ("name known", "parsed", "validated", "groups built", "model built")
@@ -245,6 +246,8 @@ class Target:
     """The files."""
     writes: tuple[str, ...] = ()
     """Facts of a trainer's file that decide memory and that its configuration says: of STORED."""
+    options: tuple[str, ...] = ()
+    """Options of a trainer that its configuration says."""
 
 
 STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_bytes")
@@ -265,7 +268,8 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
             ("lora_targets", job.workload.lora_targets, "all"), ("frozen_weights", job.workload.frozen_weights, "bf16")
         )
         if job.workload.lora_rank and value != usual
-    ]  # fmt: skip
+    ] + [f"objective {job.workload.objective}: the export to {who} writes the loss of the next token alone; plan with objective lm"
+         for _ in range(job.workload.objective != "lm")]  # fmt: skip
 
 
 def _of(known: Collection[str]) -> str:
@@ -289,6 +293,7 @@ def unknown_modules(job: ExportJob, who: str, known: Module) -> list[str]:
 def library_trainer(name: str) -> str:
     """The trainer of the library that a trainer's file is, or the nearest one that it extends."""
     for _ in range(5):
+        name = spelled(name)[0]
         path = library.find("trainers", name)
         if path.parent == library.profiles_directory() / "trainers":
             return path.stem

@@ -7,4 +7,8 @@ PACKAGE, VERSIONS = "megatron-core", ">=0.18,<0.20"
 LEVEL = "model built"
 SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, transformer_config.py, parallel_state.py"
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
+OPTIONS = (
+    "expert_dispatch", "expert_overlap", "fused_experts", "router_dtype", "cuda_graphs", "tp_overlap", "gradient_overlap",
+    "gradient_dtype", "loss_fusion",
+)  # fmt: skip
 FORM = ("any", r"tensor[-_]model[-_]parallel[-_]size|--num-layers")

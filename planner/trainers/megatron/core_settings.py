@@ -94,13 +94,29 @@ def experts(job: ExportJob) -> Fields:
         "num_moe_experts": m.num_experts, "moe_router_topk": m.top_k, "moe_ffn_hidden_size": m.expert_ffn_size,
         "moe_layer_freq": Expression(moe_layer_pattern(m)), "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp, "moe_grouped_gemm": True, "moe_permute_fusion": True,
-        "moe_router_dtype": "fp32", "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001,
+        "moe_router_dtype": "fp32" if "router_fp32" in job.trainer.kernels.unfused else None,
+        "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001,
     }  # fmt: skip
     if m.shared_expert_ffn_size:
         fields["moe_shared_expert_intermediate_size"] = m.shared_expert_ffn_size
     backend = FLEX_BACKENDS.get(job.trainer.kernels.expert_dispatch)
     fields |= {"moe_router_pre_softmax": m.top_k == 1, "moe_token_dispatcher_type": "flex" if backend else "alltoall"}
-    return fields | ({"moe_flex_dispatcher_backend": backend} if backend else {})
+    fields |= {"moe_flex_dispatcher_backend": backend} if backend else {}
+    return fields | ({"use_transformer_engine_op_fuser": True} if job.trainer.kernels.fused_experts else {})
+
+
+def overlaps_experts(job: ExportJob) -> bool:
+    """The exchange of experts hides behind the computation of another microbatch."""
+    return job.model.is_moe and job.layout.ep > 1 and "ep" in job.trainer.traffic.overlap
+
+
+def kernels(job: ExportJob) -> Fields:
+    """CUDA graphs of the plan: attention, dense MLP and routers.  [transformer_config.py: cuda_graph_modules]"""
+    captured = job.trainer.host.cuda_graphs == "layers"
+    modules = ["attn", *(["mlp"] if job.model.num_plain_layers else []), *(["moe_router"] if job.model.is_moe else [])]
+    return {
+        "cuda_graph_impl": "transformer_engine" if captured else None, "cuda_graph_modules": modules if captured else None,
+    }  # fmt: skip
 
 
 def degrees(job: ExportJob) -> Fields:
@@ -268,7 +284,7 @@ def refusals(
         selected=module_names(layout.recompute_modules) if layout.recompute == Recompute.SELECTIVE else [],
         known_modules={module_names(int(module))[0]: name for module, name in MODULES.items()},
         recipe=precision_recipe(job)[1], lean=lean_optimizer(job), alone=alone(job), uneven_sizes=_uneven(job, multiple),
-        has_flag=(job.model.activation, job.model.gated) in ACTIVATION_FLAGS,
+        graphs=job.trainer.host.cuda_graphs, has_flag=(job.model.activation, job.model.gated) in ACTIVATION_FLAGS,
     )  # fmt: skip
 
 

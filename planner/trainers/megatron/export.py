@@ -24,10 +24,13 @@ def arguments(job: ExportJob) -> Groups:
     batch = {"micro_batch_size": job.layout.micro_batch_size, "global_batch_size": job.workload.global_batch_size}
     mapping = {
         "use_tp_pp_dp_mapping": job.layout.order == Order.TP_CP_EP_PP_DP, "tp_comm_overlap": mcore.overlaps_tensor(job),
+        "overlap_moe_expert_parallel_comm": mcore.overlaps_experts(job),
     }  # fmt: skip
+    fused = job.trainer.kernels.loss_passes < 2  # priced as one kernel, Transformer Engine's
     kernels = {
         "transformer_impl": "transformer_engine", "attention_backend": mcore.attention_backend(job),
         "no_bias_dropout_fusion": job.model.expert_bias,  # TEGroupedMLP with biases asserts this
+        "cross_entropy_loss_fusion": fused, "cross_entropy_fusion_impl": "te" if fused else None, **mcore.kernels(job),
     }  # fmt: skip
     groups = {
         "Model": _model(job), "Attention": mcore.attention(job.model), "Experts": mcore.experts(job),

@@ -9,6 +9,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
+from planner.trainer_options import spell
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments, read_arguments
 from planner.trainers.reading.configuration import Reading, known_model
@@ -44,11 +45,27 @@ def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:
     gpus = found.number("world_size") or (int(header.group(1)) if header else num_gpus)
     optimizer, layout = _optimizer(found), _layout(found, model)
     return Reading(
-        trainer=header.group(3) if header else "nemo" if found.get("tp_comm_overlap") else "megatron", model=model,
+        trainer=header.group(3) if header else _trainer(found), model=model,
         sequence_length=found.number("seq_length"), global_batch_size=found.number("global_batch_size"), fields=layout,
         precision=_precision(found), optimizer=optimizer, num_gpus=gpus, hardware=header.group(2) if header else None,
         unread=_unread(found, model),
     )  # fmt: skip
+
+
+def _trainer(found: Arguments) -> str:
+    """Trainer whose facts the arguments ask for, with its options."""
+    flex = found.get("moe_token_dispatcher_type") == "flex"
+    backend = found.get("moe_flex_dispatcher_backend") or "deepep"
+    graphs = found.get("cuda_graph_impl") not in (None, "none")
+    said = {
+        "expert_dispatch": str(backend) if flex or found.get("moe_enable_deepep") else "",
+        "expert_overlap": "on" if found.get("overlap_moe_expert_parallel_comm") else "",
+        "fused_experts": "on" if found.get("use_transformer_engine_op_fuser") else "",
+        "cuda_graphs": "layers" if graphs else "",
+    }
+    name, usual = ("nemo", "bf16") if found.get("tp_comm_overlap") else ("megatron", "fp32")
+    gradients = "bf16" if found.get("grad_reduce_in_bf16") else "fp32"
+    return spell(name, {key: one for key, one in {**said, "gradient_dtype": gradients}.items() if one not in ("", usual)})
 
 
 def _unread(found: Arguments, model: ModelSpec) -> tuple[str, ...]:

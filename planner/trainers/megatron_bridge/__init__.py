@@ -7,4 +7,8 @@ PACKAGE, VERSIONS = "megatron-bridge", ">=0.6,<0.7"
 LEVEL = "validated"
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge 0.6.2: models/gpt_provider.py, training/config.py, training/mixed_precision.py"
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
+OPTIONS = (
+    "expert_dispatch", "expert_overlap", "fused_experts", "router_dtype", "cuda_graphs", "tp_overlap", "gradient_overlap",
+    "gradient_dtype", "loss_fusion", "fp8_attention",
+)  # fmt: skip
 NO_WORD = ("muon",)

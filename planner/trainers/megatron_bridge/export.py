@@ -5,6 +5,7 @@ from planner.trainers.bundle.quoting import Expression, filled_text, python_fiel
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.export import SMOKE_STEPS, header, smoke_batch
+from planner.workload import LOW_PRECISIONS
 
 ACTIVATIONS = {"silu": "F.silu", "gelu": "F.gelu", "relu": "F.relu", "relu2": "squared_relu"}
 OPTIMIZERS = ("adam", "adam_bf16", "adam_8bit", "sgd")
@@ -51,7 +52,8 @@ def parallel_fields(job: ExportJob) -> mcore.Fields:
         "cp_comm_type": mcore.CP_TYPES[job.layout.cp_method],
         "attention_backend": Expression(f"AttnBackend.{mcore.attention_backend(job)}"),
         "cross_entropy_loss_fusion": job.trainer.kernels.loss_passes < 2,  # priced as one kernel, Transformer Engine's
-        "cross_entropy_fusion_impl": "te", "gradient_accumulation_fusion": True, **mcore.recompute(job),
+        "cross_entropy_fusion_impl": "te", "gradient_accumulation_fusion": True, **mcore.recompute(job), **mcore.kernels(job),
+        "fp8_dot_product_attention": job.trainer.kernels.attention_dtype == "fp8" and job.workload.precision in LOW_PRECISIONS,
         **({"cpu_offloading": True} if job.layout.offload_activations else {}),
     }  # fmt: skip
 
@@ -84,8 +86,12 @@ def container_fields(job: ExportJob) -> mcore.Fields:
             "optimizer.exp_avg_sq_dtype": state,
         }  # fmt: skip
     fields |= {f"optimizer.{name}": value for name, value in mcore.offload(job).items()}
-    if mcore.overlaps_tensor(job):
-        fields["comm_overlap"] = Expression("CommOverlapConfig(tp_comm_overlap=True)")
+    overlaps = {
+        "tp_comm_overlap": mcore.overlaps_tensor(job), "overlap_moe_expert_parallel_comm": mcore.overlaps_experts(job)
+    }  # fmt: skip
+    if any(overlaps.values()):
+        said = ", ".join(f"{name}=True" for name, on in overlaps.items() if on)
+        fields["comm_overlap"] = Expression(f"CommOverlapConfig({said})")
     return fields
 
 

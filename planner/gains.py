@@ -1,0 +1,84 @@
+"""What would make the best plan of a job faster: options of its trainer that were not stated, and lower precisions."""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.estimate import estimate
+from planner.errors import PlannerError
+from planner.explain import layout_text
+from planner.layout import Layout, Schedule
+from planner.options import alternatives
+from planner.rules import Job, allowed, check_workload
+from planner.search import fits
+from planner.workload import PRECISIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """An option, or a precision, that would make the best plan faster."""
+
+    flag: str
+    """The flag that chooses it."""
+    what: str
+    """What it does."""
+    gain: float
+    """Part of the step time that it saves, by pricing the plan both ways."""
+    step_time_s: float
+    layout: str
+    """The layout that is fastest then; '' = that of the best plan."""
+
+
+GAINS = 3
+"""Options that would be faster are listed up to this many, the largest gain first, and one precision."""
+LEAST_GAIN = 0.01
+FP8 = {"Hopper": ("fp8", "fp8_row", "fp8_block"), "Blackwell": ("fp8", "fp8_row", "mxfp8")}
+"""Kinds of fp8 by architecture: scales per 32 values need Blackwell, which has no kernel for blocks of 128; others know one
+scale per tensor."""
+
+
+def gains(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> list[Gain]:
+    """What would make the best plan faster and still fit: options of the trainer that were not stated, and lower precisions; of
+    several values the best, the largest gains first.
+
+    ``layouts``: the best plans. Each alternative is priced for all of them, and for the first with two virtual stages, which some
+    need: its gain is that of the best one over the first plan as it is.
+    """
+    first = layouts[0]
+    more = [first.replace(vpp=2, schedule=int(Schedule.INTERLEAVED))] if int(first.pp) > 1 and int(first.vpp) == 1 else []
+    columns = Layout.stack([*layouts, *more])
+    now = float(estimate(job.workload, job.cluster, job.trainer, first).step_time[0])
+    best: dict[str, Gain] = {}
+    for flag, name, what, one in _faster(job, said):
+        legal = columns.take(allowed(one, columns))
+        if not len(legal):
+            continue
+        found = estimate(one.workload, one.cluster, one.trainer, legal)
+        step = np.where(fits(one, found), found.step_time, np.inf)
+        row = int(np.argmin(step))
+        gain = 1.0 - float(step[row]) / now
+        if gain >= LEAST_GAIN and (name not in best or gain > best[name].gain):
+            layout = legal.row(row)
+            other = "" if layout == first else layout_text(layout)
+            best[name] = Gain(flag=flag, what=what, gain=gain, step_time_s=float(step[row]), layout=other)
+    narrow = [best.pop("precision")] if "precision" in best else []
+    return sorted([*sorted(best.values(), key=_largest)[:GAINS], *narrow], key=_largest)
+
+
+def _largest(one: Gain) -> float:
+    return -one.gain
+
+
+def _faster(job: Job, said: Collection[str]) -> Iterator[tuple[str, str, str, Job]]:
+    """Flag, what it is about, text and job of everything that could be faster and that the job can be."""
+    for one in alternatives(job, said):
+        yield one.flag, one.option, one.what, one.job
+    if job.workload.precision == "bf16":
+        for name in FP8.get(job.cluster.hardware.arch.split()[0], ("fp8",)):
+            changed = dataclasses.replace(job, workload=job.workload.replace(precision=name))
+            with contextlib.suppress(PlannerError):
+                check_workload(changed.workload, changed.cluster, changed.trainer)
+                yield f"--precision {name}", "precision", PRECISIONS[name], changed

@@ -1,0 +1,86 @@
+"""Options of a job's trainer that its user did not state: what is assumed, and what the other values would cost or gain."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from planner.cost.estimate import Estimate, estimate
+from planner.layout import Layout
+from planner.plan_file import Assumption
+from planner.rules import Job
+from planner.trainer_options import Recipe, table
+from planner.workload import LOW_PRECISIONS, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A job with another value of one option."""
+
+    option: str
+    value: str
+    what: str
+    """What the option is, for people."""
+    job: Job
+
+    @property
+    def flag(self) -> str:
+        """The flag that chooses it."""
+        return f"--option {self.option}={self.value}"
+
+
+def matters(option: str, workload: Workload, num_gpus: int) -> bool:
+    """Whether an option can make a difference to a job, by what the table says that it needs."""
+    given = {
+        "experts": workload.model.is_moe, "adapters": workload.lora_rank > 0, "tensor": num_gpus > 1,
+        "fp8": workload.precision in LOW_PRECISIONS, "mxfp8": workload.precision == "mxfp8",
+    }  # fmt: skip
+    return all(given[need] for need in table()[option].needs)
+
+
+def relevant(job: Job, said: Collection[str] = ()) -> Iterator[str]:
+    """Options of the job's trainer that matter for it and were not stated."""
+    for option in job.trainer.choices.options:
+        if option not in said and matters(option, job.workload, job.cluster.num_gpus):
+            yield option
+
+
+def alternatives(job: Job, said: Collection[str] = ()) -> Iterator[Alternative]:
+    """The job under every other value that an option which was not stated may well have on this hardware."""
+    arch = job.cluster.hardware.arch
+    for option in relevant(job, said):
+        entry, values = table()[option], list(job.trainer.choices.options[option])
+        possible = values if not entry.arch or arch.startswith(entry.arch) else values[:1]
+        for value in possible:
+            if value != job.trainer.option(option) and (entry.open is None or value in entry.open):
+                changed = replace(job, trainer=job.trainer.with_option(option, value))
+                yield Alternative(option=option, value=value, what=entry.what, job=changed)
+
+
+def prices_of_unstated(job: Job, layout: Layout, said: Collection[str] = ()) -> list[tuple[Alternative, Estimate]]:
+    """A layout of a job under each other value of the options that were not stated, priced; the job itself is not among them.
+
+    ``said``: options that the user, the row or the recipe states.
+    """
+    return [
+        (one, estimate(one.job.workload, one.job.cluster, one.job.trainer, layout)) for one in alternatives(job, said)
+    ]
+
+
+def assumed_options(job: Job, said: Collection[str], recipe: Recipe) -> list[Assumption]:
+    """What is taken for options that were not stated: one line for each that this job in particular needs, one for the others."""
+    trainer, choices = job.trainer, job.trainer.choices
+    whose = f"{trainer.name} {choices.version}".rstrip()
+    found, others = list[Assumption](), list[str]()
+    for option in relevant(job, said):
+        now = trainer.option(option) or "of its own"
+        if option in recipe.options:
+            why = f"published recipe of {whose} for {job.model.name} on {job.cluster.hardware.name}"
+        else:
+            why = f"{whose}'s default: {table()[option].what}"
+        if {*table()[option].needs} - {"tensor"} or option in recipe.options:
+            other = next((value for value in choices.options[option] if value != now), now)
+            found.append(Assumption(option.replace("_", " "), now, why, f"--option {option}={other}"))
+        else:
+            others.append(f"{option} {now}")
+    if others:
+        found.append(Assumption("options", ", ".join(others), f"{whose}'s defaults", "--option NAME=VALUE"))
+    return found
