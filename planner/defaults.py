@@ -18,7 +18,7 @@ from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
-from planner.rules import Job, check_workload
+from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
@@ -28,10 +28,14 @@ from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_ba
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
-NO_FLASH_ATTENTION = ("Volta",)
+NO_FLASH_ATTENTION = ("Volta", "Turing")
+TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
+"""Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
+PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))
+"""What stands in the format of published weights, and the nearest dtype of frozen ones: 4 bits and the scales of blocks."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
 TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
@@ -129,14 +133,14 @@ def resolve(request: Request) -> ResolvedJob:
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
         document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
-        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, model, trainer, rank, assumed),
     )  # fmt: skip
     trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
-    assumed += _of_the_model(workload)
+    assumed += _of_the_model(workload, trainer)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
@@ -206,11 +210,16 @@ def _lora_rank(request: Request, trainer: Trainer, assumed: list[Assumption]) ->
     return rank
 
 
-def _frozen_weights(request: Request, trainer: Trainer, rank: int, assumed: list[Assumption]) -> str:
-    """Dtype of the base under adapters."""
+def _frozen_weights(
+    request: Request, model: ModelSpec, trainer: Trainer, rank: int, assumed: list[Assumption]
+) -> str:
+    """Dtype of the base under adapters: the trainer's habit, or of weights that were published quantised the nearest it has."""
     found = (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
     if request.frozen_weights is not None:
         return request.frozen_weights
+    published = next((near for word, near in PUBLISHED_AS if word in model.quantised), None)
+    if rank and published in trainer.legal.frozen_weights:
+        found = str(published)
     if rank:
         assumed.append(Assumption("frozen weights", found, WORDS["frozen_weights"][found], "--frozen-weights"))
     return found
@@ -250,7 +259,8 @@ def _hardware(assumed: list[Assumption]) -> str:
 def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
     """The trainer. Raises PlannerError where it needs a kernel that the device does not have."""
     trainer = load_trainer(name)
-    if hardware.arch in NO_FLASH_ATTENTION and trainer.kernels.attention == "flash":
+    needs = trainer.kernels.attention == "flash" and trainer.code_base not in TORCH_ATTENTION
+    if hardware.arch in NO_FLASH_ATTENTION and needs:
         raise PlannerError(
             f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {name} needs; "
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
@@ -273,7 +283,7 @@ def _with_recipe(
     return name, trainer, assumed_options(job, said, recipe)
 
 
-def _of_the_model(workload: Workload) -> list[Assumption]:
+def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
     """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
     model, found = workload.model, []
     counted, stated = total_parameters(model), model.published_parameters
@@ -282,7 +292,7 @@ def _of_the_model(workload: Workload) -> list[Assumption]:
         found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
     if model.quantised:
         kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
-        why = f"published weights are quantised ({model.quantised}); they are converted before training"
+        why = f"published weights are quantised ({model.quantised}); what is kept otherwise is converted before training"
         found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
     if model.vision:
         images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"
@@ -292,6 +302,8 @@ def _of_the_model(workload: Workload) -> list[Assumption]:
     if model.is_sparse:
         value = f"{model.index_top_k} keys per query, indexer trained on these"
         why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        if trainer.code_base not in SPARSE_KERNELS:
+            value, why = f"{model.index_top_k} keys per query", f"a mask over all keys in {trainer.name}: the choice saves no time"
         found.append(Assumption("sparse attention", value, why, "--model FILE"))
     return found
 

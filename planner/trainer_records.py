@@ -101,6 +101,8 @@ class Legal:
     tp_with_cp = _named("allows", "tp_with_cp")
     tied_embeddings_with_pp = _named("allows", "tied_embeddings_with_pp")
     kv_replication = _named("allows", "kv_replication")
+    tp_with_linear_attention = _named("allows", "tp_with_linear_attention")
+    cp_with_linear_attention = _named("allows", "cp_with_linear_attention")
     any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")

@@ -17,13 +17,15 @@ from planner.cost.layer.operators import GatheredRows, Shard
 from planner.cost.layer.vision_layer import image_encoder, kept_inputs
 from planner.cost.parameters import count_parameters, indexer_parameters, total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.cost.price.compute import GATHER_RATE, price
+from planner.cost.price.compute import price
+from planner.cost.price.gathering import GATHER_RATE
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.defaults import Request, resolve
 from planner.lab.reference.split import refusals
 from planner.layout import CpMethod, Layout, Recompute
 from planner.model import ModelSpec, load_model
 from planner.rules import RULES, Job
+from planner.trainer import load_trainer
 from planner.vision import VisionTower
 from planner.workload import Workload
 
@@ -142,6 +144,26 @@ def test_exchange_of_sparse_attention() -> None:
     assert found["index_target"].size == pytest.approx(tokens * 1792 * 4)
     assert found["kv_gather"].size == pytest.approx(8192 * (512 + 64 + 128) * 2)
     assert (float(np.ravel(found["kv_gather"].n)[0]), float(np.ravel(found["kv_gather"].stride)[0])) == (4, 2)
+
+
+def test_a_mask_over_all_keys_by_hand() -> None:
+    """AutoModel: core attention as without an indexer; 64 x 8192^2 scores with 2 x 128 FLOP each, 24 bytes, and a mask per head."""
+    here = dataclasses.replace(shard(DSA), trainer=load_trainer("automodel"))
+    operators, collectives = transformer_layer.layer(here, moe=False)
+    found = {one.name: one for one in operators}
+    dense = dataclasses.replace(DSA, index_top_k=0, index_heads=0, index_head_dim=0, index_layers=0)
+    plain, _ = transformer_layer.layer(dataclasses.replace(here, workload=here.workload.replace(model=dense)), moe=False)
+    same = next(one for one in plain if one.name == "core_attention")
+    assert np.ravel(found["core_attention"].kept)[0] == np.ravel(same.kept)[0]
+    scores, mask = 64 * 8192**2, 128 * 8192**2 * 2
+    assert found["index_scores"].flop[0] == pytest.approx(2 * scores * 128) and found["index_scores"].flop[1] == 0
+    assert found["index_choice"].forward == pytest.approx(24 * scores + 3 * mask)
+    assert not [one for one in collectives if one.name.startswith("index_")]
+    work = price([found["index_scores"]], here, H100)["index_scores"]
+    assert np.ravel(work.forward)[0] == pytest.approx(2 * scores * 128 / (0.8 * H100.peak("fp32")) / H100.sustained_clock)
+    assert assumed("deepseek-v3.2", trainer="automodel")["sparse attention"] == (
+        "2048 keys per query", "a mask over all keys in automodel: the choice saves no time",
+    )  # fmt: skip
 
 
 def test_who_has_sparse_attention() -> None:
@@ -304,8 +326,13 @@ def test_what_a_models_file_leaves_open_is_said() -> None:
     assert assumed("glm-5")["sparse attention"][0] == "2048 keys per query, indexer trained on these"
     quantised = dataclasses.replace(load_model("llama-3.1-8b"), quantised="gptq of 4 bits")
     assert assumed(quantised)["weights"] == (
-        "trained in bf16", "published weights are quantised (gptq of 4 bits); they are converted before training",
-    )  # fmt: skip
+        "trained in bf16",
+        "published weights are quantised (gptq of 4 bits); what is kept otherwise is converted before training",
+    )
+    for published, kept in (("gptq of 4 bits", "nf4"), ("mxfp4", "nf4"), ("bitsandbytes of 8 bits", "int8"), ("fp8", "fp8")):
+        one = dataclasses.replace(quantised, quantised=published)
+        assert assumed(one, lora_rank=8, trainer="fsdp")["weights"][0] == f"frozen in {kept}"
+        assert assumed(one, lora_rank=8, trainer="torchtitan")["weights"][0] == "frozen in bf16"
     assert assumed(quantised, lora_rank=8, frozen_weights="nf4", trainer="fsdp")["weights"][0] == "frozen in nf4"
     assert not {"weights", "image encoder", "sparse attention", "parameters"} & set(assumed("llama-3.1-8b"))
 

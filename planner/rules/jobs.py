@@ -5,8 +5,10 @@ from planner.errors import PlannerError
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
-SPARSE_ATTENTION = ("Megatron Core",)
-"""Code bases with attention on chosen keys.  [megatron/core/transformer/experimental_attention_variant/dsa.py]"""
+SPARSE_KERNELS = ("Megatron Core",)
+"""Code bases with kernels for chosen keys.  [megatron/core/transformer/experimental_attention_variant/dsa.py]"""
+SPARSE_ATTENTION = (*SPARSE_KERNELS, "automodel")
+"""Code bases with sparse attention at all: AutoModel masks full attention.  [components/models/deepseek_v32/layers.py]"""
 LEAN_OPTIMIZERS = ("adam_bf16", "adam_8bit")
 """Optimizers whose moments have less than 32 bits."""
 
@@ -38,6 +40,6 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
     if workload.model.is_sparse and trainer.code_base not in SPARSE_ATTENTION:
         raise PlannerError(
             f"{workload.model.name} has sparse attention, of which trainer {trainer.name} has no kernel that is modelled; use "
-            "--trainer megatron or megatron-bridge"
+            "--trainer megatron, megatron-bridge or automodel"
         )
     cluster.hardware.peak(peak_dtype(workload.precision))

@@ -20,9 +20,10 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, model_of, optimizer_of
+from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, optimizer_of
 from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
+from planner.runs.row_models import completed, model_columns, model_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.runs.software import precision_of, trainer_of
 from planner.trainer import Trainer, changed_trainer, load_trainer
@@ -132,6 +133,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
     ``hardware`` (a profile's name or file) and ``model`` stand for what the row says of them.
     """
     of_plan = row.get("plan") is not None
+    row = row if of_plan else completed(row)
     missing, network = [] if of_plan else _missing(row), "not measured"
     try:
         profile, network = hardware_of(row, hardware)
@@ -282,18 +284,6 @@ def columns(workload: Workload, layout: Layout) -> dict[str, Any]:
 
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "zero")
-
-
-def model_columns(model: ModelSpec) -> dict[str, Any]:
-    """A model in the fields of a row."""
-    found: dict[str, Any] = {
-        "name": model.name, "hidden": model.hidden_size, "layers": model.num_layers, "heads": model.num_heads,
-        "kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "ffn": model.ffn_size, "gated": model.gated,
-        "vocab": model.vocab_size, "tied_embeddings": model.tied_embeddings,
-    }  # fmt: skip
-    if model.is_moe:
-        found |= {"experts": model.num_experts, "topk": model.top_k, "moe_ffn": model.expert_ffn_size}
-    return found
 
 
 def _recompute(layout: Layout) -> str:

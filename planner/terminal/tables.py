@@ -178,6 +178,11 @@ def advice_table(advice: list[Advice]) -> Table:
     return table(*headings, title="What would fit", rows=rows)
 
 
+def samples(work: Workload) -> str:
+    """A batch in words."""
+    return f"{work.global_batch_size}{' pairs' if work.objective == 'dpo' else ''}"
+
+
 MIDDLE = 0.02
 """The median of an interval is said when it is this part away from the prediction."""
 
@@ -199,11 +204,6 @@ def first_runs_text(one: Prediction) -> str:
         f"That is as tuned runs are. Half of the first runs of users, not yet tuned, take {low} to {high} times as long, {middle} "
         f"at the median ({one.first_runs_basis})."
     )
-
-
-def samples(work: Workload) -> str:
-    """What a batch counts, where that is not sequences."""
-    return "pairs " if work.objective == "dpo" else ""
 
 
 def trained(work: Workload) -> str:

@@ -113,6 +113,24 @@ class MemoryBound(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scan(Operator):
+    """The chunked scan of linear attention: kernels that work on all chunks at once, and one from chunk to chunk."""
+
+    forward: Number
+    """Bytes read and written forward by kernels that work on all chunks at once."""
+    backward: Number
+    """The same backward."""
+    carried: tuple[Number, Number]
+    """Bytes that the kernels read and write which carry a state from chunk to chunk, forward and backward."""
+    steps: tuple[Number, Number]
+    """Chunks that they pass one after the other, forward and backward; 0 where a state is only scaled and added to."""
+    products: tuple[Number, Number]
+    """FLOP of matrix products that take time beside the bytes, forward and backward."""
+    flop: Number
+    """FLOP forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatheredRows(Operator):
     """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
 
@@ -121,7 +139,9 @@ class GatheredRows(Operator):
     gathered: tuple[Number, Number]
     """Bytes of rows that all heads of one pass read together, forward and backward."""
     efficiency: float
-    """Part of the bf16 peak."""
+    """Part of the peak of ``dtype``."""
+    dtype: str = "bf16"
+    """What its FLOP are computed in."""
     model_flop: Number
     """FLOP forward that count as the model's."""
     heads: Number = 1.0

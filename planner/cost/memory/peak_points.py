@@ -40,6 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
 from planner.cost.memory.states import StageBytes, copied_shard
 from planner.cost.pipeline.partition import (
@@ -110,6 +111,7 @@ def shape_parts(
     scattered = np.where(shard.split > 1, rows, 0.0)
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
+    scanned = boundary + shard.tokens * backward_bytes(model.linear, e) / shard.tp if model.linear else 0.0
     forward = rows + boundary
     qkv = shard.tokens * (model.query_size + model.key_size + model.value_size) / shard.tp * e
     waiting = (qkv + 2.0 * rows + (matrices - 1.0) * inner) * stages.dense.T
@@ -117,7 +119,7 @@ def shape_parts(
     has_moe = stages.moe.T > 0
     transient, forward = (np.broadcast_to(one, has_moe.shape) for one in (transient, forward))
     if model.is_moe:
-        copies = shard.expert_rows * model.hidden_size * e
+        copies = shard.expert_rows * model.routed_size * e
         wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
         moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
@@ -125,6 +127,7 @@ def shape_parts(
         waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T
         after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
+    transient = np.maximum(transient, scanned)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e * loss_share(shard)

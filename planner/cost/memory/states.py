@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.routing import busiest
 from planner.cost.pipeline.partition import (
     StageParameters,
@@ -139,9 +140,10 @@ def workspace_bytes(
 ) -> Floats:  # fmt: skip
     """Library workspaces, gradients of activations, gathered weights and their unsharded gradients.
 
-    The widest gradient alive in a layer is that of the MLP's inner tensors. Sharded weights are gathered for the current
-    and the prefetched unit under zero 3, for all the stage when they are not dropped after the forward pass (zero below
-    3, or a pipeline, whose schedule also accumulates unsharded gradients: they give way to the sharded ones, unit by unit).
+    The widest gradient alive in a layer is that of the MLP's inner tensors, or what the backward pass of a scan holds. Sharded
+    weights are gathered for the current and the prefetched unit under zero 3, for all the stage when they are not dropped after
+    the forward pass (zero below 3, or a pipeline, whose schedule also accumulates unsharded gradients: they give way to the
+    sharded ones, unit by unit).
     """
     model = workload.model
     element = workload.element
@@ -151,7 +153,8 @@ def workspace_bytes(
         rows = tokens * model.top_k / column(layout.tp) * busiest(workload, column(layout.ep))
         inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
     boundary = tokens * model.hidden_size * element
-    widest = np.maximum(inner * element, _score_gradients(workload, trainer, layout))
+    scanned = tokens * backward_bytes(model.linear, element) / column(layout.tp) if model.linear else 0.0
+    widest = np.maximum(np.maximum(inner * element, scanned), _score_gradients(workload, trainer, layout))
     transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
     dense_shard, expert_shard = shard_groups(layout)

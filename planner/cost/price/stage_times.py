@@ -171,8 +171,9 @@ def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list
 def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
     """Forward FLOP of all the model's layers, embedding and heads on the ranks of one pipeline, per microbatch."""
     more = model.mtp_layers
-    dense = model.num_plain_layers + more * (not model.is_moe)
-    moe = model.num_moe_layers + more * model.is_moe
+    layers = more * model.layers_per_mtp
+    dense = model.num_plain_layers + layers * (not model.is_moe)
+    moe = model.num_moe_layers + layers * model.is_moe
     kinds = ((dense, blocks.dense), (moe, blocks.moe), (1, blocks.embedding), (1 + more, blocks.head))
     return functools.reduce(np.add, [count * block[INDEX["flop"]] for count, block in kinds])
 

@@ -122,6 +122,7 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         "a norm after the embedding": model.embedding_norm,
         "sliding windows": model.num_windowed_layers > 0,
         "sparse attention": model.is_sparse,
+        "linear attention": model.linear is not None,
         "attention sinks": model.attention_sinks,
         "an image encoder": model.vision is not None,
         f"layers of its own ({model.variant})": bool(model.variant),
