@@ -93,7 +93,7 @@ class Estimate:
     step_time_median: float | None
     """Half of the measured steps took longer, seconds."""
     first_runs: tuple[float, float, float] | None
-    """Seconds of a user's own run before it is tuned: low and high of nine of ten, the median between."""
+    """Seconds of a user's own run before it is tuned: the quarters, the median between."""
     time: dict[str, float]
     """Seconds by part; they sum to ``step_time``."""
     hidden: dict[str, float]
