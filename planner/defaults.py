@@ -34,6 +34,8 @@ TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
+PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))
+"""What stands in the format of published weights, and the nearest dtype of frozen ones: 4 bits and the scales of blocks."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
 TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
@@ -125,7 +127,7 @@ def resolve(request: Request) -> ResolvedJob:
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
         document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
-        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, model, trainer, rank, assumed),
     )  # fmt: skip
     trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
@@ -202,11 +204,16 @@ def _lora_rank(request: Request, trainer: Trainer, assumed: list[Assumption]) ->
     return rank
 
 
-def _frozen_weights(request: Request, trainer: Trainer, rank: int, assumed: list[Assumption]) -> str:
-    """Dtype of the base under adapters."""
+def _frozen_weights(
+    request: Request, model: ModelSpec, trainer: Trainer, rank: int, assumed: list[Assumption]
+) -> str:
+    """Dtype of the base under adapters: the trainer's habit, or of weights that were published quantised the nearest it has."""
     found = (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
     if request.frozen_weights is not None:
         return request.frozen_weights
+    published = next((near for word, near in PUBLISHED_AS if word in model.quantised), None)
+    if rank and published in trainer.legal.frozen_weights:
+        found = str(published)
     if rank:
         assumed.append(Assumption("frozen weights", found, WORDS["frozen_weights"][found], "--frozen-weights"))
     return found
@@ -279,7 +286,7 @@ def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
         found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
     if model.quantised:
         kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
-        why = f"published weights are quantised ({model.quantised}); they are converted before training"
+        why = f"published weights are quantised ({model.quantised}); what is kept otherwise is converted before training"
         found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
     if model.vision:
         images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"
