@@ -347,8 +347,8 @@ class Plans(Result, Sequence[Plan]):
         table.print_memory(console, first.file.prediction)
         if self.advice:
             console.print(table.advice_table(list(self.advice)))
-            for one in self.advice:
-                console.print(f"  {one.change}:\n    {one.command}", soft_wrap=True, markup=False)
+            for change in self.advice:
+                console.print(f"  {change.change}:\n    {change.command}", soft_wrap=True, markup=False)
         elif not finding.fit:
             console.print(
                 "No single change of those tried makes it fit: combine a smaller model, more GPUs and adapters."
