@@ -28,7 +28,9 @@ from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_ba
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
-NO_FLASH_ATTENTION = ("Volta",)
+NO_FLASH_ATTENTION = ("Volta", "Turing")
+TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
+"""Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
@@ -251,7 +253,8 @@ def _hardware(assumed: list[Assumption]) -> str:
 def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
     """The trainer. Raises PlannerError where it needs a kernel that the device does not have."""
     trainer = load_trainer(name)
-    if hardware.arch in NO_FLASH_ATTENTION and trainer.kernels.attention == "flash":
+    needs = trainer.kernels.attention == "flash" and trainer.code_base not in TORCH_ATTENTION
+    if hardware.arch in NO_FLASH_ATTENTION and needs:
         raise PlannerError(
             f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {name} needs; "
             f"use --trainer {TRAINER_WITHOUT_FLASH}"

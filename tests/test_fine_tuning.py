@@ -215,3 +215,18 @@ def test_batch_of_dpo_equals_its_rows() -> None:
 def test_what_cannot_be_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(sentence)):
         asked(**change)
+
+
+# ------------------------------------------------------------------------------------------------ loss left open
+
+
+def test_lora_of_8b_fits_a_card_of_24_gb() -> None:
+    """The loss goes piece by piece, aloud, rather than weights to the host; what is stated stays."""
+    found = advised("--trainer", "fsdp", "--lora-rank", "8")
+    [loss] = [one for one in found["assumptions"] if one["what"] == "loss"]
+    layout = found["plans"][0]["layout"]
+    assert found["plans"][0]["fits"] and not layout.get("offload_parameters") and not layout.get("offload_activations")
+    assert (loss["value"], loss["flag"]) == ("fused_linear", "--option loss=kept")
+    assert found["trainer"] == "fsdp+loss=fused_linear"
+    stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--option", "loss=kept")
+    assert stated["trainer"] == "fsdp+loss=kept" and not [one for one in stated["assumptions"] if one["what"] == "loss"]

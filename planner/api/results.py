@@ -327,7 +327,7 @@ class Plans(Result, Sequence[Plan]):
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
-            f"sequences of {job.workload.sequence_length} tokens, {job.workload.global_batch_size} {table.samples(job.workload)}per step, "
+            f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
             f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
         )
         console.print(table.assumptions_table(self.assumed))

@@ -179,8 +179,8 @@ def advice_table(advice: list[Advice]) -> Table:
 
 
 def samples(work: Workload) -> str:
-    """What a batch counts, where that is not sequences."""
-    return "pairs " if work.objective == "dpo" else ""
+    """A batch in words."""
+    return f"{work.global_batch_size}{' pairs' if work.objective == 'dpo' else ''}"
 
 
 MIDDLE = 0.02
