@@ -41,7 +41,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
-from planner.cost.memory.states import StageBytes, copied_shard
+from planner.cost.memory.states import StageBytes, copied_shard, stage_output_bytes
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -49,7 +49,6 @@ from planner.cost.pipeline.partition import (
     gathered_bytes,
     gathered_parameters,
     layer_bytes,
-    sequences,
     shard_groups,
 )  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
@@ -159,8 +158,7 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; copies of the head; its gradient that
-    the pieces of a loss add up, and that of a piece.
+    its receive buffers; what one rank alone copies; and of ``_of_one_microbatch``.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
@@ -193,9 +191,6 @@ def state_parts(
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
     accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
-    boundary = sequences(workload, layout) * workload.sequence_length / column(layout.cp) * model.hidden_size
-    boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
@@ -209,13 +204,26 @@ def state_parts(
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
         "new_layer": new_layer,
         "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
-        "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
+        "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
+        "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
         "copied": copied * reduced * learned,
-        "released": (micro == 1) * (1.0 - pipelined) * (trainer.stored.gradients == "released"),
-        "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
-        "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
+        **_of_one_microbatch(workload, trainer, layout, stages, head),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
+
+
+def _of_one_microbatch(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, head: Floats
+) -> dict[str, Floats]:
+    """1 where updates follow each gradient; copies of the head; its gradient that the pieces of a loss add up, and a piece's."""
+    micro, tables = column(layout.num_microbatches), float(workload.lora_rank == 0)
+    table = workload.model.vocab_size * float(workload.model.hidden_size) / column(layout.tp)
+    summed = gathered_bytes(workload) + trainer.traffic.gradient_reduce_bytes
+    return {
+        "released": np.where((micro == 1) & (column(layout.pp) == 1), float(trainer.stored.gradients == "released"), 0.0),
+        "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
+        "head_pieces": head * summed * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
+    }
 
 
 def _received(layout: Layout, stages: Stages) -> Floats:
