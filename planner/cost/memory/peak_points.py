@@ -165,15 +165,16 @@ def state_parts(
     ranks = column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
     alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
-    reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
+    new = trainer.traffic.gradient_reduce_bytes
+    reduced = new * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
     tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
-    several = stages.moe > 0
-    unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
+    several, unit = stages.moe > 0, parameters.largest_dense_unit
+    experts = parameters.largest_expert_unit * several
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
@@ -182,7 +183,6 @@ def state_parts(
     )
     cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
     on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
-    new = trainer.traffic.gradient_reduce_bytes
     new_layer = (unit / shard + experts / expert_shard) * new * learned
     host = column(layout.offload_parameters) > 0
     new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
@@ -202,8 +202,7 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
-        "new_layer": new_layer,
-        "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
+        "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
         "copied": copied * reduced * learned,
