@@ -202,11 +202,11 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
-        "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
+        "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated,
+        "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
-        "copied": copied * reduced * learned,
-        **_of_one_microbatch(workload, trainer, layout, stages, head),
+        "copied": copied * reduced * learned, **_of_one_microbatch(workload, trainer, layout, stages, head),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
