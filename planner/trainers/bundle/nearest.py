@@ -30,8 +30,8 @@ def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
     reasons = []
     if job.workload.image_tokens or job.workload.trains_images:
         raise PlannerError(
-            f"{target.name}: what is exported trains on text, and the plan has {job.workload.image_tokens} image tokens per sequence "
-            f"and an image encoder that is {job.workload.image_encoder}; export a plan of text alone"
+            f"{target.name}: what is exported trains on text, and the plan has {job.workload.image_tokens} image tokens per "
+            f"sequence and an image encoder that is {job.workload.image_encoder}; export a plan of text alone"
         )
     trainer = library_trainer(job.plan.trainer)
     if trainer not in target.trainers:
