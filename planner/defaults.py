@@ -11,14 +11,14 @@ from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
-from planner.error_bars import kind_of
+from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import assumed_options
 from planner.plan_file import Assumption, Plan, predict
-from planner.rules import Job, check_workload
+from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
@@ -28,17 +28,19 @@ from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_ba
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
-NO_FLASH_ATTENTION = ("Volta",)
+NO_FLASH_ATTENTION = ("Volta", "Turing")
+TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
+"""Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
-TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
+TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
 """Of a fine-tuning job whose trainer has no habit of its own: the longest sequence, sequences per step, and the least per GPU.
 
-[LLaMA-Factory 0.9.5, cutoff_len 2048; unsloth, max_seq_length 2048; torchtune 0.7, recipes of Llama 3.1 with adapters: 2
-sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
+[transformers, run_clm.py: block_size 1024; TRL 1.9, SFTConfig: max_length 1024; torchtune 0.7, recipes of Llama 3.1 with adapters:
+2 sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
 """
 
 
@@ -63,6 +65,7 @@ class Request:
     lora_targets: str = "all"
     frozen_weights: str | None = None
     document_length: int = 0
+    objective: str = "lm"
     image_tokens: int = 0
     image_encoder: str = "frozen"
     network_bandwidth: float | None = None
@@ -76,7 +79,7 @@ class ResolvedJob:
     job: Job
     hardware: str
     trainer: str
-    kind: str
+    kind: Kind
     """Kind of run, which decides the error bar."""
     network_bandwidth: float | None
     """Bytes/s per GPU where the user gave it; None = the profile's."""
@@ -106,7 +109,7 @@ def resolve(request: Request) -> ResolvedJob:
     if request.trainer is None:
         assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
-    habit = _habit(trainer, rank)
+    habit = _habit(trainer, rank > 0 or request.objective != "lm")
     length = _length(request, model, habit, assumed)
     precision = _precision(request, hardware, trainer, assumed)
     optimizer = _optimizer(request, trainer, precision, assumed)
@@ -121,22 +124,22 @@ def resolve(request: Request) -> ResolvedJob:
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
-        image_tokens=request.image_tokens, image_encoder=request.image_encoder,
+        document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
+        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
     )  # fmt: skip
     trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
-    assumed += _of_the_model(workload)
+    assumed += _of_the_model(workload, trainer)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
     assumed += chosen
     return ResolvedJob(
-        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, trainer),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
 
@@ -151,10 +154,10 @@ def tuned_batch_size(few: int, num_gpus: int) -> int:
     return odd << max(-(-least // odd) - 1, 0).bit_length()
 
 
-def _habit(trainer: Trainer, rank: int) -> FineTuning | None:
-    """What the job is by default when it is one of fine-tuning, by its adapters or by its trainer; else None."""
+def _habit(trainer: Trainer, tuned: bool) -> FineTuning | None:
+    """What the job is by default when it is one of fine-tuning, by what is asked or by its trainer; else None."""
     own = trainer.legal.fine_tuning
-    if not rank and not own.sequence_length:
+    if not tuned and not own.sequence_length:
         return None
     length, batch = own.sequence_length or TUNED_LENGTH, own.global_batch_size or TUNED_BATCH
     return dataclasses.replace(own, sequence_length=length, global_batch_size=batch)
@@ -243,7 +246,8 @@ def _hardware(assumed: list[Assumption]) -> str:
 def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
     """The trainer. Raises PlannerError where it needs a kernel that the device does not have."""
     trainer = load_trainer(name)
-    if hardware.arch in NO_FLASH_ATTENTION and trainer.kernels.attention == "flash":
+    needs = trainer.kernels.attention == "flash" and trainer.code_base not in TORCH_ATTENTION
+    if hardware.arch in NO_FLASH_ATTENTION and needs:
         raise PlannerError(
             f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {name} needs; "
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
@@ -266,7 +270,7 @@ def _with_recipe(
     return name, trainer, assumed_options(job, said, recipe)
 
 
-def _of_the_model(workload: Workload) -> list[Assumption]:
+def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
     """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
     model, found = workload.model, []
     counted, stated = total_parameters(model), model.published_parameters
@@ -285,6 +289,8 @@ def _of_the_model(workload: Workload) -> list[Assumption]:
     if model.is_sparse:
         value = f"{model.index_top_k} keys per query, indexer trained on these"
         why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        if trainer.code_base not in SPARSE_KERNELS:
+            value, why = f"{model.index_top_k} keys per query", f"a mask over all keys in {trainer.name}: the choice saves no time"
         found.append(Assumption("sparse attention", value, why, "--model FILE"))
     return found
 

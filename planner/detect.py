@@ -11,14 +11,30 @@ from planner import library
 
 
 @cache
-def devices() -> dict[str, str]:
-    """Profile by the expression that finds its device's name, the most specific first."""
+def devices() -> dict[str, str | dict[str, str]]:
+    """Profile by the expression that finds its device's name, the most specific first; of what is not modelled its nearest."""
     return library.read_yaml(library.profiles_directory() / "devices.yaml")
 
 
 def profile_of(device: str) -> str | None:
     """Library profile of a device by the name its driver or a table gives it, or None."""
-    found = (profile for text, profile in devices().items() if re.search(rf"(?:{text})(?!\d)", device, re.IGNORECASE))
+    found = _entry(device)
+    return found if isinstance(found, str) else None
+
+
+def not_modelled(device: str) -> str | None:
+    """The sentence that refuses a device of a kind that the planner does not know; None for any other."""
+    found = _entry(device)
+    if not isinstance(found, dict):
+        return None
+    return (
+        f"{device}: TPUs and Trainium are not modelled (other kernels, a torus, one compiled program); the nearest that is known, "
+        f"by rate and memory, is {found['nearest']}; a datasheet of one's own works as --hardware FILE (docs/extend.md)"
+    )
+
+
+def _entry(device: str) -> str | dict[str, str] | None:
+    found = (entry for text, entry in devices().items() if re.search(rf"(?:{text})(?!\d)", device, re.IGNORECASE))
     return next(found, None)
 
 

@@ -1,4 +1,4 @@
-"""Error bars: how far measured runs lay from what was predicted for them, by kind of user, trainer and generation of GPU.
+"""Error bars: how far measured runs lay from what was predicted for them, by kind of user and model, trainer and generation of GPU.
 
 The table ``profiles/error_bars.yaml`` is made from the residuals ln(measured / predicted) of the published runs
 (``tools/evidence/bars.py``). The most specific class that has runs answers. A class with few campaigns lies near the wider
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from planner import library
 from planner.errors import PlannerError
@@ -20,11 +20,22 @@ from planner.trainer import Trainer
 from planner.workload import Workload
 
 QUANTITIES = ("step_time", "memory")
-KEYS = ("kind", "code_base", "arch")
+KEYS = ("user", "code_base", "model", "arch")
 """What an entry may be restricted to, the widest first; an entry without any stands for all runs."""
+Z90 = 1.645
+"""Standard deviations of a normal distribution that 90 % lie within."""
 PRE_TRAINING, FINE_TUNING, OWN_RUN = KINDS = ("pre-training", "fine-tuning", "own run")
-"""Kinds of run, by who made it: tables and papers of tuned pre-training; of fine-tuning; a user's own job, as issues and logs
+"""Kinds of user, by who made a run: tables and papers of tuned pre-training; of fine-tuning; a user's own job, as issues and logs
 report it."""
+
+
+class Kind(NamedTuple):
+    """Kind of run: with the trainer and the GPU it chooses the error bar."""
+
+    user: str
+    """One of KINDS."""
+    model: str
+    """'dense' or 'mixture of experts'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +48,18 @@ class ErrorBar:
     """Half of them measured less."""
     high: Annotated[float, within(1.0)]
     """5 % measured more."""
+    bulk: Annotated[float, Rule(above=True)]
+    """Standard deviation of ln(measured / predicted) of the middle half, as if normal: the interval is that of the tails."""
     runs: int
     """Runs behind it."""
     sources: int
     """Tables, papers and logs that these runs come from."""
-    kind: str = ""
-    """Kind of run, one of KINDS; '' = any."""
+    user: str = ""
+    """One of KINDS; '' = any."""
     code_base: str = ""
     """Trainer of those runs, see ``Trainer.code_base``; '' = any."""
+    model: str = ""
+    """'dense' or 'mixture of experts'; '' = any."""
     arch: str = ""
     """Generation of their GPUs; '' = any."""
 
@@ -53,37 +68,40 @@ class ErrorBar:
         return predicted * self.low, predicted * self.high
 
     def widened(self, alternatives: Sequence[float]) -> "ErrorBar":
-        """The bar when an option was not stated: ``alternatives`` are predictions with its other values over the one taken.
+        """The bar when options were not stated; ``alternatives``: predictions with another value of one over that with its own.
 
-        The error of the model and what is not known about the option are independent, their squares add on either side:
-        ln(low)^2 + ln(smallest)^2 and ln(high)^2 + ln(largest)^2.
+        Either value is as likely: a variance of ln(ratio)^2 / 4. It adds to that of the model on the side where the ratio lies,
+        ln(low)^2 + Z90^2 sum ln(ratio)^2 / 4 over the ratios below 1, and so above.
         """
-        low, high = min((1.0, *alternatives)), max((1.0, *alternatives))
+        logs = [math.log(ratio) for ratio in alternatives]
+        below, above = ([one for one in logs if one * sign > 0] for sign in (-1, 1))
+        low, high = (Z90 / 2.0 * math.hypot(*some) for some in (below, above))
         return replace(
-            self, low=math.exp(-math.hypot(math.log(self.low), math.log(low))),
-            high=math.exp(math.hypot(math.log(self.high), math.log(high))),
-        )  # fmt: skip
+            self, low=math.exp(-math.hypot(math.log(self.low), low)), high=math.exp(math.hypot(math.log(self.high), high))
+        )
 
     @property
     def basis(self) -> str:
         """The runs behind it, in words."""
-        what = ", ".join(word for word in (self.kind, self.code_base, self.arch) if word) or "all trainers and GPUs"
+        what = ", ".join(word for word in (self.user, self.code_base, self.model, self.arch) if word) or "all trainers and GPUs"
         return f"{self.runs} published runs of {self.sources} sources: {what}"
 
 
-def kind_of(workload: Workload) -> str:
-    """'fine-tuning' where adapters are trained, else 'pre-training'."""
-    return FINE_TUNING if workload.lora_rank else PRE_TRAINING
+def kind_of(workload: Workload, trainer: Trainer, user: str = "") -> Kind:
+    """The kind of a job. ``user``: one of KINDS; '' = fine-tuning where adapters are trained or the trainer is for it alone."""
+    tunes = workload.lora_rank > 0 or trainer.legal.fine_tuning.sequence_length > 0
+    user = user or (FINE_TUNING if tunes else PRE_TRAINING)
+    return Kind(user, "mixture of experts" if workload.model.is_moe else "dense")
 
 
-def error_bar(quantity: str, trainer: Trainer, hardware: HardwareProfile, kind: str) -> ErrorBar:
+def error_bar(quantity: str, trainer: Trainer, hardware: HardwareProfile, kind: Kind) -> ErrorBar:
     """The bar of 'step_time' or 'memory' for a job: the first entry of the table whose restrictions it meets."""
-    return choose(shipped()[quantity], kind, trainer.code_base, hardware.arch)
+    return choose(shipped()[quantity], (kind.user, trainer.code_base, kind.model, hardware.arch))
 
 
-def choose(bars: tuple[ErrorBar, ...], kind: str, code_base: str, arch: str) -> ErrorBar:
-    """The first bar that is restricted to nothing else than this kind, code and generation."""
-    job = dict(zip(KEYS, (kind, code_base, arch), strict=True))
+def choose(bars: tuple[ErrorBar, ...], names: tuple[str, ...]) -> ErrorBar:
+    """The first bar that is restricted to nothing else than these values of KEYS."""
+    job = dict(zip(KEYS, names, strict=True))
     return next(bar for bar in bars if all(getattr(bar, key) in ("", job[key]) for key in KEYS))
 
 
@@ -94,7 +112,7 @@ def shipped() -> dict[str, tuple[ErrorBar, ...]]:
 
 
 def held_by_kind(quantity: str) -> dict[str, float]:
-    """Part of the published runs that the bars hold when whole campaigns are left out: by kind of run, and ``sources`` in all."""
+    """Part of the published runs that the bars hold when whole campaigns are left out: by kind of user, and ``sources`` in all."""
     data = library.read_yaml(library.profiles_directory() / "error_bars.yaml")
     return value_of(dict[str, float], data.get("held", {}).get(quantity), "error_bars.yaml", f"held: {quantity}")
 

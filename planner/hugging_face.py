@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, nearest_first
+from planner.hybrid_configs import HYBRIDS
 from planner.schema import value_of, within
 from planner.vision import vision_tower
 
@@ -38,6 +39,15 @@ class Config:
     def error(self, text: str) -> PlannerError:
         """A sentence that starts with the file."""
         return PlannerError(f"{self.where}: {text}")
+
+    def inner(self, data: Mapping[str, Any], name: str = "") -> "Config":
+        """A section of the file, or the file with other values."""
+        return Config(data, f"{self.where}: {name}" if name else self.where)
+
+    def part(self, name: str) -> Mapping[str, str]:
+        """Keys that families share."""
+        found: Mapping[str, str] = table()["parts"][name]
+        return found
 
     def size(self, *keys: str, default: int | None = None) -> int:
         """The first of the keys that has a value, an integer from 1 (from 0 where that is the default)."""
@@ -98,8 +108,9 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
     inner, kind = _text_part(config, where)
     reader, families = Config(inner, where), table()["families"]
     _refuse(reader, kind)
+    known = families[kind].get("knows", ())
     for key, value in inner.items():
-        foreign = isinstance(key, str) and any(part in key for part in _FOREIGN)
+        foreign = isinstance(key, str) and any(part in key for part in _FOREIGN) and not any(part in key for part in known)
         if foreign and value not in (None, False, 0) and not any(part in key for part in _NOT_TEXT):
             raise reader.error(f"{key[:60]} is not understood: it describes layers other than attention and MLP")
     fields: Fields = reader.fields(families[kind]["keys"], {}) | families[kind].get("values", {})
@@ -171,7 +182,7 @@ def _window(c: Config, layers: int, size: int) -> Fields:
     kinds = c.items("layer_types")
     for kind in kinds:
         if kind not in _LAYER_TYPES:
-            raise c.error(f"layer_types contains {str(kind)[:40]!r}, which is not understood")
+            raise c.error(f"{str(kind)[:40]} layers are not modelled (layer_types)")
     if kinds:
         layers = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
     longest = c.size("max_position_embeddings", default=0)
@@ -310,5 +321,6 @@ STEPS = {
     for one in (
         biases, window_everywhere, window_every_second, gemma3_window, window_but_every_fourth, qwen_window, qwen_experts,
         ernie_layers, multi_query, latent_attention, deepseek_experts, sparse_attention, llama4, opt_positions, falcon,
+        *HYBRIDS,
     )
 }  # fmt: skip

@@ -34,6 +34,8 @@ class JobKeywords(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     frozen_weights: str | None
+    objective: str | None
+    """'lm' or 'dpo'."""
     document_length: int | None
     """Tokens of a mean packed document."""
     image_tokens: int | None

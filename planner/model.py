@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
+from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.schema import Rule, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
@@ -66,6 +67,8 @@ class Transformer:
     """A learned RMS norm over head_dim of queries and of keys (Qwen 3, Gemma 3)."""
     parallel_attention: bool = False
     """Attention and MLP read the same input and are added together (Falcon, GPT-NeoX)."""
+    attention_gate: bool = False
+    """Each value head's output is multiplied by a gate that the query projection puts out as well (Qwen3-Next)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,8 @@ class Experts:
     """After the leading dense layers every n-th layer is MoE (Llama 4 Maverick: 2)."""
     expert_bias: bool = False
     """Linear layers of routed experts have biases (gpt-oss)."""
+    expert_hidden_size: SizeOrNone = 0
+    """Width that tokens are projected down to on their way to the routed experts and back from (Nemotron 3); 0 = none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,8 @@ class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
     """The window is a chunk: tokens attend within their own chunk of that size (Llama 4)."""
     num_windowed_layers: SizeOrNone = 0
     """Layers that attend within the window; all others attend to the whole sequence."""
+    linear: LinearAttention | None = None
+    """Layers with linear attention instead of attention; none in a transformer."""
     mtp_layers: SizeOrNone = 0
     """Multi-token-prediction modules, each with one transformer layer of the last kind (DeepSeek V3)."""
     variant: str = ""
@@ -184,9 +191,34 @@ class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
         return self.num_layers - self.num_moe_layers
 
     @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention; all of them in a transformer."""
+        return self.num_layers - (self.linear.num_layers + self.linear.num_mlp_layers if self.linear else 0)
+
+    @property
     def num_full_attention_layers(self) -> int:
         """Layers whose attention sees the whole sequence."""
-        return self.num_layers - self.num_windowed_layers
+        return self.num_attention_layers - self.num_windowed_layers
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """What its layers are, and how many of all."""
+        return layer_kinds(self.linear, self.num_layers)
+
+    @property
+    def layers_per_mtp(self) -> int:
+        """Layers of one multi-token-prediction module: a mixer and an MLP, which are two where they alternate."""
+        return 2 if self.linear and self.linear.num_mlp_layers else 1
+
+    @property
+    def routed_size(self) -> int:
+        """Width of tokens at the routed experts."""
+        return self.expert_hidden_size or self.hidden_size
+
+    @property
+    def query_gate_size(self) -> int:
+        """Width of the gate on the output of attention."""
+        return self.attention_output_size if self.attention_gate else 0
 
     @property
     def query_size(self) -> int:
@@ -240,7 +272,7 @@ def _disagreements(m: ModelSpec) -> Iterator[str]:
     if m.is_mla and m.head_dim != sum(mla[:2]):
         yield f"with MLA head_dim {m.head_dim} must be qk_nope_head_dim + qk_rope_head_dim {sum(mla[:2])}"
     experts, shared = (m.top_k, m.expert_ffn_size), (m.num_shared_experts, m.shared_expert_ffn_size)
-    if not m.is_moe and any((*experts, *shared, m.num_dense_layers, m.moe_layer_interval - 1)):
+    if not m.is_moe and any((*experts, *shared, m.expert_hidden_size, m.num_dense_layers, m.moe_layer_interval - 1)):
         yield "expert sizes are given but num_experts is 0; give it or drop them"
     if m.is_moe and not all(experts):
         yield f"num_experts {m.num_experts} needs top_k and expert_ffn_size"
@@ -251,6 +283,8 @@ def _disagreements(m: ModelSpec) -> Iterator[str]:
     if m.is_moe and m.num_moe_layers <= 0:
         dense = f"num_dense_layers {m.num_dense_layers} and moe_layer_interval {m.moe_layer_interval}"
         yield f"{dense} leave no MoE layer among {m.num_layers}"
+    if m.linear:
+        yield from disagreements(m.linear, m.num_layers)
     sparse = (m.index_top_k, m.index_heads, m.index_head_dim, m.index_layers)
     if any(sparse) and not (all(sparse) and m.is_mla and m.q_lora_rank):
         yield "sparse attention needs index_top_k, index_heads, index_head_dim, index_layers, and MLA with q_lora_rank"
@@ -258,8 +292,8 @@ def _disagreements(m: ModelSpec) -> Iterator[str]:
         yield f"index_layers {m.index_layers} is larger than num_layers {m.num_layers}"
     if m.chunked_attention and not m.window:
         yield "chunked_attention needs a window, the size of a chunk"
-    if m.num_windowed_layers > m.num_layers:
-        yield f"num_windowed_layers {m.num_windowed_layers} is larger than num_layers {m.num_layers}"
+    if m.num_windowed_layers > m.num_attention_layers:
+        yield f"num_windowed_layers {m.num_windowed_layers} is larger than num_layers {m.num_attention_layers}"
     if (m.window > 0) != (m.num_windowed_layers > 0):
         both = f"window {m.window} and num_windowed_layers {m.num_windowed_layers}"
         yield f"{both} do not go together; give both or neither"

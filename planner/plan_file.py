@@ -10,7 +10,7 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
-from planner.error_bars import error_bar, kind_of
+from planner.error_bars import OWN_RUN, Kind, error_bar, kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
@@ -71,6 +71,12 @@ class Prediction:
     out_of_memory_probability: Number
     host_memory_gib_per_gpu: Number
     """Host memory for offloaded states."""
+    step_time_median_s: Number | None = None
+    """Half of the measured steps took longer, by the same residuals; None in files of before."""
+    first_runs_s: tuple[Number, Number, Number] | None = None
+    """What a user's own run takes before it is tuned: nine of ten lie between the first and the last, half above the second."""
+    first_runs_basis: str = ""
+    """Which users' runs those were."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -80,11 +86,12 @@ class Prediction:
         }
 
 
-def predict(found: Estimate, job: Job, kind: str, index: int = 0) -> Prediction:
+def predict(found: Estimate, job: Job, kind: Kind, index: int = 0) -> Prediction:
     """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``."""
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
     times = error_bar("step_time", job.trainer, job.cluster.hardware, kind)
     memory = error_bar("memory", job.trainer, job.cluster.hardware, kind)
+    first = error_bar("step_time", job.trainer, job.cluster.hardware, kind_of(job.workload, job.trainer, OWN_RUN))
     return Prediction(
         step_time_s=step,
         step_time_range_s=times.interval(step),
@@ -101,6 +108,9 @@ def predict(found: Estimate, job: Job, kind: str, index: int = 0) -> Prediction:
         memory_stage=STAGE_NAMES[int(found.stage[index])],
         out_of_memory_probability=float(found.out_of_memory_probability[index]),
         host_memory_gib_per_gpu=float(found.host_memory[index]) / GIB,
+        step_time_median_s=times.middle * step,
+        first_runs_s=(first.low * step, first.middle * step, first.high * step),
+        first_runs_basis=first.basis,
     )
 
 
@@ -129,9 +139,9 @@ class Plan:
             hardware = dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
         return Cluster(hardware=hardware, num_gpus=self.num_gpus)
 
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """Kind of run, which chooses its error bar."""
-        return kind_of(self.workload)
+        return kind_of(self.workload, self.load_trainer())
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""

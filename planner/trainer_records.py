@@ -38,6 +38,8 @@ class FineTuning:
     """Dtype of the base under adapters, where that is not bf16."""
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
+    objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()
+    """What it minimises beside the loss of the next token, of ``workload.OBJECTIVES``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,8 @@ class Legal:
     tp_with_cp = _named("allows", "tp_with_cp")
     tied_embeddings_with_pp = _named("allows", "tied_embeddings_with_pp")
     kv_replication = _named("allows", "kv_replication")
+    tp_with_linear_attention = _named("allows", "tp_with_linear_attention")
+    cp_with_linear_attention = _named("allows", "cp_with_linear_attention")
     any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
@@ -256,6 +260,12 @@ class Host:
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
+    expert_overlap_host_factor: float
+    """Host work per kernel with the exchange of experts overlapped over that without: layers are cut into nodes, each with streams,
+    events and a backward pass of its own."""
+    unit_host_time: Seconds
+    """Seconds of host work in each pass around one layer whose sharded weights are gathered for it: hooks, the collectives and
+    copies they launch, and what they free."""
     cuda_graphs: Annotated[str, one_of(GRAPHS)]
     """What is captured: 'none'; 'layers' without their routed experts; 'layers_and_experts', every expert with a fixed number of
     rows (full blocks of them: token drop and padding); 'static_experts' has such experts and captures nothing. The host launches

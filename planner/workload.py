@@ -39,6 +39,10 @@ OPTIMIZERS: dict[str, str] = {
 }
 PAGED = ("paged_adam", "paged_adam_8bit")
 """Optimizers whose states are pages that live in host memory and come to the GPU for the update."""
+OBJECTIVES: dict[str, str] = {
+    "lm": "next-token prediction (pre-training, supervised fine-tuning)",
+    "dpo": "direct preference optimization: pairs of sequences, and a forward pass of a frozen reference model",
+}
 LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "all": (),
     "attention": ("qkv", "attention_out", "mla_down", "mla_q_up"),
@@ -63,7 +67,7 @@ class Workload:
     sequence_length: Annotated[int, within(1, 2**27)]
     """Tokens per sequence."""
     global_batch_size: Annotated[int, within(1, 2**24)]
-    """Sequences per optimizer step."""
+    """Samples per optimizer step: sequences, or pairs of them (``objective``)."""
     precision: str = "bf16"
     """One of PRECISIONS."""
     optimizer: str = "adam"
@@ -83,6 +87,9 @@ class Workload:
     expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
     """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
     balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
+    objective: str = "lm"
+    """What is minimised, one of OBJECTIVES. In DPO a sample is a chosen and a rejected sequence, which run as one batch of two, and
+    the same forward pass goes through a frozen reference model.  [Rafailov 2023, arXiv 2305.18290, equation 7]"""
 
     def __post_init__(self) -> None:
         check(self)
@@ -91,6 +98,7 @@ class Workload:
             "optimizer": OPTIMIZERS,
             "lora_targets": LORA_TARGETS,
             "frozen_weights": FROZEN_WEIGHTS,
+            "objective": OBJECTIVES,
             "image_encoder": IMAGE_ENCODERS,
         }
         for field, known in choices.items():
@@ -131,7 +139,23 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens per optimizer step."""
-        return self.sequence_length * self.global_batch_size
+        return self.sequence_length * self.global_batch_size * self.sequences
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one sample."""
+        return 2 if self.objective == "dpo" else 1
+
+    @property
+    def forwards(self) -> float:
+        """Forward passes for each backward pass: that of the reference model comes on top."""
+        return 2.0 if self.objective == "dpo" else 1.0
+
+    @property
+    def reference(self) -> bool:
+        """A reference model has weights of its own; under adapters the base with adapters switched off is one.
+        [TRL, dpo_trainer.py: ref_model; torchtune, recipes/lora_dpo_distributed.py: disable_adapter]"""
+        return self.objective == "dpo" and not self.lora_rank
 
     def replace(self, **changes: Any) -> Workload:
         """The workload with some fields changed. Raises PlannerError."""

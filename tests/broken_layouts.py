@@ -52,6 +52,18 @@ CASES = [
         says=("tp 8", "4 key-value heads", "must divide 4"),
     ),
     Broken(
+        rule="linear attention",
+        layout={"cp": 2, "dp": 4, "num_microbatches": 8},
+        job={"trainer": TRAINERS["megatron"].replace(allows=("tp_with_cp",)), "model_name": "hybrid"},
+        says=("megatron has no context parallelism for layers with linear attention", "set cp to 1"),
+    ),
+    Broken(
+        rule="linear attention",
+        layout={"tp": 4, "dp": 2, "num_microbatches": 16} | SP,
+        job={"model_name": "hybrid"},
+        says=("tp 4 must divide the 2 key heads", "tp x cp 4 the 8 value heads", "smaller degrees"),
+    ),
+    Broken(
         rule="layers",
         layout={"pp": 3, "dp": 1, "num_microbatches": 32},
         job={"gpus": 3},

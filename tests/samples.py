@@ -12,6 +12,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import Estimate, estimate
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
+from planner.linear_attention import LinearAttention
 from planner.model import ModelSpec
 from planner.rules import Job, allowed
 from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack
@@ -63,6 +64,11 @@ MODELS: dict[str, ModelSpec] = {
     "mla": model(
         "mla", num_shared_experts=1, shared_expert_ffn_size=1024, num_dense_layers=1, mtp_layers=1, **MLA, **EXPERTS
     ),
+    "hybrid": model(
+        "hybrid", num_kv_heads=4, expert_hidden_size=256, num_shared_experts=1, shared_expert_ffn_size=1024, **EXPERTS,
+        linear=LinearAttention(kind="mamba2", num_layers=4, num_mlp_layers=3, key_heads=2, key_head_dim=64, value_heads=8,
+                               value_head_dim=64, chunk_size=128),
+    ),  # fmt: skip
     "parallel": model("parallel", parallel_attention=True, norms_per_layer=1, gated=False, activation="gelu"),
 }
 

@@ -50,7 +50,7 @@ def test_a_frozen_base_by_hand(name: str) -> None:
     """Linear layers in their own dtype, tables and norms in bf16, adapters in fp32 with their gradients and moments."""
     found = priced(asked(lora_rank=8, frozen_weights=name)).memory
     adapters = LAYERS * 8 * ((H + H) * 2 + (H + KV) * 2 + (H + F) * 3)
-    base = LINEAR * FROZEN_BYTES.get(name, 2.0) + OTHERS * 2
+    base = LINEAR * FROZEN_BYTES.get(name, 2.0) + OTHERS * (4 if name == "fp32" else 2)
     assert found["weights"][0] == pytest.approx(base + 4 * adapters)
     assert found["optimizer_states"][0] == pytest.approx(8 * adapters)
     assert found["gradients"][0] <= 4 * adapters
@@ -72,12 +72,12 @@ def test_pure_bf16_by_hand(optimizer: str) -> None:
 
 
 def test_paged_states_live_on_the_host() -> None:
-    """Nothing of them at the peak of the GPU; they cross PCIe twice per step."""
+    """Nothing of them at the peak of the GPU; they cross PCIe both ways per step, at once."""
     found, plain = priced(asked(optimizer="paged_adam")), priced(asked(optimizer="adam"))
     states = 8 * (LINEAR + OTHERS)
     assert found.memory["optimizer_states"][0] == 0 and found.host_memory[0] == pytest.approx(states)
     bandwidth = asked().cluster.hardware.pcie_bandwidth
-    assert found.time["offload"][0] == pytest.approx(2 * states / bandwidth)
+    assert found.time["offload"][0] == pytest.approx(states / bandwidth)
     assert found.time["optimizer"][0] == pytest.approx(plain.time["optimizer"][0])
 
 
@@ -90,6 +90,16 @@ def test_gradients_that_are_given_back_at_once() -> None:
     again = ALONE.replace(num_microbatches=2)
     same = [priced(asked(**short, facts=one), again).memory_allocated[0] for one in ({}, facts)]
     assert same[0] == same[1]
+
+
+def test_weights_in_fp32_are_cast_once_per_pass() -> None:
+    """At the loss all casts are there, 2 bytes per weight; not where weights are bf16 already, nor of what is frozen."""
+    facts = {"loss": "full", "logit_bytes": 40.0}  # the loss is the peak
+    long = {"facts": facts, "sequence_length": 2048}
+    cast, sharded = (priced(asked(**long), Layout(zero=zero)) for zero in (0, 3))
+    assert cast.memory["workspace"][0] - sharded.memory["workspace"][0] == pytest.approx(2 * (LINEAR + OTHERS), rel=0.01)
+    pure = [priced(asked(**long, precision="bf16_true"), Layout(zero=zero)).memory["workspace"][0] for zero in (0, 3)]
+    assert pure[0] == pure[1]
 
 
 def test_inputs_are_saved_for_those_who_read_them() -> None:
@@ -138,12 +148,12 @@ def test_weights_are_brought_to_bf16_before_each_product() -> None:
 
 
 def test_a_loss_in_pieces() -> None:
-    """Logits of min(T h / V, 1024) tokens; chunked repeats the head's product and the loss, fused_linear nothing."""
+    """Logits of 256 tokens, and the head's product and the loss once more; fused_linear T h / V tokens and nothing twice."""
     losses = ("full", "chunked", "fused_linear")
     full, chunked, fused = (asked(precision="bf16_true", facts={"loss": name}) for name in losses)
     kept = [float(np.ravel(operators(one, head)["loss"].kept)[0]) for one in (full, chunked, fused)]
     assert kept[0] == 2048 * V * 14
-    assert kept[1] == kept[2] == pytest.approx(kept[0] * H / V)
+    assert kept[1:] == [pytest.approx(kept[0] / 8), pytest.approx(kept[0] * H / V)]
     found = [priced(one) for one in (full, chunked, fused)]
     assert found[1].memory_allocated[0] < found[0].memory_allocated[0]
     assert found[0].time["recompute"][0] == found[2].time["recompute"][0] < found[1].time["recompute"][0]

@@ -44,9 +44,12 @@ def test_json_shows_what_the_table_shows_and_parts_sum_to_the_total(run):
         assert one["out_of_memory_probability"] <= 0.05
         assert one["tokens_per_second_per_gpu"] == pytest.approx(64 * 8192 / 8 / one["step_time_s"])
         low, high = one["step_time_range_s"]
-        assert low < one["step_time_s"] < high
+        assert low < one["step_time_s"] < high and low < one["step_time_median_s"] < high
+        first = one["first_runs_s"]
+        assert first == sorted(first) and first[1] > one["step_time_s"] and "own run" in one["first_runs_basis"]
         assert plan["why"]
     table = run(*SMALL, "--top", "3").output
+    assert "First runs of users, not yet tuned, take" in " ".join(table.split())
     assert f"{document['plans'][0]['estimate']['tokens_per_second_per_gpu']:,.0f}" in table
 
 

@@ -138,7 +138,7 @@ def test_each_speed_matters_somewhere() -> None:
 def test_finite_and_positive_everywhere(trainer: str, model: str) -> None:
     """Every trainer and every model meet every device; a trainer and a model together meet a sixth of them."""
     layouts = legal_layouts(model, trainer, 16, 32, 2000).take(slice(0, 32))
-    assert len(layouts) >= 8
+    assert len(layouts) >= 4
     first = (sorted(MODELS).index(model) + sorted(TRAINERS).index(trainer)) % 6
     for name in sorted(HARDWARE)[first::6]:
         hardware = HARDWARE[name]

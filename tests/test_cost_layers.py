@@ -431,3 +431,12 @@ def test_norms_of_queries_and_keys_run_like_the_norms_of_the_layer() -> None:
         size = float(shard.tokens) * (model.num_heads + model.num_kv_heads) * model.head_dim * 2
         assert (one.forward, one.backward, one.saved) == (2 * size * passes, 3 * size * passes, saved * size)
         assert one.launches == (2 * passes, 4 * passes)
+
+
+def test_a_layer_norm_is_one_kernel_where_an_rms_norm_is_many() -> None:
+    for name, passes in (("gpt", 1.0), ("gqa", 9.0)):
+        shard = shard_of(name, "fsdp")
+        one = next(each for each in layers.layer(shard, moe=False)[0] if each.name == "attention_norm")
+        assert isinstance(one, MemoryBound)
+        size = float(shard.tokens) * shard.model.hidden_size * 2
+        assert (one.forward, one.backward, one.launches[0]) == (2 * size * passes, 3 * size * passes, passes)

@@ -24,6 +24,7 @@ from planner.lab.reference.split import refusals
 from planner.layout import CpMethod, Layout, Recompute
 from planner.model import ModelSpec, load_model
 from planner.rules import RULES, Job
+from planner.trainer import load_trainer
 from planner.vision import VisionTower
 from planner.workload import Workload
 
@@ -142,6 +143,26 @@ def test_exchange_of_sparse_attention() -> None:
     assert found["index_target"].size == pytest.approx(tokens * 1792 * 4)
     assert found["kv_gather"].size == pytest.approx(8192 * (512 + 64 + 128) * 2)
     assert (float(np.ravel(found["kv_gather"].n)[0]), float(np.ravel(found["kv_gather"].stride)[0])) == (4, 2)
+
+
+def test_a_mask_over_all_keys_by_hand() -> None:
+    """AutoModel: core attention as without an indexer; 64 x 8192^2 scores with 2 x 128 FLOP each, 24 bytes, and a mask per head."""
+    here = dataclasses.replace(shard(DSA), trainer=load_trainer("automodel"))
+    operators, collectives = transformer_layer.layer(here, moe=False)
+    found = {one.name: one for one in operators}
+    dense = dataclasses.replace(DSA, index_top_k=0, index_heads=0, index_head_dim=0, index_layers=0)
+    plain, _ = transformer_layer.layer(dataclasses.replace(here, workload=here.workload.replace(model=dense)), moe=False)
+    same = next(one for one in plain if one.name == "core_attention")
+    assert np.ravel(found["core_attention"].kept)[0] == np.ravel(same.kept)[0]
+    scores, mask = 64 * 8192**2, 128 * 8192**2 * 2
+    assert found["index_scores"].flop[0] == pytest.approx(2 * scores * 128) and found["index_scores"].flop[1] == 0
+    assert found["index_choice"].forward == pytest.approx(24 * scores + 3 * mask)
+    assert not [one for one in collectives if one.name.startswith("index_")]
+    work = price([found["index_scores"]], here, H100)["index_scores"]
+    assert np.ravel(work.forward)[0] == pytest.approx(2 * scores * 128 / (0.8 * H100.peak("fp32")) / H100.sustained_clock)
+    assert assumed("deepseek-v3.2", trainer="automodel")["sparse attention"] == (
+        "2048 keys per query", "a mask over all keys in automodel: the choice saves no time",
+    )  # fmt: skip
 
 
 def test_who_has_sparse_attention() -> None:

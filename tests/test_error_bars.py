@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner import error_bars, library
-from planner.error_bars import FINE_TUNING, PRE_TRAINING, ErrorBar, choose
+from planner.error_bars import FINE_TUNING, OWN_RUN, PRE_TRAINING, ErrorBar, Kind, choose
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import load_model
@@ -30,7 +30,8 @@ def made(campaigns: int, seed: int, between: float = 0.1, within: float = 0.1, *
     for number in range(campaigns):
         tuned = number % 3 == 0
         names = {
-            "kind": FINE_TUNING if tuned else PRE_TRAINING,
+            "model": "dense",
+            "user": FINE_TUNING if tuned else PRE_TRAINING,
             "code_base": "ab"[number % 2],
             "arch": "xy"[number // 2 % 2],
         }
@@ -58,10 +59,10 @@ def test_bars_hold_campaigns_they_have_not_seen() -> None:
     for seed in range(6):
         proof, table = proof_of(made(36, seed))
         said.append(proof["sources"])
-        for members in grouped(made(120, 100 + seed), lambda one: (one.kind, one.code_base, one.arch)).values():
-            bar = choose(table, members[0].kind, members[0].code_base, members[0].arch)
+        for members in grouped(made(120, 100 + seed), lambda one: one.classes[-1]).values():
+            bar = choose(table, members[0].classes[-1])
             held += [bar.low <= np.exp(one.value) <= bar.high for one in members]
-        bar = choose(table, PRE_TRAINING, "a", "x")
+        bar = choose(table, (PRE_TRAINING, "a", "dense", "x"))
         widths.append(np.log(bar.high / bar.low))
     assert abs(np.mean(held) - 0.9) < 0.02 and abs(np.mean(said) - 0.91) < 0.01
     assert 1.0 < np.mean(widths) / (2 * 1.645 * 0.1 * 2**0.5) < 1.4  # drawn to the wider one of fine-tuning
@@ -81,22 +82,22 @@ def test_the_proof_has_no_leak() -> None:
 
 def test_few_campaigns_lie_near_the_class_around_them() -> None:
     """One campaign that was met to a thousandth does not make a narrow bar; an unknown code has that of its kind."""
-    exact = made(1, 7, 1e-3, 1e-3, kind=PRE_TRAINING, code_base="new")
+    exact = made(1, 7, 1e-3, 1e-3, user=PRE_TRAINING, code_base="new")
     _, table = proof_of([*made(30, 3), *exact])
-    few, around = (choose(table, PRE_TRAINING, code, "x") for code in ("new", "never seen"))
-    assert few.code_base == "new" and (around.kind, around.code_base) == (PRE_TRAINING, "")
+    few, around = (choose(table, (PRE_TRAINING, code, "dense", "x")) for code in ("new", "never seen"))
+    assert few.code_base == "new" and (around.user, around.code_base) == (PRE_TRAINING, "")
     assert np.log(few.high / few.low) > 0.7 * np.log(around.high / around.low)
-    fine = choose(table, FINE_TUNING, "never seen", "x")
+    fine = choose(table, (FINE_TUNING, "never seen", "dense", "x"))
     assert fine.high / fine.low > 1.2 * around.high / around.low
-    nobody = choose(table, "another kind", "a", "x")
-    assert (nobody.kind, nobody.code_base, nobody.arch) == ("", "", "")
+    nobody = choose(table, ("another user", "a", "dense", "x"))
+    assert (nobody.user, nobody.code_base, nobody.arch) == ("", "", "")
 
 
 def test_spreads_are_those_of_the_equations() -> None:
     """Two campaigns at 0.1 and 0.3, one of them with code b: m and s^2 of all, of the kind and of the code by hand."""
 
     def one(campaign: str, code: str, value: float) -> Residual:
-        return Residual(source=campaign, campaign=campaign, kind="k", code_base=code, arch="x", value=value)
+        return Residual(source=campaign, campaign=campaign, user="k", code_base=code, model="m", arch="x", value=value)
 
     spreads = bars.Evidence([one("1", "a", 0.1), one("2", "b", 0.2), one("2", "b", 0.4)]).spreads(frozenset())
     m, square = 0.2, ((0.1 - 0.2) ** 2 + (0.0**2 + 0.2**2) / 2) / 2
@@ -115,16 +116,19 @@ def test_no_interval_leaves_out_three_percent() -> None:
 
 
 def test_what_is_not_stated_widens() -> None:
-    bar = ErrorBar(low=0.8, middle=1.0, high=1.25, runs=1, sources=1)
-    assert bar.widened([]) == bar
-    wide = bar.widened([1.25, 0.9])
-    assert wide.high == pytest.approx(np.exp(2**0.5 * np.log(1.25)))
-    assert wide.low == pytest.approx(np.exp(-np.hypot(np.log(0.8), np.log(0.9))))
+    bar = ErrorBar(low=0.8, middle=1.0, high=1.25, bulk=0.1, runs=1, sources=1)
+    same = bar.widened([])
+    assert (same.low, same.high) == (pytest.approx(bar.low), pytest.approx(bar.high))
+    wide = bar.widened([1.25, 1.1, 0.9])
+    assert wide.high == pytest.approx(
+        np.exp(np.sqrt(np.log(1.25) ** 2 + 0.25 * 1.645**2 * (np.log(1.25) ** 2 + np.log(1.1) ** 2)))
+    )
+    assert wide.low == pytest.approx(np.exp(-np.hypot(np.log(0.8), 0.5 * 1.645 * np.log(0.9))))
 
 
 def test_one_source_with_many_runs_does_not_drown_the_others() -> None:
     def one(name: str, value: float) -> Residual:
-        return Residual(source=name, campaign=name, kind="k", code_base="a", arch="x", value=value)
+        return Residual(source=name, campaign=name, user="k", code_base="a", model="m", arch="x", value=value)
 
     spreads = bars.Evidence([*[one("loud", 0.0)] * 5000, *(one(str(n), 0.2) for n in range(19))]).spreads(frozenset())
     assert spreads["k",].centre == pytest.approx(0.19)
@@ -137,20 +141,21 @@ def test_weighted_quantile_is_the_middle_of_equal_weights() -> None:
 
 
 def test_kinds_of_runs() -> None:
-    def kind(**changes: Any) -> str:
-        return error_bars.kind_of(
-            Workload(model=load_model("llama-8b"), sequence_length=4096, global_batch_size=8, **changes)
-        )
+    def kind(model: str = "llama-8b", user: str = "", trainer: str = "megatron", **changes: Any) -> Kind:
+        work = Workload(model=load_model(model), sequence_length=4096, global_batch_size=8, **changes)
+        return error_bars.kind_of(work, load_trainer(trainer), user)
 
-    assert kind() == PRE_TRAINING and kind(lora_rank=8) == FINE_TUNING
+    assert kind() == (PRE_TRAINING, "dense") and kind(lora_rank=8) == (FINE_TUNING, "dense")
+    assert kind(trainer="torchtune") == (FINE_TUNING, "dense")
+    assert kind("deepseek-v3", user=OWN_RUN) == (OWN_RUN, "mixture of experts")
 
 
 def test_shipped_table_answers_every_trainer() -> None:
     hardware = load_hardware("h100-sxm")
     for name in library.names("trainers"):
         for quantity in error_bars.QUANTITIES:
-            for kind in error_bars.KINDS:
-                bar = error_bars.error_bar(quantity, load_trainer(name), hardware, kind)
+            for user in error_bars.KINDS:
+                bar = error_bars.error_bar(quantity, load_trainer(name), hardware, Kind(user, "dense"))
                 low, high = bar.interval(10.0)
                 assert low <= 9.7 and high >= 10.3 and str(bar.runs) in bar.basis and bar.low < bar.middle < bar.high
     held = error_bars.held_by_kind("step_time")
@@ -162,17 +167,17 @@ def test_shipped_table_answers_every_trainer() -> None:
     [
         ("step_time: []", "step_time: the last entry must stand for all runs"),
         ("step_time: 3", "step_time is 3; it must be a list"),
-        ("step_time: [{low: 0.9}]", "missing keys 'middle', 'high', 'runs', 'sources'"),
+        ("step_time: [{low: 0.9}]", "missing keys 'middle', 'high', 'bulk', 'runs', 'sources'"),
         (
-            "step_time: [{low: 1.1, middle: 1.0, high: 1.2, runs: 1, sources: 1}]",
+            "step_time: [{low: 1.1, middle: 1.0, high: 1.2, bulk: 0.1, runs: 1, sources: 1}]",
             "low is 1.1; it must be a number above 0",
         ),
         (
-            "step_time: [{low: 0.9, middle: 1.0, high: 0.95, runs: 1, sources: 1}]",
+            "step_time: [{low: 0.9, middle: 1.0, high: 0.95, bulk: 0.1, runs: 1, sources: 1}]",
             "high is 0.95; it must be a number from 1",
         ),
         (
-            "step_time: [{kind: dense, low: 0.9, middle: 1.0, high: 1.2, runs: 1, sources: 1}]",
+            "step_time: [{user: pre-training, low: 0.9, middle: 1.0, high: 1.2, bulk: 0.1, runs: 1, sources: 1}]",
             "the last entry must stand for all runs",
         ),
     ],

@@ -10,7 +10,9 @@ import pytest
 from trainers.plans import EVEN, Wanted, changed, found, jobs
 
 from planner import library
+from planner.defaults import Request, resolve
 from planner.model import from_hugging_face, load_model, to_dict
+from planner.search import search
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.model_config import family, model_config
 from planner.trainers.bundle.serving import cache_bytes, legal_tp, serving, weight_bytes
@@ -220,3 +222,49 @@ def test_maxtext_batch_is_the_plans() -> None:
             data["per_device_batch_size"] * product * data["gradient_accumulation_steps"]
             == job.workload.global_batch_size
         )
+
+
+# ------------------------------------------------------------------------------------------------ fine-tuning
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "written"),
+    [
+        (
+            "axolotl",
+            {"lora_rank": 16, "frozen_weights": "nf4"},
+            {"adapter": "qlora", "load_in_4bit": True, "sample_packing": True},
+        ),
+        ("axolotl", {"lora_rank": 16, "frozen_weights": "int8"}, {"adapter": "lora", "load_in_8bit": True}),
+        ("axolotl", {"objective": "dpo"}, {"rl": "dpo"}),
+        (
+            "llama-factory",
+            {"frozen_weights": "nf4_dq"},
+            {"stage": "pt", "quantization_bit": 4, "double_quantization": True},
+        ),
+        ("llama-factory", {"objective": "dpo", "lora_rank": 0}, {"stage": "dpo", "finetuning_type": "full"}),
+    ],
+)
+def test_fine_tuning_is_written_in_words_that_exist(
+    name: str, more: dict[str, Any], written: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each front end runs plans of the trainer of its own name."""
+    resolved = resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", trainer=name, **more))
+    finding = search(resolved.job, top=1)
+    job = ExportJob.of(resolved.plan(finding.layouts[0], finding.estimates[0], "found"))
+    target = load_target(name)
+    assert name in target.trainers and not target.refusals(job)
+    write_bundle(make_bundle(target, job, "torchrun"), tmp_path / "run")
+    assert not unknown(name, known(name), tmp_path / "run")
+    config = library.read_yaml(tmp_path / "run" / f"{name.replace('-', '_')}.yaml")
+    assert {key: config.get(key) for key in written} == written
+    assert ("sample_packing" in config or "packing" in config) == ("objective" not in more)
+
+
+def test_what_a_front_end_has_no_word_for_is_refused() -> None:
+    resolved = resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", trainer="trl", objective="dpo"))
+    finding = search(resolved.job, top=1)
+    job = ExportJob.of(resolved.plan(finding.layouts[0], finding.estimates[0], "found"))
+    assert any(
+        "objective dpo" in one and "plan with objective lm" in one for one in load_target("accelerate").refusals(job)
+    )

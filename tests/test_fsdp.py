@@ -137,6 +137,18 @@ def test_rows_of_april_2023_ran_on_torch_1(runs: dict[str, Run]) -> None:
     assert april.kernels.loss_passes == october.kernels.loss_passes == pytest.approx((2 * 22 + 4 + 4) / 12, abs=0.01)
 
 
+def test_hooks_of_a_gathered_layer_take_the_host_their_time() -> None:
+    """16 tokens on 8 GPUs: L u more per pass where weights are gathered by layer, nothing where every rank has them all."""
+    hardware, trainer = load_hardware("h100-sxm"), load_trainer("fsdp")
+    work = Workload(model=MODEL, global_batch_size=8, sequence_length=16)
+    cluster, without = Cluster(hardware=hardware, num_gpus=8), trainer.replace(unit_host_time=0.0)
+    for zero, hooks in ((3, 2 * 32 * 0.8e-3), (0, 0.0)):
+        layout = Layout(dp=8, zero=zero, num_microbatches=1)
+        some, none = (float(estimate(work, cluster, one, layout).time["host"][0]) for one in (trainer, without))
+        assert some - none == pytest.approx(hooks, rel=1e-3)
+        assert none > 0
+
+
 @pytest.mark.parametrize(("framework", "reduced"), [("fms-fsdp (PyTorch FSDP)", 2.0), ("PyTorch FSDP", 4.0)])
 def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: float) -> None:
     def run(compiled: bool | None) -> Run:

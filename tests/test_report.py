@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from planner.cost.estimate import PARTS, estimate
-from planner.error_bars import QUANTITIES, shipped
+from planner.error_bars import QUANTITIES, Kind, shipped
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.hardware import load_hardware
@@ -162,16 +162,16 @@ def test_pulls_are_estimates_on_a_changed_profile(plan: Plan) -> None:
 def test_evidence_holds_the_runs_behind_the_interval(tmp_path: Path) -> None:
     for quantity in QUANTITIES:
         for bar in shipped()[quantity]:
-            if bar.code_base == "Megatron Core" and bar.arch == "Hopper" and bar.kind:
-                found = evidence(quantity, load_trainer("megatron"), load_hardware("h100-sxm"), bar.kind)
+            if bar.code_base == "Megatron Core" and bar.arch == "Hopper":
+                found = evidence(quantity, load_trainer("megatron"), load_hardware("h100-sxm"), Kind(bar.user, bar.model))
                 assert (len(found.errors), len(found.sources)) == (bar.runs, bar.sources), bar
-    kinds = {(one.code_base, one.arch, one.kind) for one in stored_errors.stored()["step_time"]}
+    kinds = {(one.user, one.code_base, one.model, one.arch) for one in stored_errors.stored()["step_time"]}
     assert len(kinds) > 20
     for wrong, sentence in (
         ("memory: []\n", "must be a list"),
         ("step_time:\n- {source: a}\n", "missing keys 'where'"),
-        ("step_time:\n- {source: a, where: b, code_base: c, arch: d, kind: e, percent: 'x'}\n", "must be numbers"),
-        ("step_time:\n- {source: a, where: b, code_base: c, arch: d, kind: e, percent: '-200'}\n", "above -100"),
+        ("step_time:\n- {source: a, where: b, user: e, code_base: c, model: m, arch: d, percent: 'x'}\n", "must be numbers"),
+        ("step_time:\n- {source: a, where: b, user: e, code_base: c, model: m, arch: d, percent: '-200'}\n", "above -100"),
     ):
         path = tmp_path / "residuals.yaml"
         path.write_text(wrong)

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
+from planner.cost.estimate import estimate
+from planner.cost.layer.operators import Shard
 from planner.cost.layer.routing import busiest
+from planner.cost.layer.transformer_layer import layer
+from planner.cost.price.stage_times import _launch_time
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
+from planner.layout import Layout
 from planner.model import load_model
 from planner.workload import Workload
 
@@ -57,3 +62,33 @@ def test_a_number_below_one_is_refused() -> None:
         PlannerError, match="expert_imbalance is 0.5; it must be a number from 1 to 1024, or 0 for that of a"
     ):
         job(imbalance=0.5)
+
+
+def test_experts_in_a_loop_wait_for_the_host() -> None:
+    """E/e experts of two products: 2 and 4 launches as one kernel each, 2 E/e and 4 E/e in a loop, and 11 and 13 more for each."""
+    job_ = resolve(Request(model="qwen3-30b-a3b", num_gpus=1, hardware="h200-sxm", trainer="fsdp")).job
+    loop = job_.trainer.replace(unfused=sorted({*job_.trainer.kernels.unfused, "expert_loop"}))
+    layout = Layout(recompute=0, **{name: np.ones(1, dtype=int) for name in ("tp", "ep", "micro_batch_size")})
+    launches = [
+        sum(np.asarray(one.launches, dtype=object) for one in layer(Shard(
+            workload=job_.workload, trainer=trainer, layout=layout, ep_stride=1.0), moe=True)[0])
+        for trainer in (job_.trainer, loop)
+    ]  # fmt: skip
+    forward, backward = (float(np.ravel(looped - grouped)[0]) for grouped, looped in zip(*launches, strict=True))
+    assert (forward, backward) == (2 * 127 + 11 * 128, 4 * 127 + 13 * 128)
+    found = [
+        estimate(job_.workload, job_.cluster, trainer, Layout(num_microbatches=1)).time["host"][0]
+        for trainer in (job_.trainer, loop)
+    ]
+    assert found[1] > 10 * found[0]
+
+
+def test_overlapped_experts_take_the_host_longer() -> None:
+    """Times ``expert_overlap_host_factor`` where several ranks exchange, alone and with graphs as before."""
+    job_ = resolve(Request(model="qwen3-30b-a3b", num_gpus=8, hardware="b200-sxm", trainer="megatron")).job
+    trainer = job_.trainer.replace(overlap=sorted({*job_.trainer.traffic.overlap, "ep"}))
+    assert trainer.host.expert_overlap_host_factor == 1.5
+    for ranks, factor in ((8, 1.5), (1, 1.0)):
+        layout = Layout(dp=8, ep=ranks, num_microbatches=1)
+        each = [float(np.ravel(_launch_time(one, layout))[0]) for one in (job_.trainer, trainer)]
+        assert each[1] == pytest.approx(factor * each[0])

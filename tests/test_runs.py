@@ -211,14 +211,13 @@ def test_vocabulary_from_published_parameters(runs: dict[str, Run]) -> None:
 
 def test_what_was_assumed_is_said(runs: dict[str, Run]) -> None:
     run = runs["oss-megascale-175b/megascale-256gpu-gbs768"]
-    assert "micro batch 1" in run.assumptions and not run.stated
+    assert "micro batch: what is fastest and fits" in run.assumptions and not run.stated
     broken = runs["oss-ultrascale-nanotron-80p0b/dp1-tp1-pp8-acc16-mbs16-z0"]
     assert not broken.representative and "fix of its pipeline engine" in broken.set_aside
 
 
 UNSUPPORTED = {
     "nv-korthikanti-2022-table4/22b-layer-sp": "no step time",
-    "nv-moe-folding-table4/8x22b-tp-ep-dp-128": "layout not stated: micro",
     "nv-nemo-launcher-a100/175b-n8-3579cdb3": "layout not stated: tp, pp",
     "nv-megatron-readme-2020-a100/1b": "model not stated: seq",
     "oss-bigscience-gpt2-v100-32gb/hf-z2-oom": "host memory",

@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Module
 from planner.questions.accuracy.page import summary_rows
-from planner.questions.accuracy.prediction import pairs_of, predict
+from planner.questions.accuracy.prediction import MAY_FIT, pairs_of, predict
 from planner.questions.accuracy.summary import summarise
 from planner.runs import Run, read_rows, read_runs, rows_from_dict, shipped, to_run
 from planner.trainer import load_trainer
@@ -285,3 +285,26 @@ def test_fuzzed_files_raise_planner_errors_only(changes: list[tuple[tuple[Any, .
     for run, answer in zip(runs, predict(runs), strict=True):
         assert bool(run.unsupported) <= bool(answer.refused)
     summary_rows(summarise(pairs_of(runs)))
+
+
+def test_what_a_row_leaves_open_is_filled_by_what_is_fastest_and_fits() -> None:
+    """Micro batch and virtual stages: of the candidates that fit the fastest; the row still counts as not stated."""
+    row = {
+        "id": "open",
+        "model": {"name": "llama-70b", "hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "ffn": 28672, "gated": True,
+                  "vocab": 128256, "seq": 4096, "tied_embeddings": False, "attention": "gqa"},
+        "parallel": {"gpus": 64, "tp": 8, "pp": 4, "dp": 2, "zero": 1},
+        "batch": {"global": 64}, "precision": "bf16", "recompute": "full", "measured": {"step_s": 20.0},
+    }  # fmt: skip
+    whole = {
+        "source": {"id": "x"}, "hardware": {"gpu": "H100-80GB-SXM", "gpus_per_node": 8}, "framework": "megatron-lm core",
+        "rows": [row, {**row, "id": "out", "measured": {"oom": True}}],
+    }  # fmt: skip
+    run, out = (to_run(one) for one in rows_from_dict(whole))
+    assert not run.stated and run.layout is not None and int(run.layout.micro_batch_size) == 1 and not out.others
+    assert {int(one.vpp) for one in run.others} == {1, 2, 4, 5, 10, 20}
+    (pair,) = pairs_of([run])
+    assert pair.run.layout is not None and int(pair.run.layout.vpp) > 1
+    alone = predict([dataclasses.replace(run, layout=one, others=()) for one in (run.layout, *run.others)])
+    fit = [one.step_time for one in alone if one.out_of_memory is not None and one.out_of_memory < MAY_FIT and one.step_time]
+    assert pair.predicted.step_time == pytest.approx(min(fit), rel=1e-9)

@@ -88,7 +88,7 @@ def command_line(keywords: Mapping[str, Any]) -> str:
     """The keywords as the command line that gives them."""
     words = ["plan"]
     for name, value in keywords.items():
-        if value is None or (name == "lora_rank" and value == 0):
+        if value is None:
             continue
         flag = flag_of(name)
         if name == "options":

@@ -90,6 +90,10 @@ class Estimate:
     """Seconds of one optimizer step."""
     step_time_range: tuple[float, float]
     """Nine of ten measured steps lie within."""
+    step_time_median: float | None
+    """Half of the measured steps took longer, seconds."""
+    first_runs: tuple[float, float, float] | None
+    """Seconds of a user's own run before it is tuned: low and high of nine of ten, the median between."""
     time: dict[str, float]
     """Seconds by part; they sum to ``step_time``."""
     hidden: dict[str, float]
@@ -134,7 +138,8 @@ class Plan(Result):
         found = self.file.prediction
         low, high = found.memory_peak_range_gib
         return Estimate(
-            prediction=found, step_time=found.step_time_s, step_time_range=found.step_time_range_s, time=found.time_s,
+            prediction=found, step_time=found.step_time_s, step_time_range=found.step_time_range_s,
+            step_time_median=found.step_time_median_s, first_runs=found.first_runs_s, time=found.time_s,
             hidden=found.hidden_s, tokens_per_second_per_gpu=found.tokens_per_second_per_gpu, mfu=found.mfu,
             bubble_share=found.bubble_share, memory=found.memory_peak_gib * GIB, memory_range=(low * GIB, high * GIB),
             memory_parts={name: value * GIB for name, value in found.memory_gib.items()},
@@ -322,15 +327,17 @@ class Plans(Result, Sequence[Plan]):
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
-            f"sequences of {job.workload.sequence_length} tokens, {job.workload.global_batch_size} per step, "
+            f"sequences of {job.workload.sequence_length} tokens, "
+            f"{job.workload.global_batch_size} {table.samples(job.workload)}per step, "
             f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
         )
         console.print(table.assumptions_table(self.assumed))
         console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))
         if finding.fit:
-            low, high = (table.seconds(value) for value in first.estimate.step_time_range)
-            basis = first.file.prediction.step_time_range_basis
-            console.print(f"Step of the first: {low} to {high} for nine of ten runs, by the errors on {basis}.")
+            found = first.file.prediction
+            basis = found.step_time_range_basis
+            console.print(f"Step of the first: {table.range_text(found)}, by the errors on {basis}.")
+            console.print(table.first_runs_text(found))
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
             for gain in self.faster:
                 where = f"; with {gain.layout}" if gain.layout else ""

@@ -186,6 +186,7 @@ def _estimate_chunk(
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float)
         * workload.sequence_length
+        * workload.sequences
         / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
         reclaimed=at_stage(given, worst),
@@ -232,8 +233,8 @@ def _step_parts(
 ) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end.
 
-    Also hidden communication by kind, and model FLOP of one GPU: forward, and twice that backward (once when only
-    adapters are trained), averaged over the stages.
+    Also hidden communication by kind, and model FLOP of one GPU: forward, that of a reference model too, and twice that
+    backward (once when only adapters are trained), averaged over the stages.
     """
     m = np.asarray(layout.num_microbatches, dtype=float)
     slowest = priced.slowest

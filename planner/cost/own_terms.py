@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.cost.pipeline.partition import StageParameters, Stages
     from planner.cost.price.state_traffic import Part
     from planner.model import ModelSpec
+    from planner.trainer import Trainer
     from planner.workload import Workload
 
 
@@ -87,6 +88,10 @@ class OwnTerms:
     def frozen_gradients(self) -> float:
         """Bytes per frozen parameter of gradients that sharded data parallelism makes all the same, and keeps whole on every rank
         while microbatches are accumulated."""
+        return 0.0
+
+    def head_bytes(self, trainer: Trainer) -> float:
+        """Bytes per weight of the head of copies that its product makes."""
         return 0.0
 
     def update_bytes(self, workload: Workload) -> float:

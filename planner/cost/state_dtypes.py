@@ -20,6 +20,7 @@ PURE_STATES = {
 fp32 moments of bf16 weights.  [bitsandbytes, optim/optimizer.py: get_state_buffer(p, dtype=torch.float32)]"""
 NF4_BLOCK, SCALE_BLOCK = 64.0, 256.0
 FROZEN_BYTES = {
+    "fp32": 4.0,
     "fp8": 1.0,
     "int8": 1.0,
     "nf4": 0.5 + 4.0 / NF4_BLOCK,
@@ -31,7 +32,15 @@ blocksize 64, nested blocksize 256]"""
 
 
 def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
-    """The trainer with the bytes per parameter that the precision of the job decides."""
+    """The trainer with the bytes per parameter that the precision of the job decides, and the loss that its objective has.
+
+    DPO reads the log probability of every token off all logits, sequence by sequence in half precision: logits 2, log softmax 2,
+    its gradient 2, and a copy of that which is as long as the logits 2. Those of the reference
+    come and go before the backward pass.
+    [TRL, dpo_trainer.py: compute_loss; trainer/utils.py: selective_log_softmax]
+    """
+    if workload.objective == "dpo" and trainer.stored.loss != "fused_linear":
+        trainer = trainer.replace(loss="full", logit_bytes=8.0)
     if workload.precision != "bf16_true":
         return trainer
     reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32
@@ -41,6 +50,11 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     )  # fmt: skip
 
 
+def frozen_other(workload: Workload) -> float:
+    """Bytes per parameter of a frozen base that is no linear layer: embedding, head, norms."""
+    return 4.0 if workload.frozen_weights == "fp32" else workload.element
+
+
 def frozen_element(workload: Workload) -> float:
     """Bytes per parameter of frozen linear layers."""
     return FROZEN_BYTES.get(workload.frozen_weights, workload.element)
@@ -48,6 +62,6 @@ def frozen_element(workload: Workload) -> float:
 
 def dequantised(workload: Workload) -> bool:
     """Frozen weights are brought to bf16 before each product; fp8 weights are not where products run in fp8."""
-    if workload.frozen_weights == "bf16":
+    if frozen_element(workload) == workload.element:
         return False
     return workload.frozen_weights != "fp8" or workload.precision not in LOW_PRECISIONS

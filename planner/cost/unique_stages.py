@@ -137,6 +137,7 @@ def _state_columns(
         "fresh": fresh, "step_end": step_end, "pooled": pooled,
         "buffers": states.communicator_bytes(cluster, layout),
         "reduce": reduce + outward, "gather": gather + inward, "copies": state_traffic.copy_seconds(cluster, layout, parameters),
+        "reference": (gather + inward) * (partition.column(layout.zero) >= 3) * (workload.forwards - 1.0),
         "reduced_last": reduced_last, "gathered_first": gathered_first,
         "optimizer": optimizer, "offload": offload,
         "host_sum": state_traffic.host_sum_seconds(cluster, trainer, layout, held_bytes),

@@ -141,7 +141,7 @@ class Links:
             transfer = size / network
         else:
             transfer = bus_factor(op, many) * size / (r * network)
-        whole = column(r >= self.gpus_per_node)
+        whole = column((r >= self.gpus_per_node) & (self.gpus_per_node > 1))  # with a switch that reduces
         time = curve.time(transfer, self._inside_transfer(op, size, many, r), many, nodes, whole, 1.0)
         time = np.where(n <= r, self.scale_up_time(op, size, np.minimum(n, r)), time)
         return np.where((n <= 1.0) | (size <= 0.0), 0.0, time)[()]

@@ -16,6 +16,7 @@ import numpy as np
 
 from planner import library, schema, units
 from planner.curves import RINGS, bus_factor, least_factor
+from planner.detect import not_modelled
 from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.compute import Compute
 from planner.hardware.links import Links
@@ -192,6 +193,9 @@ class HardwareProfile(Compute, Links):
 
 def load_hardware(name: str) -> HardwareProfile:
     """The profile of a library name ("h100-sxm") or of a user's YAML file. Raises PlannerError when it is broken."""
+    known = name in library.names("hardware") or name.endswith((".yaml", ".yml"))
+    if not known and (why := not_modelled(name)):
+        raise PlannerError(why)
     path = library.find("hardware", name)
     return HardwareProfile.from_dict(library.read_yaml(path), path.name)
 
@@ -291,7 +295,7 @@ def _switches(profile: HardwareProfile) -> Iterator[str]:
     ranks = 2.0 * profile.gpus_per_node
     for op, network in profile.scale_out.items():
         most = float(bus_factor(op, ranks) / least_factor(op, ranks))
-        if network.two_nodes is not None and network.two_nodes > most:
+        if network.two_nodes is not None and network.two_nodes > most and profile.gpus_per_node > 1:
             reached = f"scale_out {op} on two nodes reaches {network.two_nodes:.2f} of the line rate of the NICs"
             yield f"{reached}; at most {most:.2f}, where every GPU receives each byte once"
 

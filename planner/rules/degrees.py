@@ -57,4 +57,23 @@ def _mlp_width(job: Job, x: Any) -> Iterator[Any]:
     )
 
 
-DEGREES = (_gpus, _trainer_degrees, _heads, _kv_heads, _mlp_width)
+@rule("linear attention")
+def _linear_attention(job: Job, x: Any) -> Iterator[Any]:
+    """Heads of linear attention are split by tensor and, for the scan, by context parallelism, where the trainer can.
+    [Megatron Core, mamba_context_parallel.py: groups are repeated where the context-parallel ranks are more]"""
+    m, legal = job.model.linear, job.legal
+    yield (m is None) or (
+        ((x.tp == 1) | legal.tp_with_linear_attention) & ((x.cp == 1) | legal.cp_with_linear_attention)
+        & divides(x.tp, m.key_heads) & divides(x.tp * x.cp, m.value_heads)
+    )  # fmt: skip
+    if m is not None and ((x.tp > 1 and not legal.tp_with_linear_attention) or (x.cp > 1 and not legal.cp_with_linear_attention)):
+        how = "tensor" if x.tp > 1 and not legal.tp_with_linear_attention else "context"
+        yield f"trainer {job.trainer.name} has no {how} parallelism for layers with linear attention; set {how[0]}p to 1"
+    elif m is not None:
+        yield (
+            f"tp {x.tp} must divide the {m.key_heads} key heads (groups), and tp x cp {x.tp * x.cp} the {m.value_heads} value "
+            f"heads of linear attention of {job.model.name}; choose smaller degrees"
+        )
+
+
+DEGREES = (_gpus, _trainer_degrees, _heads, _kv_heads, _linear_attention, _mlp_width)

@@ -5,8 +5,10 @@ from planner.errors import PlannerError
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
-SPARSE_ATTENTION = ("Megatron Core",)
-"""Code bases with attention on chosen keys.  [megatron/core/transformer/experimental_attention_variant/dsa.py]"""
+SPARSE_KERNELS = ("Megatron Core",)
+"""Code bases with kernels for chosen keys.  [megatron/core/transformer/experimental_attention_variant/dsa.py]"""
+SPARSE_ATTENTION = (*SPARSE_KERNELS, "automodel")
+"""Code bases with sparse attention at all: AutoModel masks full attention.  [components/models/deepseek_v32/layers.py]"""
 LEAN_OPTIMIZERS = ("adam_bf16", "adam_8bit")
 """Optimizers whose moments have less than 32 bits."""
 
@@ -31,9 +33,13 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
             f"trainer {trainer.name} has no frozen weights in {workload.frozen_weights}; it knows "
             f"{', '.join(trainer.legal.frozen_weights)}"
         )
+    if workload.objective not in ("lm", *trainer.legal.fine_tuning.objectives):
+        raise PlannerError(
+            f"trainer {trainer.name} has no objective {workload.objective}; use --objective lm, or another trainer such as trl"
+        )
     if workload.model.is_sparse and trainer.code_base not in SPARSE_ATTENTION:
         raise PlannerError(
             f"{workload.model.name} has sparse attention, of which trainer {trainer.name} has no kernel that is modelled; use "
-            "--trainer megatron or megatron-bridge"
+            "--trainer megatron, megatron-bridge or automodel"
         )
     cluster.hardware.peak(peak_dtype(workload.precision))

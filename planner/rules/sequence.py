@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from planner.layout import CpMethod
+from planner.rules.jobs import SPARSE_KERNELS
 from planner.rules.rule import Job, chosen, divides, known, rule
 from planner.workload import LOW_PRECISIONS
 
@@ -28,14 +29,15 @@ def _context_parallel_kernels(job: Job, x: Any) -> Iterator[Any]:
     all keys.  [dsa.py, DSAttention.forward]"""
     ring, mla = x.cp_method == CpMethod.RING, job.model.is_mla
     fits = np.where(ring, job.model.window == 0, not mla)
+    free = not job.trainer.kernels.transformer_engine
     if job.model.is_sparse:
-        fits = x.cp_method == CpMethod.ALLGATHER
-    yield (x.cp == 1) | fits | (not job.trainer.kernels.transformer_engine)
+        free, fits = False, (x.cp_method == CpMethod.ALLGATHER) & (job.trainer.code_base in SPARSE_KERNELS)
+    yield (x.cp == 1) | fits | free
     yield (
         f"cp {x.cp} with method {chosen('cp_method', x.cp_method)}: Transformer Engine's context parallelism knows "
         f"{'MLA as a ring only' if mla else 'sliding windows with a2a or allgather only'}"
         if not job.model.is_sparse
-        else f"cp {x.cp} with method {chosen('cp_method', x.cp_method)}: sparse attention gathers all keys, cp_method allgather"
+        else f"cp {x.cp} with method {chosen('cp_method', x.cp_method)}: sparse attention knows allgather in Megatron alone"
     )
 
 
@@ -55,6 +57,7 @@ def _low_precision(job: Job, x: Any) -> Iterator[Any]:
     holds &= rows % (np.where(x.sequence_parallel == 1, x.tp, 1) * unit) == 0
     holds &= (model.ffn_size % (x.tp * unit) == 0) | (not model.num_plain_layers)
     holds &= (model.expert_ffn_size % (x.etp * unit) == 0) | (not model.is_moe)
+    holds &= (model.linear is None) or (model.linear.value_size % (x.tp * unit) == 0)
     yield holds | (precision not in LOW_PRECISIONS)
     yield (
         f"{precision} needs hidden size, attention width, MLP width (experts: over etp {x.etp}) and tokens of each of the {x.tp} "

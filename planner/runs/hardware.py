@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from planner import library, units
-from planner.detect import profile_of
+from planner.detect import not_modelled, profile_of
 from planner.hardware import HardwareProfile, load_hardware
 from planner.runs.rows import CLUSTER_FIGURES, Row, UnsupportedError
 
@@ -54,7 +54,7 @@ def gpu_profile(text: str) -> str:
     profile = text.lower() if text.lower() in library.names("hardware") else profile_of(text)
     if profile is not None:
         return profile
-    raise UnsupportedError(f"GPU '{text}' is not in profiles/devices.yaml")
+    raise UnsupportedError(not_modelled(text) or f"GPU '{text}' is not in profiles/devices.yaml")
 
 
 @cache

@@ -1,22 +1,19 @@
-"""What a row trained, and how, from its fields and notes: optimizer, adapters; model; degrees, schedule, recompute."""
+"""How a row was trained, from its fields and notes: optimizer, adapters; degrees, schedule, recompute."""
 
-import dataclasses
 import functools
 import math
 import operator
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from planner import library, units
-from planner import model as models
-from planner.cost.parameters import total_parameters
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
 from planner.runs.host_memory import offload_of
 from planner.runs.rows import Row, UnsupportedError
 from planner.runs.software import default_of, is_lora, shipped_trainer
 
+MICROBATCHES = 8
+"""Microbatches per pipeline stage where the global batch is not stated, but a rate is: nearly the rate of any larger batch."""
 _OPTIMIZERS = (
     ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"),
     ("adafactor", "adafactor"), ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
@@ -62,113 +59,6 @@ def expert_imbalance_of(row: Row, model: ModelSpec) -> float:
     return float(not model.is_moe or bool(row.entry.get("balanced") or forced))
 
 
-# --------------------------------------------------------------------------------------------------------------- model
-
-
-@functools.cache
-def _presets() -> list[tuple[str, str]]:
-    """(letters and digits of a name or alias, preset), longest first: the first prefix is the most specific."""
-    known = {name: name for name in library.names("models")} | models.aliases()
-    return sorted(((re.sub(r"\W", "", n.lower()), p) for n, p in known.items()), key=lambda pair: (-len(pair[0]), pair))
-
-
-@functools.cache
-def _preset(name: str) -> ModelSpec | None:
-    """The preset whose name begins the row's model name ('deepseek-v3-4layers'), if there is one."""
-    plain = re.sub(r"\W", "", name.lower())
-    found = next((preset for known, preset in _presets() if plain.startswith(known)), None)
-    return models.load_model(found) if found else None
-
-
-def model_of(row: Row) -> ModelSpec:
-    """The row's model; details that the schema has no field for come from the preset of that name, when sizes agree."""
-    heads = row.get("model.heads")
-    padded = row.note(r"padded to (\d+) \(TP 8\) or (\d+) \(TP 16\)")
-    if padded:
-        heads = int(padded.group(1 if row.get("parallel.tp") == 8 else 2))
-    elif heads % (row.get("parallel.tp") or 1):
-        raise UnsupportedError(f"{heads} heads do not divide by tp {row.get('parallel.tp')}; padding is not stated")
-    mtp = bool(default_of(row, "mtp", False)) and not row.note("w/o MTP")
-    return _build_model(
-        tuple(sorted((*row.data["model"].items(), ("heads_run", heads)))), mtp, row.get("model.position")
-    )
-
-
-@functools.cache
-def _build_model(items: tuple[tuple[str, Any], ...], mtp: bool, position: str | None) -> ModelSpec:
-    m = dict(items)
-    heads, kv_heads = m["heads_run"], m.get("kv_heads") or m["heads"]
-    if heads != m["heads"]:
-        kv_heads = heads if kv_heads == m["heads"] else kv_heads
-    preset = _preset(m.get("name") or "")
-    if preset and (preset.hidden_size, preset.num_heads) != (m["hidden"], heads):
-        preset = None
-    mla = m.get("attention") == "mla"
-    if mla and (preset is None or not preset.is_mla):
-        raise UnsupportedError(f"model not stated: the MLA sizes of '{m.get('name')}'")
-    base: dict[str, Any] = dataclasses.asdict(preset) if preset else _generic(m, position)
-    base |= {
-        "name": m.get("name") or "model", "num_layers": m["layers"], "hidden_size": m["hidden"], "num_heads": heads,
-        "num_kv_heads": heads if mla else kv_heads, "ffn_size": m.get("ffn") or m.get("moe_ffn"), "gated": m["gated"],
-        "max_sequence_length": m["seq"], "mtp_layers": base.get("mtp_layers", 0) if mtp else 0,
-        "published_parameters": 0.0, "published_active_parameters": 0.0, "source": "",
-    }  # fmt: skip
-    if not mla:
-        base["head_dim"] = m.get("head_dim") or (preset.head_dim if preset else m["hidden"] // heads)
-    if m.get("tied_embeddings") is not None:
-        base["tied_embeddings"] = m["tied_embeddings"]
-    if base.get("position") == "learned":
-        base["num_position_embeddings"] = m["seq"]
-    base |= _experts(m, preset) | _window(m, preset)
-    base["vocab_size"] = m.get("vocab") or _vocabulary(base, m)
-    return ModelSpec(**base)
-
-
-def _generic(m: Mapping[str, Any], position: str | None) -> dict[str, Any]:
-    """Details of a model without a preset: GPT-type (plain MLP, one key head per query head), else Llama-type."""
-    gpt = not m["gated"] and m.get("attention") in (None, "mha")
-    return {
-        "position": (position or "learned") if gpt else "rope", "norm": "rmsnorm" if m["gated"] else "layernorm",
-        "activation": "silu" if m["gated"] else "gelu", "linear_bias": gpt, "tied_embeddings": gpt,
-        "embedding_norm": position == "alibi" and gpt,
-    }  # fmt: skip
-
-
-def _experts(m: Mapping[str, Any], preset: ModelSpec | None) -> dict[str, Any]:
-    if not m.get("experts"):
-        plain = {"num_experts": 0, "top_k": 0, "expert_ffn_size": 0, "num_shared_experts": 0, "num_dense_layers": 0}
-        return {**plain, "shared_expert_ffn_size": 0, "moe_layer_interval": 1}
-    shared = m.get("shared_experts") or 0
-    width = m.get("moe_ffn") or m.get("ffn")
-    same = preset is not None and preset.num_shared_experts == shared
-    return {
-        "num_experts": m["experts"], "top_k": m.get("topk"), "expert_ffn_size": width, "num_shared_experts": shared,
-        "shared_expert_ffn_size": preset.shared_expert_ffn_size if preset and same else shared * (width or 0),
-        "num_dense_layers": m.get("dense_layers") or 0,
-    }  # fmt: skip
-
-
-def _window(m: Mapping[str, Any], preset: ModelSpec | None) -> dict[str, Any]:
-    """Windowed layers: the preset's share of the layers; all of them when only a window is given."""
-    window = m.get("window") or (preset.window if preset else 0)
-    if not window:
-        return {"window": 0, "num_windowed_layers": 0}
-    share = preset.num_windowed_layers / preset.num_layers if preset and preset.window else 1.0
-    return {"window": window, "num_windowed_layers": round(share * m["layers"])}
-
-
-def _vocabulary(base: Mapping[str, Any], m: Mapping[str, Any]) -> int:
-    """Vocabulary that is not stated, from the published parameters: V = (P - layers) / (h, or 2 h untied)."""
-    if not m.get("params_b"):
-        raise UnsupportedError("model not stated: vocab")
-    without = total_parameters(ModelSpec(**{**base, "vocab_size": 1}))
-    tables = 1 if base.get("tied_embeddings") else 2
-    vocabulary = round((m["params_b"] * units.GIGA - without) / (tables * m["hidden"]))
-    if not 1000 <= vocabulary <= 300000:
-        raise UnsupportedError("model not stated: vocab, and the published parameters do not tell it")
-    return int(vocabulary)
-
-
 # -------------------------------------------------------------------------------------------------------------- layout
 
 
@@ -180,7 +70,12 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
     gpus = row.get("parallel.gpus") or tp * pp * cp * dp
     if tp * pp * cp * dp != gpus:
         raise UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
-    micro, batch = row.get("batch.micro") or _micro(row, dp, pp, assumptions), row.get("batch.global")
+    micro = row.get("batch.micro") or _micro(row, dp, pp, assumptions)
+    batch = row.get("batch.global") or MICROBATCHES * pp * micro * dp
+    if not row.get("batch.global"):
+        assumptions.append(f"{MICROBATCHES} microbatches per pipeline stage")
+    if pp > 1 and row.get("parallel.vpp") is None:
+        assumptions.append("virtual stages: what is fastest and fits")
     steps = batch / (micro * dp)
     if steps < 1:
         raise UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
@@ -204,17 +99,15 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
 
 
 def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
-    """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom.
+    """A micro batch that is not stated: 1, unless a larger one fits (``left_open``).
 
     Where the framework splits the batch of a replica into as many microbatches as there are stages: what that gives.
     """
     if row.get("batch.global") == dp:
         return 1
-    if pp == 1:
-        raise UnsupportedError("layout not stated: micro")
     if default_of(row, "microbatches", "") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
         return int(row.get("batch.global") // (dp * pp))
-    assumptions.append("micro batch 1")
+    assumptions.append("micro batch: what is fastest and fits")
     return 1
 
 
@@ -276,7 +169,7 @@ _SELECTIVE = {
 
 
 def _recompute(row: Row, pp: int) -> dict[str, int]:
-    """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
+    """Mode, modules and layers of a text such as 'full', '10 layers full', 'every second layer full', 'selective: mlp'."""
     stated = row.get("recompute")
     text = str(default_of(row, "recompute", "none") if stated is None else stated).strip().lower()
     if text == "full except attention output" and row.options.get("attention_output", "kept") == "kept":
@@ -286,6 +179,8 @@ def _recompute(row: Row, pp: int) -> dict[str, int]:
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
         return {"recompute": Recompute.FULL, "recompute_layers": int(layers.group(1))}
+    if text == "every second layer full":
+        return {"recompute": Recompute.FULL, "recompute_layers": max(row.get("model.layers") // pp // 2, 1)}
     if text in ("none", "full"):
         return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
     match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())

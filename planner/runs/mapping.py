@@ -13,15 +13,17 @@ from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
-from planner.error_bars import OWN_RUN, kind_of
+from planner.error_bars import OWN_RUN, Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, model_of, optimizer_of
+from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, optimizer_of
+from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
+from planner.runs.row_models import completed, model_columns, model_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.runs.software import precision_of, recipe_of, trainer_of
 from planner.trainer import Trainer, changed_trainer, load_trainer
@@ -62,6 +64,8 @@ class Run:
     options: tuple[str, ...] = ()
     """Options of the trainer that the row, or the recipe of its version, states; the others are open (``options.alternatives``)."""
     layout: Layout | None = None
+    others: tuple[Layout, ...] = ()
+    """Further layouts that it may have run with, where the row leaves the micro batch or the virtual stages open."""
     measured: Measured = field(default_factory=Measured)
 
     @property
@@ -83,11 +87,9 @@ class Run:
         return found[1] if found else ""
 
     @property
-    def kind(self) -> str:
-        """Kind of run, one of ``error_bars.KINDS``, which chooses its error bar; '' where it cannot be priced."""
-        if self.workload is None:
-            return ""
-        return self.made_for or kind_of(self.workload)
+    def kind(self) -> Kind | None:
+        """Kind of run, which chooses its error bar; None where it cannot be priced."""
+        return None if self.workload is None or self.trainer is None else kind_of(self.workload, self.trainer, self.made_for)
 
 
 def read_runs(paths: Sequence[str | Path] | None = None, *, generic: bool = False) -> list[Run]:
@@ -120,6 +122,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
     ``hardware`` (a profile's name or file) and ``model`` stand for what the row says of them.
     """
     of_plan = row.get("plan") is not None
+    row = row if of_plan else completed(row)
     missing, network = [] if of_plan else _missing(row), "not measured"
     try:
         profile, network = hardware_of(row, hardware)
@@ -166,6 +169,7 @@ def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: Mod
     assumptions = list[str]()
     of_plan = row.get("plan") is not None
     workload, trainer, layout = planned(row) if of_plan else _from_columns(row, missing, stated, assumptions)
+    others = () if of_plan else layouts_left_open(row, layout, workload.model)
     hardware.peak(peak_dtype(workload.precision))
     measured = measured_of(row, workload, layout, hardware)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
@@ -173,7 +177,8 @@ def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: Mod
         raise UnsupportedError(f"no step time, memory or out-of-memory result was {how}")
     return {
         "workload": workload, "cluster": Cluster(hardware=hardware, num_gpus=int(layout.num_gpus)), "trainer": trainer,
-        "options": () if of_plan else tuple({**recipe_of(row).options, **row.options}), "layout": layout, "measured": replace(measured, first_stage=False) if of_plan else measured,
+        "options": () if of_plan else tuple({**recipe_of(row).options, **row.options}), "layout": layout, "others": others,
+        "measured": replace(measured, first_stage=False) if of_plan else measured,
         "assumptions": tuple(assumptions),
     }  # fmt: skip
 
@@ -186,14 +191,15 @@ def _from_columns(
     if row.entry.get("unknown"):
         trainer = row.entry["trainer"]
         assumptions.append(f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {trainer}")
-    missing = [path for path in missing if path != "batch.micro"]
+    filled = {"batch.micro", "parallel.vpp"} | (set() if row.get("measured.step_s") else {"batch.global"})
+    missing = [path for path in missing if path not in filled]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
         raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
     model = stated or model_of(row)
     layout = layout_of(row, model, assumptions)
     workload = Workload(
-        model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
+        model=model, sequence_length=row.get("model.seq"), global_batch_size=int(layout.global_batch_size),
         precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
         document_length=min(row.get("document_length") or 0, row.get("model.seq")),
         expert_imbalance=expert_imbalance_of(row, model),
@@ -268,18 +274,6 @@ def columns(workload: Workload, layout: Layout) -> dict[str, Any]:
 
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "zero")
-
-
-def model_columns(model: ModelSpec) -> dict[str, Any]:
-    """A model in the fields of a row."""
-    found: dict[str, Any] = {
-        "name": model.name, "hidden": model.hidden_size, "layers": model.num_layers, "heads": model.num_heads,
-        "kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "ffn": model.ffn_size, "gated": model.gated,
-        "vocab": model.vocab_size, "tied_embeddings": model.tied_embeddings,
-    }  # fmt: skip
-    if model.is_moe:
-        found |= {"experts": model.num_experts, "topk": model.top_k, "moe_ffn": model.expert_ffn_size}
-    return found
 
 
 def _recompute(layout: Layout) -> str:

@@ -14,7 +14,7 @@ from planner.errors import listed
 from planner.keywords import flag_of
 from planner.layout import BOOLEANS, NAMES, Layout
 from planner.schema import fields_of
-from planner.workload import FROZEN_WEIGHTS, IMAGE_ENCODERS, LORA_TARGETS, OPTIMIZERS, PRECISIONS
+from planner.workload import FROZEN_WEIGHTS, IMAGE_ENCODERS, LORA_TARGETS, OBJECTIVES, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -63,6 +63,7 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
     ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
     ("frozen_weights", str, "NAME", f"Frozen linear layers under adapters: {listed(FROZEN_WEIGHTS)}. [bf16]"),
+    ("objective", str, "NAME", f"What is minimised: {listed(OBJECTIVES)}. [lm]"),
     ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
     ("image_tokens", int, "N", "Tokens of a sequence that stand for images. [0: text only]"),
     ("image_encoder", str, "NAME", f"{listed(IMAGE_ENCODERS)}. [frozen]"),

@@ -178,6 +178,34 @@ def advice_table(advice: list[Advice]) -> Table:
     return table(*headings, title="What would fit", rows=rows)
 
 
+def samples(work: Workload) -> str:
+    """What a batch counts, where that is not sequences."""
+    return "pairs " if work.objective == "dpo" else ""
+
+
+MIDDLE = 0.02
+"""The median of an interval is said when it is this part away from the prediction."""
+
+
+def range_text(one: Prediction) -> str:
+    """'600 ms to 900 ms for nine of ten runs, 700 ms at the median'."""
+    low, high = one.step_time_range_s
+    text, middle = f"{seconds(low)} to {seconds(high)} for nine of ten runs", one.step_time_median_s
+    away = middle is not None and abs(middle / one.step_time_s - 1.0) > MIDDLE
+    return f"{text}, {seconds(middle)} at the median" if away and middle is not None else text
+
+
+def first_runs_text(one: Prediction) -> str:
+    """How much longer a user's own run takes before it is tuned, in a sentence; '' where the file does not say."""
+    if one.first_runs_s is None:
+        return ""
+    low, middle, high = (f"{value / one.step_time_s:.1f}" for value in one.first_runs_s)
+    return (
+        f"That is as tuned runs are. First runs of users, not yet tuned, take {low} to {high} times as long, {middle} at the "
+        f"median ({one.first_runs_basis})."
+    )
+
+
 def trained(work: Workload) -> str:
     """Adapters in the title of a job, which says nothing where every weight is trained."""
     return f"adapters of rank {work.lora_rank} on a base in {work.frozen_weights}, " if work.lora_rank else ""
@@ -186,12 +214,13 @@ def trained(work: Workload) -> str:
 def print_prediction(console: Console, plan: Plan) -> None:
     """The whole breakdown of one layout."""
     one = plan.prediction
-    low, high = one.step_time_range_s
     console.print(Text(layout_text(plan.layout), style="bold"))
     console.print(
-        f"step {seconds(one.step_time_s)} (nine of ten runs: {seconds(low)} to {seconds(high)}), "
+        f"step {seconds(one.step_time_s)} ({range_text(one)}), "
         f"{one.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {percent(one.mfu)}, bubble {percent(one.bubble_share)}"
     )
+    if first := first_runs_text(one):
+        console.print(first)
     console.print(time_table(one))
     print_memory(console, one)
 

@@ -11,6 +11,7 @@ from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import pass_seconds, stage_totals
 from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
+from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, Schedule
 from planner.timeline.priced_plan import Priced
 
@@ -119,10 +120,11 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     """Seconds by kind of action, part and virtual stage; and hidden seconds of both passes by group and virtual stage."""
     job, layout = priced.job, Layout.stack([priced.assigned])
     parameters = stage_parameters(job.workload, layout, priced.contents)
-    costs = price_blocks(job.workload, job.cluster, job.trainer, layout)
+    trainer = stored_as(job.workload, job.trainer)
+    costs = price_blocks(job.workload, job.cluster, trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, costs)
-    totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, job.trainer, layout, parameters).T
-    busy, host = pass_seconds(job.trainer, layout, totals)
+    totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, trainer, layout, parameters).T
+    busy, host = pass_seconds(trainer, layout, totals)
     passes = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(job.cluster, layout, priced.contents, priced.times.saved, *passes)
     nothing = np.zeros_like(waiting)

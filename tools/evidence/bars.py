@@ -3,7 +3,7 @@
 A residual is r = ln(measured / predicted). Runs of one campaign (what one paper or repository published) are wrong together, and
 what a user will run is another campaign: the campaign is the unit. Inside it every source weighs the same, in that every run.
 
-A class of runs (kind; kind and code; kind, code and generation of GPU) has a centre m and a scale s, both pooled with those
+A class of runs (kind of user; and code; and kind of model; and generation of GPU) has a centre m and a scale s, both pooled with those
 of the class around it (m', s') as if that were POOL further campaigns: with k campaigns c of its own,
 
     m = (sum_c E_c[r] + POOL m') / (k + POOL),    s^2 = (sum_c E_c[(r - m)^2] + POOL s'^2) / (k + POOL)
@@ -12,7 +12,7 @@ the posterior mean and variance of a normal distribution with a conjugate prior.
 that within them, as E_c[(r - m)^2] does: it is that of a run of a new campaign.  [Gelman 2013, Bayesian Data Analysis, 3.3, 5.4]
 
 Residuals are neither normal nor symmetric. The ends of the interval are m + q s, q two quantiles of z = (r - m) / s over all
-campaigns, each with m and s that it had no part in. Which two is set for every kind of run: those that hold AIM of its runs, as a
+campaigns, each with m and s that it had no part in. Which two is set for every kind of user: those that hold AIM of its runs, as a
 mean over sources, when whole campaigns are left out.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.error_bars import KEYS, QUANTITIES, ErrorBar
+from planner.error_bars import KEYS, QUANTITIES, Z90, ErrorBar
 from planner.questions.accuracy.prediction import Pair, grouped
 
 COVERAGE = 0.9
@@ -40,9 +40,9 @@ POOL = 4.0
 NARROWEST = 0.03
 """No interval leaves out a measurement that is this part away from the prediction."""
 TAIL = 0.05
-"""What is left out on either side where no kind of run says more."""
-NORMAL = 1.645
-"""Standard deviations that hold COVERAGE of a normal distribution."""
+"""What is left out on either side where no kind of user says more."""
+QUARTERS = 1.349
+"""Standard deviations between the quarters of a normal distribution."""
 
 Class = tuple[str, ...]
 """Values of the first of KEYS; () = all runs."""
@@ -54,8 +54,9 @@ class Residual:
 
     source: str
     campaign: str
-    kind: str
+    user: str
     code_base: str
+    model: str
     arch: str
     value: float
     """ln(measured / predicted)."""
@@ -76,17 +77,17 @@ class Spread:
 
 
 def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
-    """Residuals of all predicted runs that were measured and that their source does not call broken."""
+    """Residuals of all predicted runs that were measured, whose layout is stated and that their source does not call broken."""
     found = []
     for pair in pairs:
         run = pair.run
         error = pair.time_error if quantity == "step_time" else pair.memory_error
-        if error is None or not run.representative or run.slow_network or run.cluster is None or run.trainer is None:
+        if error is None or not pair.counts or run.slow_network or run.cluster is None or run.trainer is None or run.kind is None:
             continue
         found.append(
             Residual(
-                source=run.source, campaign=run.campaign, kind=run.kind, code_base=run.trainer.code_base,
-                arch=run.cluster.hardware.arch, value=-float(np.log1p(error)),
+                source=run.source, campaign=run.campaign, user=run.kind.user, code_base=run.trainer.code_base,
+                model=run.kind.model, arch=run.cluster.hardware.arch, value=-float(np.log1p(error)),
             )
         )  # fmt: skip
     return found
@@ -130,7 +131,7 @@ class Evidence:
         """(r - m) / s of the campaigns but for those left out, each with spreads that it had no part in; and their weights."""
         kept = [name for name in self.campaigns if name not in without]
         if len(kept) < 2:  # nothing to leave out: as if normal
-            return np.array([-NORMAL, 0.0, NORMAL]), np.array([0.1, 0.8, 0.1])
+            return np.array([-Z90, 0.0, Z90]), np.array([0.1, 0.8, 0.1])
         parts, weights = [], []
         for campaign in kept:
             members, spreads = self.campaigns[campaign], self.spreads(without | {campaign})
@@ -162,12 +163,14 @@ def build(found: Sequence[Residual], tails: Mapping[str, float]) -> tuple[ErrorB
     scaled, bars = evidence.scaled(nobody), list[ErrorBar]()
     for name, spread in evidence.spreads(nobody).items():
         tail = tails.get("".join(name[:1]), TAIL)
-        low, middle, high = spread.centre + quantiles(*scaled, (tail, 0.5, 1.0 - tail)) * spread.scale
+        low, quarter, middle, more, high = (
+            spread.centre + quantiles(*scaled, (tail, 0.25, 0.5, 0.75, 1.0 - tail)) * spread.scale
+        )
         low, high = clear(low, high)
         bars.append(
             ErrorBar(
-                low=float(np.exp(low)), middle=float(np.exp(middle)), high=float(np.exp(high)), runs=runs[name],
-                sources=len(sources[name]), **dict(zip(KEYS, name, strict=False)),
+                low=float(np.exp(low)), middle=float(np.exp(middle)), high=float(np.exp(high)),
+                bulk=max(float(more - quarter) / QUARTERS, NARROWEST / 2.0), runs=runs[name], sources=len(sources[name]), **dict(zip(KEYS, name, strict=False)),
             )
         )  # fmt: skip
     return tuple(sorted(bars, key=lambda bar: (-sum(bool(getattr(bar, key)) for key in KEYS), bar.basis)))
@@ -223,13 +226,13 @@ def limits(rows: Sequence[Held], tails: Sequence[float]) -> tuple[Floats, Floats
 
 
 def tails_of(rows: Sequence[Held]) -> dict[str, float]:
-    """By kind of run that of TAILS whose bars hold nearest to AIM of its runs as a mean over sources; of equals the widest."""
+    """By kind of user that of TAILS whose bars hold nearest to AIM of its runs as a mean over sources; of equals the narrowest."""
     found = {}
-    for kind, some in grouped(rows, lambda row: row.residual.kind).items():
+    for kind, some in grouped(rows, lambda row: row.residual.user).items():
         low, high = limits(some, TAILS)
         value = np.array([row.residual.value for row in some])
         held = ((low <= value) & (value <= high)) @ shares(some, "source")
-        found[kind] = TAILS[len(TAILS) - 1 - int(np.argmin(np.abs(held - AIM)[::-1]))]
+        found[kind] = TAILS[int(np.argmin(np.round(np.abs(held - AIM), 6)))]
     return found
 
 
@@ -245,13 +248,13 @@ def coverage(rows: Sequence[Held], tails: Mapping[str, float]) -> dict[str, Any]
     ``runs`` is the share of all runs, ``sources`` and ``campaigns`` the means over these of each one's share; ``by_kind`` the mean
     over the sources of a kind; ``width`` the median of high / low, ``narrowest`` and ``widest`` its ends.
     """
-    kinds = grouped(rows, lambda row: row.residual.kind)
+    kinds = grouped(rows, lambda row: row.residual.user)
     ends = [limits(some, [tails.get(kind, TAIL)]) for kind, some in kinds.items()]
     low, high = (np.concatenate([pair[end][0] for pair in ends]) for end in (0, 1))
     rows = [row for some in kinds.values() for row in some]
     value = np.array([row.residual.value for row in rows])
     inside = (low <= value) & (value <= high)
-    width, of_kind = np.exp(high - low), np.array([row.residual.kind for row in rows])
+    width, of_kind = np.exp(high - low), np.array([row.residual.user for row in rows])
     return {
         "n": len(rows),
         "runs": float(inside.mean()),
@@ -285,7 +288,7 @@ def to_dict(tables: Mapping[str, Sequence[ErrorBar]], proofs: Mapping[str, Mappi
 
     def entry(bar: ErrorBar) -> dict[str, Any]:
         names = {key: getattr(bar, key) for key in KEYS if getattr(bar, key)}
-        ends = {end: round(getattr(bar, end), 3) for end in ("low", "middle", "high")}
+        ends = {end: round(getattr(bar, end), 3) for end in ("low", "middle", "high", "bulk")}
         return {**names, **ends, "runs": bar.runs, "sources": bar.sources}
 
     held = {

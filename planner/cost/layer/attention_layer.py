@@ -23,7 +23,7 @@ from planner.workload import LOW_PRECISIONS
 
 def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     """Norm, projections, core attention, output projection and residual of one layer; its collectives."""
-    model, tp, tokens = shard.model, shard.tp, shard.tokens
+    model, tp, tokens, e = shard.model, shard.tp, shard.tokens, shard.element
     h = float(model.hidden_size)
     output_size = model.attention_output_size / tp
     operators: list[Operator] = [
@@ -38,6 +38,10 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
     operators += _qkv_copies(shard)
     operators += [*indexer(shard), *sparse_core(shard)] if model.is_sparse else _core_attention(shard)
+    if model.attention_gate:  # output times sigmoid of the gate: both factors are kept, the gate by its projection
+        gated = tokens * output_size * e
+        operators.append(MemoryBound(name="attention_gate", kind="elementwise", forward=3 * gated, backward=5 * gated,
+                                     kept=gated, launches=(1.0, 2.0)))  # fmt: skip
     operators += linear(
         shard, "attention_out", tokens, h, output_size, module=REPEATED, gathered=(1.0, shard.quantising_ranks)
     )
@@ -60,10 +64,10 @@ def _projections(shard: Shard) -> list[Operator]:
     h = float(model.hidden_size)
     passes = shard.trainer.kernels.rope_passes
     if not model.is_mla:
-        query = model.query_size / tp
+        query, gate = model.query_size / tp, model.query_gate_size / tp
         key_value = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
-        share = float(model.key_size / (model.query_size + model.key_size + model.value_size))
-        heads = [*linear(shard, "qkv", tokens, query + key_value, h, saved=tokens * (query + key_value) * e,
+        share = float(model.key_size / (model.query_size + model.query_gate_size + model.key_size + model.value_size))
+        heads = [*linear(shard, "qkv", tokens, query + gate + key_value, h, saved=tokens * (query + gate + key_value) * e,
                          module=REPEATED, share=share, gathered=(shard.quantising_ranks, 1.0))]  # fmt: skip
         rotated = tokens * (query + key_value / 2) * e
     else:

@@ -47,14 +47,14 @@ def before_experts(shard: Shard) -> list[Operator]:
     All-to-all: K copies are made (a read and a write of each, C = T_s K h), and sorted where several ranks send, N rows.
     Deduplicated: rows arrive once per rank, a share d of N, and are copied into the order of the experts: (1 + d) N.
     """
-    model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.hidden_size
+    model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.routed_size
     exchanged = shard.ep > 1
     if sent_once(shard):
         arrived = distinct_share(shard.ep, float(model.top_k))
         made: Number = np.where(exchanged, 0.0, 2.0 * rows * e)
         sorted_ = np.where(exchanged, (1.0 + arrived) * rows * e, 0.0)
     else:
-        made = 2.0 * shard.tokens_split * model.top_k * model.hidden_size * e
+        made = 2.0 * shard.tokens_split * model.top_k * model.routed_size * e
         sorted_ = 2.0 * rows * e * exchanged
     inputs = rows * shard.input_element * read_again(shard, "experts_up")
     here: Number = np.where(exchanged, 0.0, inputs + _weighted(shard))
@@ -71,8 +71,8 @@ def before_experts(shard: Shard) -> list[Operator]:
 def after_experts(shard: Shard) -> list[Operator]:
     """The way back: sorted again, N rows in and out, and summed over the K copies of a token, C in; or summed per rank
     first, N rows in and d N out, where tokens travel once."""
-    model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.hidden_size
-    copies = shard.tokens_split * model.top_k * model.hidden_size * e
+    model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.routed_size
+    copies = shard.tokens_split * model.top_k * model.routed_size * e
     moved: Number = 2.0 * rows * e + copies
     kept: Number = np.where(shard.ep > 1, _weighted(shard), 0.0)
     if sent_once(shard):
@@ -82,6 +82,20 @@ def after_experts(shard: Shard) -> list[Operator]:
     found.append(MemoryBound(name="unpermute", kind="permute", module=Module.MOE, forward=moved, backward=moved,
                              saved=kept, launches=(4.0, 4.0), captured=False))  # fmt: skip
     return found
+
+
+def expert_loop(shard: Shard, local: Number) -> list[Operator]:
+    """What a loop over experts launches for each beside its products: forward 11 kernels, backward 13.
+
+    Forward: its tokens looked up, 4, for which the host waits; their rows and weights gathered, 2; activation and product 2, times
+    the weights 1, added to the output 1, a cast. Backward: rows of the gradient 1, three products and a sum, activation 2, rows put
+    back 4, zeros for them 2. Bytes are those of permutation and activation. The time of the rank's experts is at least what the
+    host takes for them (``launches`` behind routing).  [transformers 4.57, Qwen3MoeSparseMoeBlock.forward; from 5.0 on grouped]
+    """
+    if "expert_loop" not in shard.trainer.kernels.unfused:
+        return []
+    return [MemoryBound(name="expert_loop", kind="copy", module=Module.MOE, forward=0.0, backward=0.0, captured=False,
+                        launches=(11.0 * local, 13.0 * local))]  # fmt: skip
 
 
 def expert_bias(shard: Shard, rows: Number) -> list[Operator]:
@@ -94,7 +108,7 @@ def expert_bias(shard: Shard, rows: Number) -> list[Operator]:
         return []
     row = "expert_bias" if shard.trainer.kernels.expert_dispatch == "alltoall" else "expert_bias_fp32"
     local = np.maximum(shard.model.num_experts / shard.ep, 1.0)
-    return [eager(shard, row, rows * shard.model.hidden_size, "expert_bias", module=Module.MOE | REPEATED, captured=False,
+    return [eager(shard, row, rows * shard.model.routed_size, "expert_bias", module=Module.MOE | REPEATED, captured=False,
                   launches=(2.0 * local + 1.0, 6.0 * local + 1.0))]  # fmt: skip
 
 
@@ -104,7 +118,7 @@ def _weighted(shard: Shard) -> Number:
     Per-operator recompute keeps what the second all-to-all put out and sorts it again, which is as much; where nothing is
     exchanged it repeats the experts. So does it with the sorted input.
     """
-    rows = shard.tokens_split * shard.model.top_k * shard.model.hidden_size * shard.element
+    rows = shard.tokens_split * shard.model.top_k * shard.model.routed_size * shard.element
     return rows * shard.trainer.stored.weighted_experts
 
 
@@ -116,7 +130,7 @@ def _padding(shard: Shard, name: str) -> list[Operator]:
     aligned = shard.trainer.host.static_experts or "expert_padding" not in shard.trainer.kernels.unfused
     if aligned or shard.workload.precision not in LOW_PRECISIONS:
         return []
-    moved = 2.0 * shard.expert_rows * shard.model.hidden_size * shard.element
+    moved = 2.0 * shard.expert_rows * shard.model.routed_size * shard.element
     return [MemoryBound(name=name, kind="copy", module=Module.MOE, forward=moved, backward=moved, captured=False,
                         launches=(1.0, 1.0))]  # fmt: skip
 
@@ -142,7 +156,7 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     The busiest rank's share decides the time of the all-to-all, as it does the experts'. Where tokens are sent once per
     place, not per expert, see ``communication.dispatch_seconds``.
     """
-    h, e = float(shard.model.hidden_size), shard.element
+    h, e = float(shard.model.routed_size), shard.element
     received = shard.expert_rows * h * e
     copies = shard.tokens_split * shard.model.top_k * h * e
     busiest = copies * shard.busiest

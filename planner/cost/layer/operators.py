@@ -113,6 +113,24 @@ class MemoryBound(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scan(Operator):
+    """The chunked scan of linear attention: kernels that work on all chunks at once, and one from chunk to chunk."""
+
+    forward: Number
+    """Bytes read and written forward by kernels that work on all chunks at once."""
+    backward: Number
+    """The same backward."""
+    carried: tuple[Number, Number]
+    """Bytes that the kernels read and write which carry a state from chunk to chunk, forward and backward."""
+    steps: tuple[Number, Number]
+    """Chunks that they pass one after the other, forward and backward; 0 where a state is only scaled and added to."""
+    products: tuple[Number, Number]
+    """FLOP of matrix products that take time beside the bytes, forward and backward."""
+    flop: Number
+    """FLOP forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatheredRows(Operator):
     """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
 
@@ -121,7 +139,9 @@ class GatheredRows(Operator):
     gathered: tuple[Number, Number]
     """Bytes of rows that all heads of one pass read together, forward and backward."""
     efficiency: float
-    """Part of the bf16 peak."""
+    """Part of the peak of ``dtype``."""
+    dtype: str = "bf16"
+    """What its FLOP are computed in."""
     model_flop: Number
     """FLOP forward that count as the model's."""
     heads: Number = 1.0
@@ -206,8 +226,8 @@ class Shard:
 
     @cached_property
     def batch(self) -> Floats:
-        """b."""
-        return np.asarray(self.layout.micro_batch_size, dtype=float)
+        """b: sequences."""
+        return np.asarray(self.layout.micro_batch_size, dtype=float) * self.workload.sequences
 
     @cached_property
     def split(self) -> Floats:
@@ -285,19 +305,19 @@ def logit_bytes(shard: Shard) -> float:
     return max(8.0, alive - 2.0)
 
 
-LOSS_PIECE = 1024.0
-"""Tokens of one piece of a loss that is computed piece by piece; at most as many as make T h logits.
-
-[Liger-Kernel, ops/fused_linear_cross_entropy.py: pieces of T / ceil(V / h) tokens; TRL and others: 256 to 1024 tokens]
-"""
+LOSS_PIECE = 256.0
+"""Tokens of one piece of a chunked loss.  [TRL, sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE]"""
 
 
 def loss_share(shard: Shard) -> Number:
-    """Part of the logits that is there at once: all, or a piece of min(T h / V, LOSS_PIECE) tokens."""
-    if shard.trainer.stored.loss in ("full", "kept"):
-        return 1.0
-    piece = shard.tokens * shard.model.hidden_size / shard.model.vocab_size
-    return np.minimum(np.minimum(piece, np.maximum(LOSS_PIECE, 0.0 * piece)) / shard.tokens, 1.0)
+    """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, or one of T h / V where the loss is fused.
+
+    [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens]
+    """
+    if shard.trainer.stored.loss == "chunked":
+        return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
+    fused = shard.trainer.stored.loss == "fused_linear"
+    return min(shard.model.hidden_size / shard.model.vocab_size, 1.0) if fused else 1.0
 
 
 def loss_bytes(shard: Shard) -> float:

@@ -44,7 +44,7 @@ def norm(
     model, e = shard.model, shard.element
     values = shard.tokens_split * model.hidden_size
     gathered = shard.tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
-    passes = shard.trainer.kernels.norm_passes
+    passes = shard.trainer.kernels.norm_passes if model.norm == "rmsnorm" else 1.0  # torch has a kernel for a layer norm
     fused = inside is not None and shard.trainer.kernels.transformer_engine
     width = shard.trainer.kernels.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
     width = min(width, 4.0) if shard.workload.lora_rank else width

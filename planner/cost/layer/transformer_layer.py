@@ -9,7 +9,8 @@ import numpy as np
 from planner.cost.layer.adapters import read_again
 from planner.cost.layer.attention_layer import attention_block
 from planner.cost.layer.eager_kernels import EAGER, eager, uncompiled
-from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, joined
+from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, expert_loop, joined
+from planner.cost.layer.linear_layer import linear_block
 from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
@@ -25,14 +26,18 @@ from planner.cost.layer.operators import (
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.layout import Module
+from planner.linear_attention import WHOLE, LayerKind
 from planner.workload import LOW_PRECISIONS
 
 
-def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
-    """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
-    operators, collectives = attention_block(shard)
-    more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
-    return _own(shard, "layer", uncompiled(operators + more_operators, shard), collectives + more_collectives)
+def layer(shard: Shard, moe: bool, kind: LayerKind = WHOLE) -> tuple[list[Operator], list[Collective]]:
+    """Operators and collectives of one layer, dense or with experts, in forward order: what its ``kind`` has of mixer and MLP."""
+    mixers = {"attention": attention_block, "linear": linear_block}
+    operators, collectives = mixers[kind.mixer](shard) if kind.mixer in mixers else ([], [])
+    if kind.mlp:
+        more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
+        operators, collectives = operators + more_operators, collectives + more_collectives
+    return _own(shard, "layer", uncompiled(operators, shard), collectives)
 
 
 def _own(
@@ -55,11 +60,11 @@ def _mlp(
     3 + 3 + 3 backward (both factors of the product, SiLU), and keeps what SiLU put out.
     """
     model, e, passes = shard.model, shard.element, shard.trainer.kernels.elementwise_passes
-    h, inner = float(model.hidden_size), width / split
+    grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
+    h, inner = float(model.routed_size if grouped else model.hidden_size), width / split
     up = inner * (model.num_mlp_matrices - 1)
     rows = m * groups
     sums = float(model.gated and shard.trainer.kernels.separate_projections)
-    grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
     alone = (
         grouped or not shard.trainer.kernels.transformer_engine
     )  # its activations are a unit of recompute in grouped experts only
@@ -108,7 +113,8 @@ def _clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
 def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
     """Kernels of one linear layer of the experts: one each way, or one per expert where they are launched in a loop, and
     as many to quantise the rows of each.  [TransformerEngine, grouped_linear.py: cuBLAS in a loop, split_quantize]"""
-    each = groups if "grouped_gemm" in shard.trainer.kernels.unfused else np.ones_like(shard.tp)
+    alone = {"grouped_gemm", "expert_loop"} & shard.trainer.kernels.unfused
+    each = groups if alone else np.ones_like(shard.tp)
     quantised = float(shard.workload.precision in LOW_PRECISIONS)
     return each * (1.0 + quantised), each * (2.0 + quantised)
 
@@ -151,9 +157,12 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=float(model.hidden_size), module=module,
              low_precision=False, trained=shard.workload.lora_rank == 0,
              saved=shard.tokens_split * model.num_experts * 4, launches=(6.0, 6.0)),
+        *_routed_width(shard, "experts_in", float(model.routed_size), float(model.hidden_size)),
         *before_experts(shard),
         *_mlp(shard, "experts", float(model.expert_ffn_size), module, rows / local, shard.etp, local),
+        *expert_loop(shard, local),
         *after_experts(shard),
+        *_routed_width(shard, "experts_out", float(model.hidden_size), float(model.routed_size)),
         *joined(shard),
     ]  # fmt: skip
     if model.shared_expert_ffn_size:
@@ -164,6 +173,15 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     if model.shared_expert_ffn_size:
         collectives += tp_pair(shard, "shared", "shared_up", "shared_down", module)
     return operators, collectives
+
+
+def _routed_width(shard: Shard, name: str, n: float, k: float) -> list[Operator]:
+    """Projection to and from the width at which routed experts work, whole on every rank, over the tokens before they are sent.
+    [Megatron Core, moe_layer.py, moe_latent_size: fc1_latent_proj, fc2_latent_proj]"""
+    if not shard.model.expert_hidden_size:
+        return []
+    source = shard.tokens_split * k * shard.element * (name == "experts_out")
+    return linear(shard, name, shard.tokens_split, n, k, module=Module.MOE | REPEATED, saved=source)
 
 
 def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:

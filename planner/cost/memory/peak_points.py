@@ -40,6 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
 from planner.cost.memory.states import StageBytes, copied_shard
 from planner.cost.pipeline.partition import (
@@ -49,6 +50,7 @@ from planner.cost.pipeline.partition import (
     gathered_bytes,
     gathered_parameters,
     layer_bytes,
+    sequences,
     shard_groups,
 )  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
@@ -109,6 +111,7 @@ def shape_parts(
     scattered = np.where(shard.split > 1, rows, 0.0)
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
+    scanned = boundary + shard.tokens * backward_bytes(model.linear, e) / shard.tp if model.linear else 0.0
     forward = rows + boundary
     qkv = shard.tokens * (model.query_size + model.key_size + model.value_size) / shard.tp * e
     waiting = (qkv + 2.0 * rows + (matrices - 1.0) * inner) * stages.dense.T
@@ -116,7 +119,7 @@ def shape_parts(
     has_moe = stages.moe.T > 0
     transient, forward = (np.broadcast_to(one, has_moe.shape) for one in (transient, forward))
     if model.is_moe:
-        copies = shard.expert_rows * model.hidden_size * e
+        copies = shard.expert_rows * model.routed_size * e
         wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
         moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
@@ -124,6 +127,7 @@ def shape_parts(
         waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T
         after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
+    transient = np.maximum(transient, scanned)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e * loss_share(shard)
@@ -158,8 +162,8 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; the head's gradient that the pieces of
-    a loss add up, and that of a piece.
+    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; copies of the head; its gradient that
+    the pieces of a loss add up, and that of a piece.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
@@ -181,7 +185,8 @@ def state_parts(
     whole = (
         stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
     )
-    on = ((zero >= trainer.stored.weight_sharding_level) & ~alone).astype(float)
+    cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
+    on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
     new = trainer.traffic.gradient_reduce_bytes
     new_layer = (unit / shard + experts / expert_shard) * new * learned
     host = column(layout.offload_parameters) > 0
@@ -191,7 +196,7 @@ def state_parts(
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
     accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
-    boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
+    boundary = sequences(workload, layout) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
@@ -210,6 +215,7 @@ def state_parts(
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
         "copied": copied * reduced * learned,
         "released": (micro == 1) * (1.0 - pipelined) * (trainer.stored.gradients == "released"),
+        "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
         "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
@@ -269,8 +275,8 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     return [
         (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
         (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
-        (stored + s["norm"] + s["loss"], gradients, np.where(dropped, 0.0, t["gathered"])),
-        (stored + s["norm"] + s["logits"] + held, gradients, t["head_pieces"] +
+        (stored + s["norm"] + s["loss"], gradients, t["head_copies"] + np.where(dropped, 0.0, t["gathered"])),
+        (stored + s["norm"] + s["logits"] + held, gradients, t["head_pieces"] + t["head_copies"] +
          head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
         (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
         (brought + held, gradients, back + t["head_reduced"] + new_head + weights),

@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.routing import busiest
 from planner.cost.pipeline.partition import (
     StageParameters,
@@ -16,6 +17,7 @@ from planner.cost.pipeline.partition import (
     gathered_parameters,
     host_share,
     layer_bytes,
+    sequences,
     shard_groups,
 )
 from planner.cost.price.state_traffic import bucket_bytes
@@ -80,7 +82,11 @@ class StageBytes:
 
 
 def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
-    """Weights, gradients and optimizer states, wherever they live.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
+    """Weights, gradients and optimizer states, wherever they live.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]
+
+    The weights of a reference model count as weights: half precision, without states, whole on every rank below zero 3 (which
+    keeps gathered, or never shards, what is not trained).  [TRL, models/utils.py: prepare_fsdp, prepare_deepspeed]
+    """
     zero = column(layout.zero)
     dense_shard, expert_shard = shard_groups(layout)
 
@@ -97,6 +103,8 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
     extra = parameters.adapters * (workload.lora_rank > 0) * trainer.stored.weight_bytes
     buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
+    if workload.reference:
+        extra = extra + per_rank(parameters.dense, parameters.expert, 3) * gathered_bytes(workload)
     return {
         "weights": resident + extra,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
@@ -132,19 +140,21 @@ def workspace_bytes(
 ) -> Floats:  # fmt: skip
     """Library workspaces, gradients of activations, gathered weights and their unsharded gradients.
 
-    The widest gradient alive in a layer is that of the MLP's inner tensors. Sharded weights are gathered for the current
-    and the prefetched unit under zero 3, for all the stage when they are not dropped after the forward pass (zero below
-    3, or a pipeline, whose schedule also accumulates unsharded gradients: they give way to the sharded ones, unit by unit).
+    The widest gradient alive in a layer is that of the MLP's inner tensors, or what the backward pass of a scan holds. Sharded
+    weights are gathered for the current and the prefetched unit under zero 3, for all the stage when they are not dropped after
+    the forward pass (zero below 3, or a pipeline, whose schedule also accumulates unsharded gradients: they give way to the
+    sharded ones, unit by unit).
     """
     model = workload.model
     element = workload.element
-    tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
+    tokens = sequences(workload, layout) * workload.sequence_length / column(layout.cp)
     inner = tokens * model.ffn_size * model.num_mlp_matrices / column(layout.tp) * (stages.dense > 0)
     if model.is_moe:
         rows = tokens * model.top_k / column(layout.tp) * busiest(workload, column(layout.ep))
         inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
     boundary = tokens * model.hidden_size * element
-    widest = np.maximum(inner * element, _score_gradients(workload, trainer, layout))
+    scanned = tokens * backward_bytes(model.linear, element) / column(layout.tp) if model.linear else 0.0
+    widest = np.maximum(np.maximum(inner * element, scanned), _score_gradients(workload, trainer, layout))
     transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
     dense_shard, expert_shard = shard_groups(layout)
@@ -189,7 +199,7 @@ def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Fl
     if trainer.kernels.attention == "flash":
         return np.zeros_like(column(layout.tp))
     length = workload.sequence_length
-    rows = column(layout.micro_batch_size) * workload.model.num_heads / column(layout.tp) * length / column(layout.cp)
+    rows = sequences(workload, layout) * workload.model.num_heads / column(layout.tp) * length / column(layout.cp)
     each = 10.0 if "softmax" in trainer.kernels.unfused else 2.0 * workload.element
     return rows * length * each
 
@@ -197,7 +207,7 @@ def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Fl
 def stage_output_bytes(workload: Workload, layout: Layout) -> Floats:
     """Output of a stage, T_s h, (N, 1)."""
     split = np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) / split
+    tokens = sequences(workload, layout) * workload.sequence_length / column(layout.cp) / split
     return tokens * workload.model.hidden_size * workload.element
 
 

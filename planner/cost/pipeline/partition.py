@@ -1,14 +1,17 @@
 """Which layers and parameters each pipeline stage holds: first, a middle one, last; shape (N, 3) everywhere. How many of the
 parameters a rank holds, trains and updates, by state sharding."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
-from planner.cost.state_dtypes import frozen_element
+from planner.cost.state_dtypes import frozen_element, frozen_other
 from planner.layout import Layout, is_v_shaped
+from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, PAGED, Workload
@@ -17,6 +20,11 @@ from planner.workload import LOW_PRECISIONS, PAGED, Workload
 def column(value: object) -> Floats:
     """A layout field as a float column of shape (N, 1)."""
     return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
+
+
+def sequences(workload: Workload, layout: Layout) -> Floats:
+    """Sequences of a micro batch, (N, 1)."""
+    return column(layout.micro_batch_size) * workload.sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +94,11 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     layers = np.stack([first, middle, last], axis=-1)
     one = np.ones(rows)
     at_first, at_last = np.stack([one, pp <= 2, single], axis=-1), np.stack([single, single, one], axis=-1)
-    moe = _moe_layers(model, layers, pp) + at_last * model.mtp_layers * bool(model.num_moe_layers)
+    more = at_last * model.mtp_layers * model.layers_per_mtp
+    moe = _moe_layers(model, layers, pp) + more * bool(model.num_moe_layers)
     at_head = np.where(np.broadcast_to(is_v_shaped(layout.schedule), (rows,))[..., None], at_first, at_last)
     return Stages(
-        dense=layers + at_last * model.mtp_layers - moe,
+        dense=layers + more - moe,
         moe=moe,
         embedding=at_first,
         head=(1.0 + model.mtp_layers) * at_head,
@@ -158,13 +167,8 @@ def stage_parameters(
     ``separate``: of projections that read the same input, each has an adapter of its own.
     [parameters.count_parameters; as Megatron's own model has them]
     """
-    model, counts = workload.model, count_parameters(workload.model)
-    tp = column(layout.tp)
-    repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
-    attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
-    mlp = counts.mlp_sharded / tp + counts.mlp_replicated
-    others = counts.shared_experts / tp + counts.router
-    experts = counts.expert * model.num_experts / (column(layout.ep) * column(layout.etp))
+    model, counts, tp = workload.model, count_parameters(workload.model), column(layout.tp)
+    attention, mlp, others, experts = _per_layer(model, layout, model.layer_kinds)
     table = counts.input_embedding / tp
     copy = table if model.tied_embeddings or model.mtp_layers else 0.0
     head = np.minimum(stages.head, 1.0)
@@ -178,38 +182,61 @@ def stage_parameters(
     linear = (
         (stages.dense + stages.moe) * plain + stages.dense * counts.mlp_sharded / tp + stages.moe * counts.shared_experts / tp
     )
-    unit = attention + (mlp if not model.is_moe else np.maximum(others, mlp * (model.num_plain_layers > 0)))
-    attention, plain, routed = _adapter_widths(workload, layout, separate)
-    width = (stages.dense + stages.moe) * attention + stages.dense * plain + stages.moe * routed
+    alone = [_per_layer(model, layout, [one._replace(share=1.0)]) for one in model.layer_kinds]
+    unit = functools.reduce(np.maximum, [
+        one[0] + (one[1] if not model.is_moe else np.maximum(one[2], one[1] * (model.num_plain_layers > 0))) for one in alone
+    ])  # fmt: skip
+    mixer, plain_mlp, routed = _adapter_widths(workload, layout, separate)
+    width = (stages.dense + stages.moe) * mixer + stages.dense * plain_mlp + stages.moe * routed
     adapters = workload.lora_rank * width / tp
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
         largest_dense_unit=unit,
-        largest_expert_unit=experts,
+        largest_expert_unit=functools.reduce(np.maximum, [one[3] for one in alone]),
         adapters=adapters,
         linear=linear,
         image_encoder=stages.embedding * counts.vision,
     )
 
 
-def _adapter_widths(workload: Workload, layout: Layout, separate: bool) -> tuple[float, float, Floats]:
-    """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: attention, MLP, experts of one rank.
+def _per_layer(model: ModelSpec, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Parameters on one rank of the mixers and norms of a layer, its dense MLP, shared experts with the router, routed experts;
+    the mean of some kinds of layers."""
+    counts, tp = count_parameters(model, kinds), column(layout.tp)
+    repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
+    mixer = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
+    experts = counts.expert * model.num_experts / (column(layout.ep) * column(layout.etp))
+    return (
+        mixer,
+        counts.mlp_sharded / tp + counts.mlp_replicated,
+        counts.shared_experts / tp + counts.router,
+        experts,
+    )
 
-    ``separate``: query, key and value, gate and up have an adapter each, which all read the same input; else one.
+
+def _adapter_widths(workload: Workload, layout: Layout, separate: bool) -> tuple[float, float, Floats]:
+    """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: mixer, MLP, experts of one rank.
+
+    ``separate``: query, key and value, gate and up have an adapter each, which all read the same input; else one. Those of linear
+    attention have one before and one behind it, where all linear layers are adapted. Of a hybrid, the mean of its layers.
     """
     model, targets, pairs = workload.model, workload.lora_targets, 1.0 + separate * (workload.model.num_mlp_matrices - 2)
-    h, matrices = float(model.hidden_size), model.num_mlp_matrices - 1
+    h, matrices, own = float(model.hidden_size), model.num_mlp_matrices - 1, model.linear
+    attends, linear = (sum(one.share for one in model.layer_kinds if one.mixer == name) for name in ("attention", "linear"))
+    mlps = sum(one.share for one in model.layer_kinds if one.mlp)
     if targets == "qv":
-        return (2.0 if separate else 1.0) * h + model.query_size + model.value_size, 0.0, np.zeros((1, 1))
-    attention = (3.0 if separate else 1.0) * h + model.query_size + model.key_size + model.value_size
+        return attends * ((2.0 if separate else 1.0) * h + model.query_size + model.value_size), 0.0, np.zeros((1, 1))
+    attention = (3.0 if separate else 1.0) * h + model.query_size + model.query_gate_size + model.key_size + model.value_size
     attention += (model.attention_output_size + h) * (targets != "qkv")
+    mixer = attends * attention + (linear * (2.0 * h + own.input_size + own.value_size) if own and targets == "all" else 0.0)
 
-    def mlp(width: float) -> float:
-        return (pairs * h + matrices * width + width + h) * (targets == "all" and width > 0)
+    def mlp(width: float, outer: float = h) -> float:
+        return mlps * (pairs * outer + matrices * width + width + outer) * (targets == "all" and width > 0)
 
-    experts = mlp(float(model.expert_ffn_size)) * model.num_experts / (column(layout.ep) * column(layout.etp))
-    return attention, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
+    routed = mlp(float(model.expert_ffn_size), float(model.routed_size))
+    experts = routed * model.num_experts / (column(layout.ep) * column(layout.etp))
+    return mixer, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
 
 
 def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
@@ -230,8 +257,9 @@ def gathered_bytes(workload: Workload) -> float:
 
 
 def layer_bytes(workload: Workload) -> float:
-    """Bytes per parameter of layers that are gathered: a frozen base as it lies in memory."""
-    return frozen_element(workload) if workload.lora_rank else gathered_bytes(workload)
+    """Bytes per parameter of layers that are gathered: a frozen base as it lies in memory, cast before where that is fp32."""
+    whole = gathered_bytes(workload)
+    return min(frozen_element(workload), whole) if workload.lora_rank else whole
 
 
 def gathered_parameters(workload: Workload, parameters: StageParameters) -> Floats:
@@ -253,7 +281,7 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
         if workload.precision == "fp32":
             each = max(each, 4.0)
         return np.full((1, 1), each), np.full((1, 1), each)
-    linear, other = frozen_element(workload), workload.element
+    linear, other = frozen_element(workload), frozen_other(workload)
     linear = linear + copies * (workload.frozen_weights != "fp8")
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
     return share * linear + (1.0 - share) * other, np.full((1, 1), linear)

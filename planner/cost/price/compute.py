@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.operators import Attention, GatheredRows, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.operators import Attention, GatheredRows, Gemm, MemoryBound, Number, Operator, Scan, Shard
 from planner.cost.layer.sparse_attention import BLACKWELL_HEADS, HEADS_PER_PASS
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
@@ -37,6 +37,27 @@ Three pairs of runs of BLOOM's prequel that differ in the number of heads alone 
 size 144 and 108): 38, 44 and 39 s more for 4.2e14 to 4.5e14 FLOP of attention, 9.8 to 10.0 of 19.5 TFLOP/s in all three. Head
 sizes 150 and 450 there and 145 on V100 were not used.
 """
+SCAN_BANDWIDTH = (0.75, 20e9)
+"""What the kernels of a chunked scan move, bytes/s: at most this part of the memory bandwidth, and this per multiprocessor.
+
+Between two sets of kernels on L40S, RTX PRO 6000, H100, H200, B200, B300, GB200, GB300 (from 4k tokens, median over 952 and 4,440
+shapes): 0.80 and 21.5e9 fit the faster one within 7 %, 16 % more time the slower, which is the one that training uses. Causal
+convolutions reach as much. [tables of linear attention of serving engines, 2026-11, chunk_gated_delta_rule, causal_conv1d_fn]
+"""
+SCAN_BACKWARD = 1.2
+"""Time per byte of the backward pass of a scan over that of its forward pass: GB200, gated delta net, 96 heads of 8k tokens take
+4.74 ms both passes and 1.27 forward, 16 heads of 16k 3.62 and 1.03, 64 heads of 4k 5.96 and 1.58: 1.15 to 1.22. [fla, README]
+"""
+MAMBA_PRODUCTS = 1.1e12
+"""FLOP/s per multiprocessor of the products of Mamba-2, beside the time of their bytes: the chunk scan of mamba_ssm reaches 91
+TFLOP/s on H800 (80 heads of 64, states of 128, chunks of 256, 8k to 32k tokens), 0.36 ns per token and head, 0.14 of them bytes.
+[tilelang, benchmark/mamba2, the baseline of Triton 3.5, mamba-ssm 2.2.6]"""
+SCAN_STEP = 1.7e-6
+"""Seconds of one chunk of 64 tokens in the kernel of a delta rule that carries the state: with 2 to 4 heads and one sequence
+the whole scan takes 24 to 33 ns per token on all eight devices; 32 heads take less than twice as long. [the same tables]"""
+KIMI_SLOWDOWN = 1.25
+"""Time per byte of the scan of Kimi delta attention over that of the gated delta net: 1.1 to 1.3 on the same eight devices, which
+is 2.0 to 2.3 times as long per token and head. [the same tables, chunk_kda]"""
 RATE_SPREAD = 0.02
 """Standard deviation of the sustained rate of GPUs of one kind in one job, over their mean.
 
@@ -135,8 +156,9 @@ def _all_of(operator: Operator, work: Work, shard: Shard) -> Work:
 
 
 def model_passes(workload: Workload) -> float:
-    """FLOP of a step over those of its forward passes: input and weight gradients, of adapters alone the former."""
-    return 3.0 if workload.lora_rank == 0 else 2.0
+    """FLOP of a step over those of one forward pass: that of a reference model, input and weight gradients, of adapters alone the
+    former."""
+    return workload.forwards + (2.0 if workload.lora_rank == 0 else 1.0)
 
 
 def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
@@ -149,9 +171,30 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
             forward=hardware.memory_time(operator.forward, kinds[0]) + operator.launches[0] * floor,
             dgrad=hardware.memory_time(operator.backward, kinds[1]) + operator.launches[1] * floor,
         )
+    if isinstance(operator, Scan):
+        return _scan(operator, shard, hardware)
     if isinstance(operator, GatheredRows):
         return _gathered(operator, hardware)
     raise AssertionError(f"operator of unknown kind: {operator.name}")
+
+
+def _scan(one: Scan, shard: Shard, hardware: HardwareProfile) -> Work:
+    """Bytes of the kernels that work on all chunks at once, and of those that carry a state, or their steps if that is longer:
+
+        t = a (bytes / W_s + max(carried / W_s, chunks t_step) + FLOP / R) + launches,   W_s = min(0.75 W, 20e9 multiprocessors)
+
+    a: SCAN_BACKWARD in the backward pass, times KIMI_SLOWDOWN; FLOP: of Mamba-2, in the others they hide behind the bytes.
+    """
+    linear, (share, each) = shard.model.linear, SCAN_BANDWIDTH
+    slower = KIMI_SLOWDOWN if linear is not None and linear.gate_rank else 1.0
+    rate = min(share * hardware.memory_bandwidth, each * hardware.compute_units)
+
+    def seconds(together: Number, number: int) -> Number:
+        carried = np.maximum(one.carried[number] / rate, one.steps[number] * SCAN_STEP)
+        products = one.products[number] / (MAMBA_PRODUCTS * hardware.compute_units)
+        return slower * (together / rate + carried + products) + one.launches[number] * hardware.launch_floor
+
+    return Work(forward=seconds(one.forward, 0), dgrad=SCAN_BACKWARD * seconds(one.backward, 1), flop=one.flop)
 
 
 def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> str:
@@ -293,7 +336,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
             value_dim, attention_kernel(shard, hardware),
         )  # fmt: skip
 
-    windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0
+    windowed = model.num_windowed_layers / model.num_attention_layers if model.window else 0.0
 
     def mean(pass_: str) -> Number:
         time: Number = 0.0
@@ -332,8 +375,9 @@ def _gathered(one: GatheredRows, hardware: HardwareProfile) -> Work:
     """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
     passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
     rate = min(GATHER_RATE, hardware.memory_bandwidth)
+    peak = hardware.peak(one.dtype if one.dtype in hardware.peak_flops else "bf16") * one.efficiency
     forward, backward = (
-        np.maximum(flop / (hardware.peak("bf16") * one.efficiency), passes * moved / rate) / hardware.sustained_clock
+        np.maximum(flop / peak, passes * moved / rate) / hardware.sustained_clock
         for flop, moved in zip(one.flop, one.gathered, strict=True)
     )
     return Work(forward=forward, dgrad=backward, flop=one.model_flop)

@@ -30,6 +30,8 @@ def data_parallel(
                them or gathers them: all first forward passes, each backward pass behind a forward one, m + 1 in all
                whatever the schedule [torch.distributed.pipelining, stage.backward_maybe_with_nosync; counted in the fake run]
 
+    A forward pass goes through the reference model too, whose weights are gathered for it with zero 3.
+
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
     """
     zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
@@ -48,9 +50,10 @@ def data_parallel(
         added = _exposed(layout, slowdown, backward_traffic, backward, last)
     if trainer.traffic.zero1_all_reduces:
         added = np.where(zero == 1, backward_traffic, added)
-    gathering = _exposed(layout, slowdown, weights, forward, first) if "parameters" in hidden_by else weights
+    wanted = weights + traffic.reference
+    gathering = _exposed(layout, slowdown, wanted, forward, first) if "parameters" in hidden_by else wanted
     added = passes * added + gathers * gathering
-    hidden = passes * backward_traffic + gathers * weights - added
+    hidden = passes * backward_traffic + gathers * wanted - added
     again = np.where(once | (zero < 3), 0.0, passes)
     dropped = np.where((zero == 3) & pipelined, m, 0.0)
     if np.any(dropped):
@@ -59,7 +62,7 @@ def data_parallel(
         exposed_more = dropped * beyond
         added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
     gathered, reduced = trainer.traffic.copied("gather"), trainer.traffic.copied("reduce")
-    moved = (gathers + again) * gathered + passes * (zero >= 1) * reduced
+    moved = (gathers * np.where(traffic.reference > 0.0, 2.0, 1.0) + again) * gathered + passes * (zero >= 1) * reduced
     return added + traffic.copies * moved, hidden
 
 

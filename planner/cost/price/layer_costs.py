@@ -5,6 +5,7 @@ a pipeline stage is then a sum of blocks, as every quantity here is additive.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ communication by group and pass, hidden ones by group; kernels launched; seconds
 said how many tokens each expert gets; bytes saved per microbatch, bytes that recompute
 brings back for one layer at a time; FLOP forward."""
 INDEX = {name: number for number, name in enumerate(QUANTITIES)}
+FORWARD = [INDEX[name] for name in ("forward", "tp_forward", "cp_forward", "ep_forward", "launches_forward", "behind")]
+"""Rows of the forward pass, which a reference model goes through as well."""
 
 SHAPE_FIELDS = (
     "tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "cp_method", "recompute", "recompute_modules",
@@ -69,10 +72,11 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
         encoder = _block(_price(images, [], shard, cluster), shard, kept_inputs(shard))
         blocks["embedding"] = blocks["embedding"] + encoder
     for kind, number in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
-        priced = _price(*layers.layer(shard, moe=kind == "moe"), shard, cluster) if number > 0 else None
-        blocks[kind] = blocks[f"{kind}_stored"] = _layer(priced, shard) if priced else nothing
+        priced = [(one.share, _price(*layers.layer(shard, kind == "moe", one), shard, cluster))
+                  for one in model.layer_kinds if number > 0]  # fmt: skip
+        blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(priced, shard) if priced else nothing
         if priced and np.any(np.asarray(layout.recompute_layers) > 0):
-            blocks[f"{kind}_stored"] = _layer(priced, stored)
+            blocks[f"{kind}_stored"] = _mean_layer(priced, stored)
     return Blocks(**{name: block.take(inverse, axis=1) for name, block in blocks.items()})
 
 
@@ -100,6 +104,15 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
         (one, alone, slowdown_of(cluster, one.n, one.stride)) for one, alone in zip(collectives, seconds, strict=True)
     ]
     return _Priced(operators, work, among_kernels, cluster.hardware.compute_units)
+
+
+def _mean_layer(priced: list[tuple[float, _Priced]], shard: Shard) -> Floats:
+    """The mean block of the kinds of layers, by their shares; what recompute brings back for one layer is the largest."""
+    tables = [(share, _layer(one, shard)) for share, one in priced]
+    mean = functools.reduce(np.add, [share * table for share, table in tables])
+    row = INDEX["working"]
+    mean[row] = functools.reduce(np.maximum, [table[row] for _, table in tables])
+    return np.asarray(mean)
 
 
 def _layer(priced: _Priced, shard: Shard) -> Floats:
@@ -149,7 +162,9 @@ class _Sums:
         self.values[name] = self.values[name] + value
 
     def table(self) -> Floats:
-        return stacked([self.values[name] for name in QUANTITIES], self._rows)
+        found = stacked([self.values[name] for name in QUANTITIES], self._rows)
+        found[FORWARD] *= self._shard.workload.forwards
+        return found
 
     def _freed(self, module: Module, share: float = 1.0) -> Floats:
         """1 where what belongs to a module is dropped and computed again, ``share`` where a part of it is."""
@@ -203,4 +218,5 @@ class _Sums:
                 again = again * self._whole
         self.add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         self.add(f"{collective.group}_backward", again * added)
-        self.add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))
+        passes = 1.0 if collective.backward else self._shard.workload.forwards
+        self.add(f"{collective.group}_hidden", (passes + again) * (alone - added))

@@ -78,6 +78,9 @@ def stage_times(
     """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients."""
     totals, ends, saved = stage_totals(layout, stages, blocks)
     totals[INDEX["wgrad"]] += stages_first(adding)
+    hooks = stages_first((stages.dense + stages.moe) * _hook_launches(trainer, layout)[:, None])
+    totals[INDEX["launches_forward"]] += hooks
+    totals[INDEX["launches_backward"]] += hooks
     busy, host = pass_seconds(trainer, layout, totals)
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, stages, saved, forward, backward)
@@ -124,8 +127,22 @@ def _sum_of(table: Floats, *names: str) -> Floats:
 
 
 def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
-    """Seconds of host work per kernel."""
-    return trainer.host.host_time * np.where(np.asarray(layout.tp) > 1, trainer.host.tensor_parallel_host_factor, 1.0)
+    """Seconds of host work per kernel, more where operations are dispatched through distributed tensors, or where layers are cut
+    into nodes that run beside the exchange of another microbatch's experts."""
+    factor = np.where(np.asarray(layout.tp) > 1, trainer.host.tensor_parallel_host_factor, 1.0)
+    if "ep" in trainer.traffic.overlap:
+        factor = factor * np.where(np.asarray(layout.ep) > 1, trainer.host.expert_overlap_host_factor, 1.0)
+    return np.asarray(trainer.host.host_time * factor)
+
+
+def _hook_launches(trainer: Trainer, layout: Layout) -> Floats:
+    """Host work around each layer and pass whose weights are gathered, (N,), counted in kernels launched: u / host_time.
+
+    Weights are gathered from ``weight_sharding_level`` on, where more than one rank shares them.
+    """
+    gathered = np.asarray(layout.zero) >= trainer.stored.weight_sharding_level
+    shared = np.asarray(layout.shard) * np.asarray(layout.cp) > 1
+    return np.where(gathered & shared, trainer.host.unit_host_time, 0.0) / _launch_time(trainer, layout)
 
 
 def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> Floats:
@@ -154,8 +171,9 @@ def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list
 def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
     """Forward FLOP of all the model's layers, embedding and heads on the ranks of one pipeline, per microbatch."""
     more = model.mtp_layers
-    dense = model.num_plain_layers + more * (not model.is_moe)
-    moe = model.num_moe_layers + more * model.is_moe
+    layers = more * model.layers_per_mtp
+    dense = model.num_plain_layers + layers * (not model.is_moe)
+    moe = model.num_moe_layers + layers * model.is_moe
     kinds = ((dense, blocks.dense), (moe, blocks.moe), (1, blocks.embedding), (1 + more, blocks.head))
     return functools.reduce(np.add, [count * block[INDEX["flop"]] for count, block in kinds])
 

@@ -44,6 +44,8 @@ class UpdateSeconds:
     """To gather all weights once."""
     copies: Floats
     """To move one byte for each parameter into or out of communication buffers."""
+    reference: Floats
+    """To gather all weights of a reference model once, where they are sharded."""
     reduced_last: Floats
     """Part of ``reduce`` that has nothing to hide behind: gradients that are ready last."""
     gathered_first: Floats
@@ -253,7 +255,7 @@ def optimizer_seconds(
     GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
     memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but overlap
     each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
-    Paged states are updated on the GPU; their pages come over PCIe and go back, one after the other: 2 S / B.
+    Paged states are updated on the GPU; pages of the next weights come over PCIe while those before go back: S / B.
     [bitsandbytes, optim/optimizer.py: prefetch_state; CUDA unified memory]
     """
     hardware = cluster.hardware
@@ -268,7 +270,7 @@ def optimizer_seconds(
     moved = updated * host
     if workload.optimizer in PAGED:
         update = hardware.memory_time(moved * bytes_each, "optimizer")
-        return update, 2.0 * moved * trainer.stored.optimizer_bytes[workload.optimizer] / hardware.pcie_bandwidth
+        return update, moved * trainer.stored.optimizer_bytes[workload.optimizer] / hardware.pcie_bandwidth
     each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - column(layout.offload_parameters))
     transfer = moved * each / hardware.pcie_bandwidth
     in_memory = moved * (bytes_each + trainer.traffic.copied("offload")) / host_bandwidth(cluster)

@@ -97,7 +97,8 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
         network_bandwidth=None if rate is None else units.parse(rate, "bytes/s", what="--network-bandwidth"),
     )  # fmt: skip
     for name in settings.models:
-        load_model(name)
+        if load_model(name).linear:
+            raise PlannerError(f"--model {name}: linear attention is not among what is measured; name a transformer")
     if settings.base:
         load_hardware(settings.base)
     elif device == "cuda" and gpus and profile_of(gpus[0]) is None:  # found out before anything is measured

@@ -279,7 +279,7 @@ class Shapes:
         """Queries and keys of one rank; with context parallelism it has more keys than queries."""
         model = self.shard.model
         sizes = definitions.Heads(
-            batch=first(self.shard.batch) * operator.documents, heads=first(operator.heads),
+            batch=first(self.shard.batch) * first(operator.documents), heads=first(operator.heads),
             kv_heads=max(first(operator.kv_heads), 1.0), head_dim=float(model.head_dim),
             value_dim=model.attention_output_size / model.num_heads, seq=first(operator.seq_q), seq_kv=first(operator.seq_kv),
         )  # fmt: skip

@@ -6,15 +6,20 @@ Rows that share model, sequence length, precision, trainer and hardware are pric
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
+from planner.arrays import Floats
 from planner.cost.estimate import estimate
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute
 from planner.runs import Run, flop_per_token
 
 Item = TypeVar("Item")
+MAY_FIT = 0.5
+"""Chance of running out of memory below which a layout that a row leaves open is taken to fit."""
 MEMORY = {"allocated": "memory_allocated", "reserved": "memory_reserved", "device": "memory_peak"}
 """Which column of the estimate a measured peak is compared with."""
 
@@ -31,6 +36,8 @@ class Predicted:
     """Chance of running out of memory, 0 to 1."""
     rule: float | None = None
     """Seconds by the one-line rule, see ``one_line_rule``."""
+    layout: Layout | None = None
+    """The layout that was priced: of those that the row leaves open the fastest that fits."""
     refused: str = ""
     """Why the cost model could not price it; '' = it could."""
 
@@ -69,7 +76,10 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
 
 def pairs_of(runs: Sequence[Run]) -> list[Pair]:
     """Every run with its answer."""
-    return [Pair(run=run, predicted=answer) for run, answer in zip(runs, predict(runs), strict=True)]
+    return [
+        Pair(run=run if answer.layout is None else replace(run, layout=answer.layout), predicted=answer)
+        for run, answer in zip(runs, predict(runs), strict=True)
+    ]
 
 
 def predict(runs: Sequence[Run]) -> list[Predicted]:
@@ -98,7 +108,7 @@ def _price(runs: list[Run]) -> list[Predicted]:
     """Runs of one group in one call; when the cost model refuses the group, every run carries the reason."""
     first = runs[0]
     assert first.workload is not None and first.cluster is not None and first.trainer is not None
-    layouts = [run.layout for run in runs if run.layout is not None]
+    layouts = [layout for run in runs for layout in (run.layout, *run.others) if layout is not None]
     try:
         found = estimate(first.workload, first.cluster, first.trainer, Layout.stack(layouts))
     except PlannerError as error:
@@ -106,28 +116,38 @@ def _price(runs: list[Run]) -> list[Predicted]:
     named = ("step_time", "out_of_memory_probability", "first_reserved", *MEMORY.values())
     columns = {name: getattr(found, name) for name in named}
     answers = []
-    for index, run in enumerate(runs):
+    start = 0
+    for run in runs:
+        stop = start + 1 + len(run.others)
+        index = _taken(columns["step_time"][start:stop], columns["out_of_memory_probability"][start:stop]) + start
+        start, layout = stop, layouts[index]
         kind = run.measured.memory_kind or "allocated"
         memory_name = "first_reserved" if run.measured.first_stage and kind == "reserved" else MEMORY[kind]
         step, chance, memory = (
             float(columns[name][index]) for name in ("step_time", "out_of_memory_probability", memory_name)
         )
         if all(map(math.isfinite, (step, memory, chance))) and step > 0 and memory > 0:
-            rule = one_line_rule(run, found.peak_flops)
-            answers.append(Predicted(step_time=step, memory=memory, out_of_memory=chance, rule=rule))
+            rule = one_line_rule(run, layout, found.peak_flops)
+            answers.append(Predicted(step_time=step, memory=memory, out_of_memory=chance, rule=rule, layout=layout))
         else:
             answers.append(Predicted(refused="the cost model has no finite answer for this layout"))
     return answers
 
 
-def one_line_rule(run: Run, peak: float) -> float:
+def _taken(times: Floats, chances: Floats) -> int:
+    """Of the layouts that a row may have run with the fastest that fits; where none does the usual one, which is the first."""
+    fits = chances < MAY_FIT
+    return int(np.argmin(np.where(fits, times, np.inf))) if fits.any() else 0
+
+
+def one_line_rule(run: Run, layout: Layout, peak: float) -> float:
     """Seconds of a step by what everybody can work out in the head: FLOP / (peak / 2) (1 + (p - 1) / (v m)).
 
     FLOP per GPU as 6 N + 12 L a d s per token, a third more when all layers are recomputed, a third less for adapters;
     ``peak`` is the dense one of the precision, FLOP/s. A cost model that this beats is none.
     """
-    workload, layout = run.workload, run.layout
-    assert workload is not None and layout is not None
+    workload = run.workload
+    assert workload is not None
     recomputed = int(layout.recompute) == Recompute.FULL and not int(layout.recompute_layers)
     flop = flop_per_token("palm", workload.model, workload.sequence_length, recomputed=recomputed)
     flop *= workload.tokens / int(layout.num_gpus) * (2.0 / 3.0 if workload.lora_rank else 1.0)

@@ -64,7 +64,7 @@ def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]
 
 def _by_kind(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """Pairs of each kind of user, in the order of KINDS."""
-    found = grouped((pair for pair in pairs if pair.run.kind), lambda pair: pair.run.kind)
+    found = grouped((pair for pair in pairs if pair.run.kind), lambda pair: pair.run.kind and pair.run.kind.user)
     return {kind: found[kind] for kind in KINDS if kind in found}
 
 
@@ -245,6 +245,6 @@ def _entry(pair: Pair) -> dict[str, Any]:
 
 def _range(run: Run, quantity: str, predicted: float | None) -> list[float] | None:
     """The interval of nine of ten runs; None where nothing was predicted."""
-    if predicted is None or run.cluster is None or run.trainer is None:
+    if predicted is None or run.cluster is None or run.trainer is None or run.kind is None:
         return None
     return list(error_bar(quantity, run.trainer, run.cluster.hardware, run.kind).interval(predicted))

@@ -33,6 +33,7 @@ ASSUMED_AS = {
     "sequence length": "sequence_length", "global batch": "global_batch_size", "precision": "precision",
     "optimizer": "optimizer", "expert imbalance": "expert_imbalance", "hardware": "hardware", "trainer": "trainer",
     "network": "network_bandwidth", "state sharding": "zero", "recompute modules": "recompute_modules",
+    "adapters": "lora_rank", "frozen weights": "frozen_weights",
 }  # fmt: skip
 """Assumptions of a plan that are one of its inputs."""
 MOST_TRIES = 4000

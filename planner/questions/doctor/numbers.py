@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.cost.estimate import Estimate
+from planner.error_bars import QUANTITIES, error_bar
 from planner.errors import PlannerError
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import Mechanism, faster, memory_mechanisms, slower
@@ -35,7 +36,6 @@ MOVES = 0.005
 """A mechanism moves the other quantity when it changes it by more than this part."""
 MOST_ODDS = 1e3
 """Most that the other quantity can count for or against."""
-LEAST_SIGMA = 0.02
 KINDS = {"device": "memory_peak", "reserved": "memory_reserved", "allocated": "memory_allocated"}
 """Kinds of measured peaks (nvidia-smi; torch.cuda.max_memory_reserved; torch.cuda.max_memory_allocated) -> of Estimate."""
 Values = tuple[float, float, float]
@@ -161,7 +161,9 @@ def diagnose(
     one, before = plan.prediction, values(base.estimate)
     # The interval of the device's peak holds for its other kinds as well, in proportion.
     low, high = (before[1] / one.memory_peak_gib * bound for bound in one.memory_peak_range_gib)
-    asked: tuple[_Asked, _Asked] = ((step_time, one.step_time_range_s), (memory, (low, high)))
+    job, kind = base.job, plan.kind()
+    times, peaks = (error_bar(name, job.trainer, job.cluster.hardware, kind).bulk for name in QUANTITIES)
+    asked: tuple[_Asked, _Asked] = ((step_time, one.step_time_range_s, times), (memory, (low, high), peaks))
     findings = []
     if step_time is not None:
         mechanisms = slower(base) if step_time > before[0] else faster(base)
@@ -171,14 +173,8 @@ def diagnose(
     return Diagnosis(plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis)
 
 
-_Asked = tuple[float | None, tuple[float, float]]
-"""What was measured of one quantity, if it was, and where nine of ten runs lie."""
-
-
-def _sigma(interval: tuple[float, float], predicted: float, measured: float) -> float:
-    """Standard deviation of the logarithm of the model's error, on the side of the measured value."""
-    bound = math.log(interval[1] / predicted) if measured > predicted else math.log(predicted / interval[0])
-    return max(bound / 1.645, LEAST_SIGMA)
+_Asked = tuple[float | None, tuple[float, float], float]
+"""What was measured of one quantity, if it was, where nine of ten runs lie, and the deviation of the bulk of them."""
 
 
 def _finding(
@@ -186,9 +182,8 @@ def _finding(
     changed: Callable[[Mechanism, float], Values],
 ) -> Finding:  # fmt: skip
     """Step time (index 0) or memory (1); ``before`` is predicted, ``changed`` with a mechanism at a size."""
-    (said, interval), predicted = asked[index], before[index]
+    (said, interval, sigma), predicted = asked[index], before[index]
     measured = said or math.nan
-    sigma = _sigma(interval, predicted, measured)
     gap = math.log(measured / predicted)
     weighed: list[tuple[float, Explanation]] = []
     for mechanism in mechanisms:
@@ -243,10 +238,9 @@ def _weigh(
 def _odds(with_it: tuple[float, ...], without: tuple[float, ...], other: _Asked, index: int) -> float:
     """How much more plausible the rest is with the mechanism: the job ran at all, and the other quantity where measured."""
     odds = min((with_it[2] + 1.0 / MOST_ODDS) / (without[2] + 1.0 / MOST_ODDS), 1.0)
-    measured, interval = other
+    measured, _, sigma = other
     if measured is None or abs(with_it[index] / without[index] - 1.0) < MOVES:
         return odds
-    sigma = _sigma(interval, without[index], measured)
     better, before = (_normal(math.log(measured / one[index]), sigma) + 1e-12 for one in (with_it, without))
     return odds * min(max(better / before, 1.0 / MOST_ODDS), MOST_ODDS)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
-from planner.plan_file import Plan
+from planner.plan_file import Plan, Prediction
 from planner.questions.report.choice_charts import (
     LISTED,
     accuracy_chart,
@@ -161,7 +161,8 @@ def _figures(about: Subject) -> list[Figure]:
     on_stage = f" on the {one.memory_stage} stage" if about.plan.layout.pp > 1 else ""
     dated = f" ({price.date})" if price.date else ""
     return [
-        Figure("Step time", one.step_time_s, "seconds", f"{if_it_fitted}nine of ten runs: {low} to {high}"),
+        Figure("Step time", one.step_time_s, "seconds", f"{if_it_fitted}nine of ten tuned runs: {low} to {high}"),
+        *_first_runs(one),
         Figure("Throughput", one.tokens_per_second_per_gpu, "rate", "tokens/s per GPU"),
         Figure("MFU", one.mfu, "share", "model FLOP over peak; recompute not counted"),
         Figure(
@@ -183,6 +184,16 @@ def _figures(about: Subject) -> list[Figure]:
             text=f"{format_count(cost.kwh)} kWh",
         ),
     ]  # fmt: skip
+
+
+def _first_runs(one: Prediction) -> list[Figure]:
+    """What a user's own run takes before it is tuned."""
+    if one.first_runs_s is None:
+        return []
+    low, middle, high = one.first_runs_s
+    times = f"{low / one.step_time_s:.1f} to {high / one.step_time_s:.1f}"
+    note = f"median of users' runs; nine of ten take {times} times the step time"
+    return [Figure("First run, not tuned", middle, "seconds", note)]
 
 
 def _equal(about: Subject) -> list[str]:

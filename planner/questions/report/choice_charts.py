@@ -327,7 +327,7 @@ def _typical(errors: tuple[float, ...]) -> float:
 
 
 def _accuracy_reading(found: Evidence, facts: dict[str, Any]) -> str:
-    words = " ".join(word for word in (found.bar.code_base, found.bar.arch, found.bar.kind) if word)
+    words = " ".join(word for word in (found.bar.user, found.bar.code_base, found.bar.model, found.bar.arch) if word)
     what = f"of the class '{words}'" if words else "of all trainers and GPUs, as none is closer to this job"
     return (
         f"{plural(facts['runs'], 'published run')} from {plural(facts['sources'], 'source')} {what}: the median error of "

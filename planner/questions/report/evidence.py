@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from planner import library
-from planner.error_bars import KEYS, QUANTITIES, ErrorBar, error_bar
+from planner.error_bars import KEYS, QUANTITIES, ErrorBar, Kind, error_bar
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.schema import Rule, value_of
@@ -39,9 +39,10 @@ class SourceErrors:
     """Name of its file in profiles/runs."""
     where: str
     """Where it was published."""
+    user: str
     code_base: str
+    model: str
     arch: str
-    kind: str
     percent: Annotated[tuple[float, ...], Rule(reader=_errors)]
     """Predicted / measured - 1 of every run; percent in the file, parts of 1 here."""
 
@@ -61,7 +62,7 @@ class Evidence:
         return tuple(error for one in self.sources for error in one.percent)
 
 
-def evidence(quantity: str, trainer: Trainer, hardware: HardwareProfile, kind: str) -> Evidence:
+def evidence(quantity: str, trainer: Trainer, hardware: HardwareProfile, kind: Kind) -> Evidence:
     """The published runs behind the interval of a job; ``kind`` of run as in ``error_bars.kind_of``."""
     bar = error_bar(quantity, trainer, hardware, kind)
     grouped: dict[str, SourceErrors] = {}

@@ -13,6 +13,8 @@ def refusals(job: ExportJob) -> list[str]:
     found = front_end_refusals(job, "axolotl")
     if job.workload.precision == "bf16_true" and not on_deepspeed(job):
         found.append("precision bf16_true: the export to axolotl writes mixed precision; choose bf16")
+    if job.workload.objective == "dpo" and job.workload.frozen_weights != "bf16" and job.layout.zero and not on_deepspeed(job):
+        found.append("objective dpo on a quantised base: axolotl has no FSDP2 for it; use zero 0, or frozen_weights bf16")
     if job.layout.offload_activations and job.layout.recompute != Recompute.FULL:
         found.append(
             "offload_activations without recompute full: axolotl moves the inputs of checkpointed layers; use recompute full"

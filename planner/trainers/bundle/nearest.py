@@ -33,6 +33,11 @@ def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
             f"{target.name}: what is exported trains on text, and the plan has {job.workload.image_tokens} image tokens per "
             f"sequence and an image encoder that is {job.workload.image_encoder}; export a plan of text alone"
         )
+    if job.model.linear:
+        raise PlannerError(
+            f"{target.name}: what is exported builds transformer layers, and {job.model.name} has layers with linear attention "
+            f"({job.model.linear.kind}); take the degrees of the plan to the trainer's own recipe of this model"
+        )
     trainer = library_trainer(job.plan.trainer)
     if trainer not in target.trainers:
         runs = ", ".join(target.trainers) or "no training plans"

@@ -268,7 +268,8 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
             ("lora_targets", job.workload.lora_targets, "all"), ("frozen_weights", job.workload.frozen_weights, "bf16")
         )
         if job.workload.lora_rank and value != usual
-    ]  # fmt: skip
+    ] + [f"objective {job.workload.objective}: the export to {who} writes the loss of the next token alone; plan with objective lm"
+         for _ in range(job.workload.objective != "lm")]  # fmt: skip
 
 
 def _of(known: Collection[str]) -> str:

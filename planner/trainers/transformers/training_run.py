@@ -24,6 +24,8 @@ LAYERS = {
     "qwen3_moe": "Qwen3MoeDecoderLayer", "mixtral": "MixtralDecoderLayer",
 }  # fmt: skip
 """Class of one transformer layer, by model_type: the families that the script was run with."""
+QUANTISED = ("int8", "nf4", "nf4_dq")
+"""Bases that bitsandbytes quantises while they are loaded."""
 SMOKE_STEPS = 3
 """Optimizer steps of a smoke run."""
 
@@ -97,9 +99,13 @@ def back_end(job: ExportJob) -> Any:
 
 
 def front_end_refusals(job: ExportJob, name: str) -> list[str]:
-    """What no front end around transformers' Trainer can say, then what the library below it refuses."""
+    """What no front end around transformers' Trainer can say, then what the library below it refuses, but for the base of adapters
+    and the objective, which are the front end's own."""
     found = refused(job, "transformers", front_end=name)
     said = {one.split(":")[0] for one in found}
+    if job.workload.frozen_weights in QUANTISED:
+        said.add(f"frozen_weights {job.workload.frozen_weights}")
+    said.add("objective dpo")
     return [*found, *(one for one in back_end(job).refusals(job) if one.split(":")[0] not in said)]
 
 
