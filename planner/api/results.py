@@ -338,9 +338,9 @@ class Plans(Result, Sequence[Plan]):
             console.print(f"Step of the first: {table.range_text(found)}, by the errors on {basis}.")
             console.print(table.first_runs_text(found))
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
-            for one in self.faster:
-                where = f"; with {one.layout}" if one.layout else ""
-                console.print(f"Faster with {one.flag}: -{100 * one.gain:.1f} % ({one.what}{where})", markup=False)
+            for gain in self.faster:
+                where = f"; with {gain.layout}" if gain.layout else ""
+                console.print(f"Faster with {gain.flag}: -{100 * gain.gain:.1f} % ({gain.what}{where})", markup=False)
         else:
             console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")
         console.print()
