@@ -178,6 +178,5 @@ def _of_layout(model: ModelSpec, layout: Layout) -> tuple[tuple[object, str], ..
          "selective recompute by module: the torch model has every_second_matmul; use it, or full or none"),
         (int(layout.recompute_layers),
          f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"),
-        (int(layout.offload_optimizer) or int(layout.offload_activations),
-         "offload: the torch model keeps states and activations on the GPU; plan without"),
+        (bool(layout.offloads), "offload: the torch model keeps weights, states and activations on the GPU; plan without"),
     )  # fmt: skip
