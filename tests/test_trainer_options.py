@@ -58,7 +58,7 @@ def test_every_option_of_every_trainer_can_be_set_and_is_then_its_value(name: st
     [
         ("megatron@", "write it NAME, NAME@VERSION"),
         ("megatron@new", "version 'new' is not a number like 26.06"),
-        ("fsdp@2", "trainer fsdp: this trainer has no versions; leave @2 out"),
+        ("maxtext@2", "trainer maxtext: this trainer has no versions; leave @2 out"),
         ("megatron+expert_dispatch=magic", "unknown expert_dispatch of trainer megatron 'magic'"),
         ("megatron+compile=on", "trainer megatron has no option 'compile'; it has, nearest first"),
         ("megatrom@1", "unknown trainer 'megatrom'"),

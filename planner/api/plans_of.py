@@ -44,8 +44,10 @@ def plans_of(
 
         faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
     attempts = [
-        Plan(resolved.plan(layout, found, _why(finding, found)))
-        for layout, found in zip(finding.layouts, finding.estimates, strict=True)
+        Plan(resolved.plan(layout, found, _why(finding, found), unstated))
+        for layout, found, unstated in zip(
+            finding.layouts, finding.estimates, resolved.unstated(finding.layouts), strict=True
+        )
     ]
     return Plans(
         resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster)

@@ -80,8 +80,9 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for name, kind, value, text in reversed(_JOB):
             needed = required and name in ("model", "gpus")
-            several = {"multiple": True} if name == "options" else {}
-            function = click.option(flag_of(name), name, required=needed, type=kind, metavar=value, help=text, **several)(function)
+            function = click.option(
+                flag_of(name), name, required=needed, type=kind, metavar=value, help=text, multiple=name == "options"
+            )(function)
         return function
 
     return decorate

@@ -143,8 +143,8 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         (work.objective != "lm", f"objective {work.objective}: the torch model predicts the next token; plan with objective lm"),
         (work.document_length,
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
-        (work.expert_imbalance != 1.0,
-         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with --expert-imbalance 1"),
+        (work.model.is_moe and work.expert_imbalance != 1.0,
+         "routing of a trained router: here every expert gets the same; 'plan estimate PLAN --expert-imbalance 1 --output PLAN'"),
         *_of_layout(model, layout),
     )  # fmt: skip
     return [sentence for wrong, sentence in reasons if wrong]
