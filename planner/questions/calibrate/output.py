@@ -168,7 +168,8 @@ def profile_text(calibration: Calibration, base: str, output: Path) -> str:
 
 def trainer_text(calibration: Calibration, trainer: Trainer, base: str | None = None) -> str:
     """The YAML of the calibrated trainer: what moved, over the trainer that it extends."""
-    data: dict[str, Any] = {"extends": _extends(base or trainer.choices.written or trainer.name), "title": f"{trainer.title}, calibrated"}
+    name = base or trainer.choices.written or trainer.name
+    data: dict[str, Any] = {"extends": _extends(name), "title": f"{trainer.title}, calibrated"}
     said = []
     for one in calibration.moved:
         if one.factor.of == "trainer":
