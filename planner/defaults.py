@@ -1,7 +1,7 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,10 @@ from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
-from planner.options import assumed_options
+from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
@@ -72,6 +72,8 @@ class Request:
     image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
+    intra_node: str | None = None
+    """Another link inside a node than the profile's (``hardware.joined_by``); becomes part of the profile's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +89,19 @@ class ResolvedJob:
     """Bytes/s per GPU where the user gave it; None = the profile's."""
     assumptions: tuple[Assumption, ...]
 
-    def plan(self, layout: Layout, found: Estimate, why: str, assumed: tuple[Assumption, ...] = ()) -> Plan:
-        """The plan of one layout of the job; ``assumed``: what was further assumed."""
+    def plan(
+        self, layout: Layout, found: Estimate, why: str, unstated: Ratios, assumed: tuple[Assumption, ...] = ()
+    ) -> Plan:
+        """The plan of one layout of the job; ``assumed``: what was further assumed; ``unstated`` widens its intervals."""
         return Plan(
             workload=self.job.workload, hardware=self.hardware, num_gpus=self.job.cluster.num_gpus, trainer=self.trainer,
-            layout=layout, prediction=predict(found, self.job, self.kind), network_bandwidth=self.network_bandwidth,
+            layout=layout, prediction=predict(found, self.job, self.kind, 0, unstated), network_bandwidth=self.network_bandwidth,
             assumptions=(*self.assumptions, *assumed), why=why,
         )  # fmt: skip
+
+    def unstated(self, layouts: Sequence[Layout]) -> list[Ratios]:
+        """What the options that nobody stated would change of each layout."""
+        return ratios_of_unstated(self.job, layouts, spelled(self.trainer)[2])
 
 
 def resolve(request: Request) -> ResolvedJob:
@@ -101,6 +109,8 @@ def resolve(request: Request) -> ResolvedJob:
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
+    if request.intra_node:
+        hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)

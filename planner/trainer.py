@@ -57,6 +57,11 @@ class Trainer:
     """Its version, options, defaults and recipes."""
 
     @property
+    def label(self) -> str:
+        """Its name with the version and the options that it was named with."""
+        return self.name + self.choices.written.removeprefix(spelled(self.choices.written)[0]) if self.choices.written else self.name
+
+    @property
     def optimizers(self) -> tuple[str, ...]:
         """Optimizers that it has."""
         return tuple(self.stored.optimizer_bytes)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
+from planner.questions.accuracy.bounds import BOUNDS  # noqa: E402
 from planner.questions.accuracy.page import scatter  # noqa: E402
 from planner.questions.accuracy.prediction import Pair, pairs_of  # noqa: E402
 from planner.questions.accuracy.summary import summarise  # noqa: E402
@@ -50,12 +51,14 @@ def main() -> None:
     library.write_whole(PREDICTIONS, snapshot.text(pairs))
     print("every campaign held back: some minutes", file=sys.stderr)
     held, left = held_back_pairs(pairs)
+    unlisted = pairs_of(read_runs(unlisted=True))
     tables, proofs = {}, {}
     for quantity in QUANTITIES:
         found, unseen = bars.residuals(pairs, quantity), bars.residuals(held, quantity)
         rows = bars.held_back(found, unseen)
         tails = bars.tails_of(rows)
-        proofs[quantity], tables[quantity] = bars.coverage(rows, tails), bars.build(found, tails)
+        proofs[quantity] = bars.coverage(rows, tails)
+        tables[quantity] = (*bars.of_unlisted(bars.residuals(unlisted, quantity)), *bars.build(found, tails))
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables, proofs)))
     errors = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
     library.write_whole(
@@ -63,7 +66,7 @@ def main() -> None:
     )
     write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
-    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs, bounded=True)
+    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs, bounded=BOUNDS)
     library.write_whole(ROOT / "docs" / "accuracy.md", reader(pairs, summary, held, proofs, notes))
     library.write_whole(ROOT / "docs" / "accuracy-appendix.md", appendix(pairs, summary, held, left, proofs, notes))
 

@@ -48,8 +48,10 @@ def plans_of(
             rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
             faster += off_the_host(resolved.job, rate, ask, command)
     attempts = [
-        Plan(resolved.plan(layout, found, _why(finding, found)))
-        for layout, found in zip(finding.layouts, finding.estimates, strict=True)
+        Plan(resolved.plan(layout, found, _why(finding, found), unstated))
+        for layout, found, unstated in zip(
+            finding.layouts, finding.estimates, resolved.unstated(finding.layouts), strict=True
+        )
     ]
     return Plans(
         resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster)

@@ -13,7 +13,7 @@ from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
-from planner.error_bars import OWN_RUN, Kind, kind_of
+from planner.error_bars import OWN_RUN, UNLISTED, Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
@@ -25,7 +25,7 @@ from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
 from planner.runs.row_models import completed, model_columns, model_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
-from planner.runs.software import precision_of, trainer_of
+from planner.runs.software import precision_of, recipe_of, trainer_of
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.trainer_options import spelled
 from planner.units import GIB, GIGA
@@ -52,6 +52,8 @@ class Run:
     """Why it counts in no summary, though it is listed; '' = it counts."""
     of_plan: bool = False
     """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
+    listed: bool = True
+    """Its framework is one that the planner knows."""
     slow_network: bool = False
     """The job's own benchmark of its network reached less than half of the line rate."""
     unsupported: str = ""
@@ -61,6 +63,8 @@ class Run:
     workload: Workload | None = None
     cluster: Cluster | None = None
     trainer: Trainer | None = None
+    options: tuple[str, ...] = ()
+    """Options of the trainer that the row, or the recipe of its version, states; the others are open (``options.alternatives``)."""
     layout: Layout | None = None
     others: tuple[Layout, ...] = ()
     """Further layouts that it may have run with, where the row leaves the micro batch or the virtual stages open."""
@@ -85,17 +89,28 @@ class Run:
         return found[1] if found else ""
 
     @property
+    def user(self) -> str:
+        """Kind of user, one of ``error_bars.KINDS``; '' where it cannot be priced."""
+        known = self.workload is not None and self.trainer is not None
+        return kind_of(self.workload, self.trainer, self.made_for).user if known else ""
+
+    @property
     def kind(self) -> Kind | None:
         """Kind of run, which chooses its error bar; None where it cannot be priced."""
-        return None if self.workload is None or self.trainer is None else kind_of(self.workload, self.trainer, self.made_for)
+        if self.workload is None or self.trainer is None:
+            return None
+        return kind_of(self.workload, self.trainer, self.made_for if self.listed else UNLISTED)
 
 
-def read_runs(paths: Sequence[str | Path] | None = None, *, generic: bool = False) -> list[Run]:
+def read_runs(
+    paths: Sequence[str | Path] | None = None, *, generic: bool = False, unlisted: bool = False
+) -> list[Run]:
     """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken.
 
     ``generic``: each framework as the newest version of its trainer, without what recipes and sources say beside the row.
+    ``unlisted``: each as if it were in no table.
     """
-    return share([to_run(replace(row, generic=generic)) for row in read_rows(paths)])
+    return share([to_run(replace(row, generic=generic or unlisted, unlisted=unlisted)) for row in read_rows(paths)])
 
 
 def share(runs: Sequence[Run]) -> list[Run]:
@@ -139,7 +154,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""),
         made_for=row.made_for, stated=not missing,
         set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
-        slow_network=network == "slow", **run,
+        slow_network=network == "slow", listed=of_plan or not row.entry.get("unknown"), **run,
     )  # fmt: skip
 
 
@@ -175,7 +190,8 @@ def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: Mod
         raise UnsupportedError(f"no step time, memory or out-of-memory result was {how}")
     return {
         "workload": workload, "cluster": Cluster(hardware=hardware, num_gpus=int(layout.num_gpus)), "trainer": trainer,
-        "layout": layout, "others": others, "measured": replace(measured, first_stage=False) if of_plan else measured,
+        "options": () if of_plan else tuple({**recipe_of(row).options, **row.options}), "layout": layout, "others": others,
+        "measured": replace(measured, first_stage=False) if of_plan else measured,
         "assumptions": tuple(assumptions),
     }  # fmt: skip
 
