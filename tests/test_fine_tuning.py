@@ -26,6 +26,7 @@ from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.rules import Job, check_workload
+from planner.runs import rows_from_dict, to_run
 from planner.search import Pins
 from planner.trainer import known_as, load_trainer
 
@@ -273,3 +274,11 @@ def test_what_would_be_faster_than_a_plan_on_the_host() -> None:
     assert not off_the_host(job, 1e9, ask, lambda **_: "")
     whole = dataclasses.replace(job, workload=job.workload.replace(lora_rank=0))
     assert all("--lora-rank" not in one.flag for one in off_the_host(whole, 1.0, ask, lambda **_: ""))
+
+
+def test_runs_say_that_they_are_of_preference_optimization() -> None:
+    data = library.read_yaml(library.profiles_directory() / "runs" / "torchtune-readme-4090.yaml")
+    data["rows"] = [{**data["rows"][1], "notes": "LoRA rank 8, DPO"}]
+    [row] = rows_from_dict(data)
+    work = to_run(row).workload
+    assert work is not None and (work.objective, work.lora_rank, work.tokens) == ("dpo", 8, 2 * 2 * 2048)
