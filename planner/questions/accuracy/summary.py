@@ -29,8 +29,8 @@ INSIDE = 0.9
 def summarise(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``kinds`` holds the figures by kind of user; ``bounds`` those of the given bounds (``bounds.py`` has those about the runs that come
-    with planner).
+    ``kinds`` holds the figures by kind of user; ``bounds`` those of the given bounds, of which ``bounds.BOUNDS`` are about the runs
+    that come with planner.
     ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
     predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
