@@ -13,13 +13,13 @@ from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import SPARSE_KERNELS, Job, check_workload
-from planner.trainer import Trainer, load_trainer
+from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
@@ -72,6 +72,8 @@ class Request:
     image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
+    intra_node: str | None = None
+    """Another link inside a node than the profile's (``hardware.joined_by``); becomes part of the profile's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +109,14 @@ def resolve(request: Request) -> ResolvedJob:
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
+    if request.intra_node:
+        hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
-    trainer_name = spell(trainer_name, request.options)
+    trainer_name = spell(known_as(trainer_name), request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
         assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))

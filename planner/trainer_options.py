@@ -73,6 +73,8 @@ class Choices:
     """The trainer as it was named, with version and options."""
     version: str = ""
     """Version that the facts are those of; '' where the file names none."""
+    versions: tuple[str, ...] = ()
+    """Versions from which on facts differ, oldest first."""
     options: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Option -> value -> facts."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -176,7 +178,7 @@ def choices_of(data: Mapping[str, Any], where: str, written: str) -> Choices:
     stated = [one for one in recipes if version and number_of(one) <= number_of(version)]
     rows = recipes[max(stated, key=number_of)] if stated else ()
     return Choices(
-        written=written, version=version, options=own,
+        written=written, version=version, options=own, versions=tuple(sorted(data.get("versions", ()), key=number_of)),
         defaults=schema.check_keys(data.get("defaults", {}), DEFAULTS, f"{where}: defaults"),
         recipes=tuple(_recipe(one, own, f"{where}: recipes") for one in rows),
     )  # fmt: skip

@@ -83,7 +83,8 @@ def recipes() -> dict[str, Recipe]:
 
 
 RECIPES = recipes()
-MOST = {"A GPU": 1, "A model": 1, "A trainer": 2, "An export target": 1, "A recompute module": 4, "An optimizer": 2}
+MOST = {"A GPU": 1, "A model": 1, "A trainer": 2, "A version or an option": 1, "An export target": 1,
+        "A recompute module": 4, "An optimizer": 2}
 """Files of the checkout that each recipe may touch; a folder is one."""
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import MODELS, job
 
+from planner import library
 from planner.commands.main import main as cli
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.parameters import total_parameters
@@ -22,13 +23,13 @@ from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.rules import check_workload
-from planner.trainer import load_trainer
+from planner.trainer import known_as, load_trainer
 
 
-def asked(**changes: object) -> ResolvedJob:
+def asked(**changes: Any) -> ResolvedJob:
     return resolve(
         Request(**{"model": "llama-8b", "num_gpus": 1, "hardware": "rtx-4090", "trainer": "fsdp", **changes})
-    )  # type: ignore[arg-type]
+    )
 
 
 # ------------------------------------------------------------------------------------------------ defaults
@@ -52,6 +53,25 @@ def asked(**changes: object) -> ResolvedJob:
 def test_a_fine_tuning_job_has_its_own_defaults(changes: dict[str, object], length: int, batch: int, rank: int) -> None:
     work = asked(**changes).job.workload
     assert (work.sequence_length, work.global_batch_size, work.lora_rank) == (length, batch, rank)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("LLaMA_Factory", "llama-factory"),
+        ("transformers", "fsdp"),
+        ("TRL+loss=full", "trl+loss=full"),
+        ("swift", "ms-swift"),
+    ],
+)
+def test_a_trainer_has_other_names(written: str, name: str) -> None:
+    assert known_as(written) == name and asked(trainer=written).trainer == name
+
+
+def test_other_names_are_of_trainers_that_exist() -> None:
+    aliases = library.read_yaml(library.profiles_directory() / "trainer_aliases.yaml")
+    assert set(aliases.values()) <= set(library.names("trainers")) and not set(aliases) & set(library.names("trainers"))
+    assert known_as("nothing-like-it") == "nothing-like-it"
 
 
 def test_what_is_assumed_says_how_to_change_it() -> None:
@@ -145,7 +165,7 @@ def test_a_pair_is_two_sequences_and_a_forward_pass_more() -> None:
     pairs, plain = both()
     assert pairs.tokens[0] == plain.tokens[0]
     assert pairs.flop[0] == pytest.approx(plain.flop[0] * 4.0 / 3.0)
-    one, two = (job("gqa", "trl", **more) for more in ({"objective": "dpo"}, {}))
+    one, two = job("gqa", "trl", objective="dpo"), job("gqa", "trl")
     layout = Layout(dp=8, zero=3, num_microbatches=4)
     found = price_blocks(one.workload, one.cluster, one.trainer, layout)
     usual = price_blocks(two.workload, two.cluster, two.trainer, layout.replace(micro_batch_size=2))
@@ -222,11 +242,12 @@ def test_what_cannot_be_is_one_sentence(change: dict[str, Any], sentence: str) -
 
 def test_lora_of_8b_fits_a_card_of_24_gb() -> None:
     """The loss goes piece by piece, aloud, rather than weights to the host; what is stated stays."""
-    found = advised("--trainer", "fsdp", "--lora-rank", "8")
+    found = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048")
     [loss] = [one for one in found["assumptions"] if one["what"] == "loss"]
     layout = found["plans"][0]["layout"]
     assert found["plans"][0]["fits"] and not layout.get("offload_parameters") and not layout.get("offload_activations")
     assert (loss["value"], loss["flag"]) == ("fused_linear", "--option loss=kept")
     assert found["trainer"] == "fsdp+loss=fused_linear"
-    stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--option", "loss=kept")
+    stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048", "--option", "loss=kept")
     assert stated["trainer"] == "fsdp+loss=kept" and not [one for one in stated["assumptions"] if one["what"] == "loss"]
+    assert advised("--trainer", "fsdp", "--lora-rank", "8")["trainer"] == "fsdp", "1024 tokens fit as they are"

@@ -328,7 +328,7 @@ class Plans(Result, Sequence[Plan]):
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
             f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
-            f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
+            f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.label)}"
         )
         console.print(table.assumptions_table(self.assumed))
         console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))
@@ -338,17 +338,17 @@ class Plans(Result, Sequence[Plan]):
             console.print(f"Step of the first: {table.range_text(found)}, by the errors on {basis}.")
             console.print(table.first_runs_text(found))
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
-            for one in self.faster:
-                where = f"; with {one.layout}" if one.layout else ""
-                console.print(f"Faster with {one.flag}: -{100 * one.gain:.1f} % ({one.what}{where})", markup=False)
+            for gain in self.faster:
+                where = f"; with {gain.layout}" if gain.layout else ""
+                console.print(f"Faster with {gain.flag}: -{100 * gain.gain:.1f} % ({gain.what}{where})", markup=False)
         else:
             console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")
         console.print()
         table.print_memory(console, first.file.prediction)
         if self.advice:
             console.print(table.advice_table(list(self.advice)))
-            for one in self.advice:
-                console.print(f"  {one.change}:\n    {one.command}", soft_wrap=True, markup=False)
+            for change in self.advice:
+                console.print(f"  {change.change}:\n    {change.command}", soft_wrap=True, markup=False)
         elif not finding.fit:
             console.print(
                 "No single change of those tried makes it fit: combine a smaller model, more GPUs and adapters."

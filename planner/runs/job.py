@@ -81,7 +81,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         raise UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
     if steps != int(steps):
         assumptions.append(f"{steps:.4g} microbatches per replica, rounded up: the last one is smaller")
-    etp = _expert_tp(row, tp * cp * dp, ep) if model.is_moe else 1
+    etp = _expert_tp(row, model, tp * cp * dp, ep) if model.is_moe else 1
     if model.is_moe and model.num_experts % ep:
         raise UnsupportedError(f"{model.num_experts} experts do not divide by ep {ep}")
     if pp * vpp > model.num_layers + 2:
@@ -111,10 +111,11 @@ def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
     return 1
 
 
-def _expert_tp(row: Row, ranks: int, ep: int) -> int:
-    """Expert tensor parallel degree: stated, else the framework's default where it divides the ranks of a stage."""
-    stated = row.get("parallel.etp")
-    etp = stated or (row.get("parallel.tp") if default_of(row, "etp", 1) == "tp" else 1)
+def _expert_tp(row: Row, model: ModelSpec, ranks: int, ep: int) -> int:
+    """Expert tensor parallel degree: stated, else the framework's default where it divides the ranks of a stage; 1 for experts
+    narrower than the hidden size, which nobody splits further.  [Megatron Core, moe/README.md: prefer ep over tp for experts]"""
+    stated, fine = row.get("parallel.etp"), model.expert_ffn_size < model.hidden_size
+    etp = stated or (row.get("parallel.tp") if default_of(row, "etp", 1) == "tp" and not fine else 1)
     if ranks % (etp * ep) and not stated:
         etp = 1
     if ranks % (etp * ep):

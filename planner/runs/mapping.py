@@ -25,7 +25,7 @@ from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
 from planner.runs.row_models import completed, model_columns, model_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
-from planner.runs.software import precision_of, trainer_of
+from planner.runs.software import precision_of, recipe_of, trainer_of
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.trainer_options import spelled
 from planner.units import GIB, GIGA
@@ -63,6 +63,8 @@ class Run:
     workload: Workload | None = None
     cluster: Cluster | None = None
     trainer: Trainer | None = None
+    options: tuple[str, ...] = ()
+    """Options of the trainer that the row, or the recipe of its version, states; the others are open (``options.alternatives``)."""
     layout: Layout | None = None
     others: tuple[Layout, ...] = ()
     """Further layouts that it may have run with, where the row leaves the micro batch or the virtual stages open."""
@@ -188,7 +190,8 @@ def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: Mod
         raise UnsupportedError(f"no step time, memory or out-of-memory result was {how}")
     return {
         "workload": workload, "cluster": Cluster(hardware=hardware, num_gpus=int(layout.num_gpus)), "trainer": trainer,
-        "layout": layout, "others": others, "measured": replace(measured, first_stage=False) if of_plan else measured,
+        "options": () if of_plan else tuple({**recipe_of(row).options, **row.options}), "layout": layout, "others": others,
+        "measured": replace(measured, first_stage=False) if of_plan else measured,
         "assumptions": tuple(assumptions),
     }  # fmt: skip
 

@@ -47,13 +47,14 @@ def hardware_table() -> Table:
 
 def trainers_table() -> Table:
     """Trainers with what they can do."""
-    found = table("trainer", "what", "zero", "schedules", "context parallel", "experts")
+    found = table("trainer", "what", "versions", "zero", "schedules", "context parallel", "experts")
     for name in library.names("trainers"):
         one = load_trainer(name)
         schedules, methods = ", ".join(one.legal.schedules) or "no pipeline", ", ".join(one.legal.cp_methods) or "none"
         found.add_row(
-            name, one.title, ", ".join(map(str, one.legal.zero)), schedules, methods, one.legal.expert_parallel
-        )
+            name, one.title, ", ".join(one.choices.versions), ", ".join(map(str, one.legal.zero)), schedules, methods,
+            one.legal.expert_parallel,
+        )  # fmt: skip
     return found
 
 
