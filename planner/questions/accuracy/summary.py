@@ -215,7 +215,7 @@ def _confusion(pairs: Iterable[Pair]) -> dict[str, Any]:
 def report_of(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Runs, each with measured and predicted values, and their summary.
 
-    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
+    ``{"runs": [{source, id, user, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
     'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
     interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints.
     """
@@ -233,7 +233,7 @@ def _entry(pair: Pair) -> dict[str, Any]:
 
     peak = gib(predicted.memory)
     return {
-        "source": run.source, "id": run.id, "status": "unsupported" if predicted.refused else "predicted",
+        "source": run.source, "id": run.id, "user": run.user, "status": "unsupported" if predicted.refused else "predicted",
         "reason": predicted.refused or (f"assumed: {assumed}" if assumed else ""),
         "step_time_s": {"measured": measured.step_time, "predicted": predicted.step_time,
                         "range": _range(run, "step_time", predicted.step_time)},
