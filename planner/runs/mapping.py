@@ -91,8 +91,9 @@ class Run:
     @property
     def user(self) -> str:
         """Kind of user, one of ``error_bars.KINDS``; '' where it cannot be priced."""
-        known = self.workload is not None and self.trainer is not None
-        return kind_of(self.workload, self.trainer, self.made_for).user if known else ""
+        if self.workload is None or self.trainer is None:
+            return ""
+        return kind_of(self.workload, self.trainer, self.made_for).user
 
     @property
     def kind(self) -> Kind | None:
