@@ -78,7 +78,14 @@ def advise(
 
 def fine_tuned(job: Job) -> bool:
     """It trains adapters, or its trainer does nothing but fine-tuning."""
-    return job.workload.lora_rank > 0 or job.legal.fine_tuning.sequence_length > 0
+    return job.workload.lora_rank > 0 or job.workload.objective != "lm" or job.legal.fine_tuning.sequence_length > 0
+
+
+def loss_in_pieces(job: Job) -> str:
+    """The option of the trainer by which logits come piece by piece, where they do not and the objective allows it; else ''."""
+    whole = job.trainer.stored.loss in ("full", "kept") and job.workload.objective == "lm"
+    known = job.trainer.choices.options.get("loss", {})
+    return next((value for value in ("fused_linear", "chunked") if value in known and whole), "")
 
 
 def _try(change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> Advice | None:
@@ -133,8 +140,15 @@ def _here(job: Job) -> Iterator[Iterator[Change]]:
     yield ((SMALLER_STATES[name], {"optimizer": name}) for name in smaller)
     if work.precision != "bf16_true" and "bf16_true" in job.legal.precisions and not work.lora_rank:
         yield iter([("weights, gradients and states in bf16", {"precision": "bf16_true"})])
+    yield _loss(job)
     yield _adapters(job)
     yield _quantised(job)
+
+
+def _loss(job: Job) -> Iterator[Change]:
+    """Logits piece by piece."""
+    if value := loss_in_pieces(job):
+        yield "head and loss piece by piece", {"options": {"loss": value}}
 
 
 def _adapters(job: Job) -> Iterator[Change]:
@@ -177,3 +191,4 @@ def _savings(job: Job) -> Iterator[Change]:
     smallest = [name for name in SMALLER_STATES if name in job.trainer.optimizers]
     if smallest and job.workload.optimizer not in smallest[-1:]:
         yield SMALLER_STATES[smallest[-1]], {"optimizer": smallest[-1]}
+    yield from _loss(job)

@@ -1,7 +1,7 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,10 @@ from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
-from planner.options import assumed_options
+from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, load_trainer
@@ -34,6 +34,8 @@ TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
+PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))
+"""What stands in the format of published weights, and the nearest dtype of frozen ones: 4 bits and the scales of blocks."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
 TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
@@ -70,6 +72,8 @@ class Request:
     image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
+    intra_node: str | None = None
+    """Another link inside a node than the profile's (``hardware.joined_by``); becomes part of the profile's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +89,19 @@ class ResolvedJob:
     """Bytes/s per GPU where the user gave it; None = the profile's."""
     assumptions: tuple[Assumption, ...]
 
-    def plan(self, layout: Layout, found: Estimate, why: str, assumed: tuple[Assumption, ...] = ()) -> Plan:
-        """The plan of one layout of the job; ``assumed``: what was further assumed."""
+    def plan(
+        self, layout: Layout, found: Estimate, why: str, unstated: Ratios, assumed: tuple[Assumption, ...] = ()
+    ) -> Plan:
+        """The plan of one layout of the job; ``assumed``: what was further assumed; ``unstated`` widens its intervals."""
         return Plan(
             workload=self.job.workload, hardware=self.hardware, num_gpus=self.job.cluster.num_gpus, trainer=self.trainer,
-            layout=layout, prediction=predict(found, self.job, self.kind), network_bandwidth=self.network_bandwidth,
+            layout=layout, prediction=predict(found, self.job, self.kind, 0, unstated), network_bandwidth=self.network_bandwidth,
             assumptions=(*self.assumptions, *assumed), why=why,
         )  # fmt: skip
+
+    def unstated(self, layouts: Sequence[Layout]) -> list[Ratios]:
+        """What the options that nobody stated would change of each layout."""
+        return ratios_of_unstated(self.job, layouts, spelled(self.trainer)[2])
 
 
 def resolve(request: Request) -> ResolvedJob:
@@ -99,6 +109,8 @@ def resolve(request: Request) -> ResolvedJob:
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
+    if request.intra_node:
+        hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
@@ -125,7 +137,7 @@ def resolve(request: Request) -> ResolvedJob:
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
         document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
-        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, model, trainer, rank, assumed),
     )  # fmt: skip
     trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
@@ -202,11 +214,16 @@ def _lora_rank(request: Request, trainer: Trainer, assumed: list[Assumption]) ->
     return rank
 
 
-def _frozen_weights(request: Request, trainer: Trainer, rank: int, assumed: list[Assumption]) -> str:
-    """Dtype of the base under adapters."""
+def _frozen_weights(
+    request: Request, model: ModelSpec, trainer: Trainer, rank: int, assumed: list[Assumption]
+) -> str:
+    """Dtype of the base under adapters: the trainer's habit, or of weights that were published quantised the nearest it has."""
     found = (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
     if request.frozen_weights is not None:
         return request.frozen_weights
+    published = next((near for word, near in PUBLISHED_AS if word in model.quantised), None)
+    if rank and published in trainer.legal.frozen_weights:
+        found = str(published)
     if rank:
         assumed.append(Assumption("frozen weights", found, WORDS["frozen_weights"][found], "--frozen-weights"))
     return found
@@ -279,7 +296,7 @@ def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
         found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
     if model.quantised:
         kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
-        why = f"published weights are quantised ({model.quantised}); they are converted before training"
+        why = f"published weights are quantised ({model.quantised}); what is kept otherwise is converted before training"
         found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
     if model.vision:
         images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"

@@ -22,18 +22,23 @@ from planner.workload import Workload
 QUANTITIES = ("step_time", "memory")
 KEYS = ("user", "code_base", "model", "arch")
 """What an entry may be restricted to, the widest first; an entry without any stands for all runs."""
+QUARTER = 0.6745
+"""Standard deviations of a normal distribution that a half lies within."""
 Z90 = 1.645
 """Standard deviations of a normal distribution that 90 % lie within."""
 PRE_TRAINING, FINE_TUNING, OWN_RUN = KINDS = ("pre-training", "fine-tuning", "own run")
 """Kinds of user, by who made a run: tables and papers of tuned pre-training; of fine-tuning; a user's own job, as issues and logs
 report it."""
 
+UNLISTED = "unlisted framework"
+"""The user of runs whose framework the planner does not know; its bars are those of known ones, read as if they were not."""
+
 
 class Kind(NamedTuple):
     """Kind of run: with the trainer and the GPU it chooses the error bar."""
 
     user: str
-    """One of KINDS."""
+    """One of KINDS, or UNLISTED."""
     model: str
     """'dense' or 'mixture of experts'."""
 
@@ -67,6 +72,11 @@ class ErrorBar:
         """The range that a measurement falls into nine times of ten, in the unit of the prediction."""
         return predicted * self.low, predicted * self.high
 
+    @property
+    def half(self) -> tuple[float, float]:
+        """A quarter of the runs measured less than the first of these times the prediction, a quarter more than the second."""
+        return self.middle * math.exp(-QUARTER * self.bulk), self.middle * math.exp(QUARTER * self.bulk)
+
     def widened(self, alternatives: Sequence[float]) -> "ErrorBar":
         """The bar when options were not stated; ``alternatives``: predictions with another value of one over that with its own.
 
@@ -88,7 +98,11 @@ class ErrorBar:
 
 
 def kind_of(workload: Workload, trainer: Trainer, user: str = "") -> Kind:
-    """The kind of a job. ``user``: one of KINDS; '' = fine-tuning where adapters are trained or the trainer is for it alone."""
+    """The kind of a job.
+
+    ``user``: one of KINDS or UNLISTED; '' = fine-tuning where adapters are trained or the trainer is for it alone, else
+    pre-training.
+    """
     tunes = workload.lora_rank > 0 or trainer.legal.fine_tuning.sequence_length > 0
     user = user or (FINE_TUNING if tunes else PRE_TRAINING)
     return Kind(user, "mixture of experts" if workload.model.is_moe else "dense")

@@ -76,7 +76,8 @@ def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption,
     """The plan of a legal layout, its pipeline on its timeline."""
     job = resolved.job
     [refined] = price_exactly(job.workload, job.cluster, job.trainer, [layout])
-    return resolved.plan(layout, refined, "priced as given, not searched", assumed)
+    [unstated] = resolved.unstated([layout])
+    return resolved.plan(layout, refined, "priced as given, not searched", unstated, assumed)
 
 
 def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption, ...]]:

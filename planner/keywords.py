@@ -45,6 +45,8 @@ class JobKeywords(TypedDict, total=False):
     """Tokens of the busiest expert rank over the mean."""
     network_bandwidth: str | float | None
     """Per GPU, one direction: '400 Gb/s', or bytes/s."""
+    intra_node: str | None
+    """Link inside a node: 'pcie', 'PCIe 4.0 x8', 'nvlink', or a rate per GPU in one direction."""
 
 
 class Keywords(JobKeywords, total=False):

@@ -1,7 +1,9 @@
 """Options of a job's trainer that its user did not state: what is assumed, and what the other values would cost or gain."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout
@@ -9,6 +11,9 @@ from planner.plan_file import Assumption
 from planner.rules import Job
 from planner.trainer_options import Recipe, table
 from planner.workload import LOW_PRECISIONS, Workload
+
+Ratios = Mapping[str, Sequence[float]]
+"""'step_time' and 'memory' with another value of an option over those with its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,19 @@ def prices_of_unstated(job: Job, layout: Layout, said: Collection[str] = ()) -> 
     """
     return [
         (one, estimate(one.job.workload, one.job.cluster, one.job.trainer, layout)) for one in alternatives(job, said)
+    ]
+
+
+def ratios_of_unstated(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> list[Ratios]:
+    """What each other value of the options that were not stated would change, for every layout."""
+    columns = Layout.stack(layouts)
+    now = estimate(job.workload, job.cluster, job.trainer, columns)
+    others = [found for _, found in prices_of_unstated(job, columns, said)]
+    times = np.array([found.step_time / now.step_time for found in others]).reshape(len(others), len(layouts))
+    peaks = np.array([found.memory_peak / now.memory_peak for found in others]).reshape(len(others), len(layouts))
+    return [
+        {"step_time": tuple(map(float, times[:, number])), "memory": tuple(map(float, peaks[:, number]))}
+        for number in range(len(layouts))
     ]
 
 

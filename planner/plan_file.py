@@ -1,7 +1,7 @@
 """Plan: the chosen layout with its inputs, its estimate and what was assumed; to YAML and back."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
-from planner.error_bars import OWN_RUN, Kind, error_bar, kind_of
+from planner.error_bars import OWN_RUN, QUANTITIES, Kind, error_bar, kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
@@ -74,7 +74,7 @@ class Prediction:
     step_time_median_s: Number | None = None
     """Half of the measured steps took longer, by the same residuals; None in files of before."""
     first_runs_s: tuple[Number, Number, Number] | None = None
-    """What a user's own run takes before it is tuned: nine of ten lie between the first and the last, half above the second."""
+    """What a user's own run takes before it is tuned: half of them lie between the first and the last, half above the second."""
     first_runs_basis: str = ""
     """Which users' runs those were."""
 
@@ -86,11 +86,17 @@ class Prediction:
         }
 
 
-def predict(found: Estimate, job: Job, kind: Kind, index: int = 0) -> Prediction:
-    """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``."""
+def predict(
+    found: Estimate, job: Job, kind: Kind, index: int = 0, unstated: Mapping[str, Sequence[float]] | None = None
+) -> Prediction:
+    """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``.
+
+    ``unstated``: what options that were not stated would change, as ``options.ratios_of_unstated``; it widens the intervals.
+    """
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
-    times = error_bar("step_time", job.trainer, job.cluster.hardware, kind)
-    memory = error_bar("memory", job.trainer, job.cluster.hardware, kind)
+    times, memory = (
+        error_bar(name, job.trainer, job.cluster.hardware, kind).widened((unstated or {}).get(name, ())) for name in QUANTITIES
+    )
     first = error_bar("step_time", job.trainer, job.cluster.hardware, kind_of(job.workload, job.trainer, OWN_RUN))
     return Prediction(
         step_time_s=step,
@@ -109,7 +115,7 @@ def predict(found: Estimate, job: Job, kind: Kind, index: int = 0) -> Prediction
         out_of_memory_probability=float(found.out_of_memory_probability[index]),
         host_memory_gib_per_gpu=float(found.host_memory[index]) / GIB,
         step_time_median_s=times.middle * step,
-        first_runs_s=(first.low * step, first.middle * step, first.high * step),
+        first_runs_s=(first.half[0] * step, first.middle * step, first.half[1] * step),
         first_runs_basis=first.basis,
     )
 

@@ -49,7 +49,7 @@ def test_json_shows_what_the_table_shows_and_parts_sum_to_the_total(run):
         assert first == sorted(first) and first[1] > one["step_time_s"] and "own run" in one["first_runs_basis"]
         assert plan["why"]
     table = run(*SMALL, "--top", "3").output
-    assert "First runs of users, not yet tuned, take" in " ".join(table.split())
+    assert "Half of the first runs of users, not yet tuned, take" in " ".join(table.split())
     assert f"{document['plans'][0]['estimate']['tokens_per_second_per_gpu']:,.0f}" in table
 
 

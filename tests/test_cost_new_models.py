@@ -17,7 +17,8 @@ from planner.cost.layer.operators import GatheredRows, Shard
 from planner.cost.layer.vision_layer import image_encoder, kept_inputs
 from planner.cost.parameters import count_parameters, indexer_parameters, total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.cost.price.compute import GATHER_RATE, price
+from planner.cost.price.compute import price
+from planner.cost.price.gathering import GATHER_RATE
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.defaults import Request, resolve
 from planner.lab.reference.split import refusals
@@ -325,8 +326,13 @@ def test_what_a_models_file_leaves_open_is_said() -> None:
     assert assumed("glm-5")["sparse attention"][0] == "2048 keys per query, indexer trained on these"
     quantised = dataclasses.replace(load_model("llama-3.1-8b"), quantised="gptq of 4 bits")
     assert assumed(quantised)["weights"] == (
-        "trained in bf16", "published weights are quantised (gptq of 4 bits); they are converted before training",
-    )  # fmt: skip
+        "trained in bf16",
+        "published weights are quantised (gptq of 4 bits); what is kept otherwise is converted before training",
+    )
+    for published, kept in (("gptq of 4 bits", "nf4"), ("mxfp4", "nf4"), ("bitsandbytes of 8 bits", "int8"), ("fp8", "fp8")):
+        one = dataclasses.replace(quantised, quantised=published)
+        assert assumed(one, lora_rank=8, trainer="fsdp")["weights"][0] == f"frozen in {kept}"
+        assert assumed(one, lora_rank=8, trainer="torchtitan")["weights"][0] == "frozen in bf16"
     assert assumed(quantised, lora_rank=8, frozen_weights="nf4", trainer="fsdp")["weights"][0] == "frozen in nf4"
     assert not {"weights", "image encoder", "sparse attention", "parameters"} & set(assumed("llama-3.1-8b"))
 

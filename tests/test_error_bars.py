@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from planner import error_bars, library
+from planner.cost.refine import price_exactly
+from planner.defaults import Request, resolve
 from planner.error_bars import FINE_TUNING, OWN_RUN, PRE_TRAINING, ErrorBar, Kind, choose
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.layout import Layout
 from planner.model import load_model
+from planner.options import ratios_of_unstated
 from planner.questions.accuracy.prediction import grouped
 from planner.trainer import load_trainer
 from planner.workload import Workload
@@ -187,3 +191,22 @@ def test_broken_tables(text: str, sentence: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(PlannerError, match=sentence):
         error_bars.read(path)
+
+
+def test_options_that_nobody_stated_widen_the_interval_of_a_plan() -> None:
+    """Priced with either value: stating all of them leaves the bar as it is; the bar of a mixture is never narrower."""
+    found = resolve(Request(model="llama-8b", num_gpus=16, hardware="h100-sxm", global_batch_size=64))
+    layout = Layout(tp=2, pp=2, dp=4, num_microbatches=16, sequence_parallel=1, zero=1)
+    job = found.job
+    (stated,) = ratios_of_unstated(job, [layout], set(job.trainer.choices.options))
+    (unstated,) = found.unstated([layout])
+    assert not stated["step_time"] and any(abs(ratio - 1.0) > 0.01 for ratio in unstated["step_time"])
+    (price,) = price_exactly(job.workload, job.cluster, job.trainer, [layout])
+    plain, wide = (found.plan(layout, price, "", ratios).prediction for ratios in (stated, unstated))
+    low, high = error_bars.error_bar("step_time", job.trainer, job.cluster.hardware, found.kind).interval(
+        plain.step_time_s
+    )
+    assert plain.step_time_range_s == pytest.approx((low, high))
+    assert wide.step_time_range_s[0] <= low and wide.step_time_range_s[1] >= high
+    assert wide.step_time_range_s != pytest.approx((low, high), rel=1e-3)
+    assert wide.first_runs_s == plain.first_runs_s and plain.first_runs_s is not None

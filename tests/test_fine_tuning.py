@@ -25,10 +25,10 @@ from planner.rules import check_workload
 from planner.trainer import load_trainer
 
 
-def asked(**changes: object) -> ResolvedJob:
+def asked(**changes: Any) -> ResolvedJob:
     return resolve(
         Request(**{"model": "llama-8b", "num_gpus": 1, "hardware": "rtx-4090", "trainer": "fsdp", **changes})
-    )  # type: ignore[arg-type]
+    )
 
 
 # ------------------------------------------------------------------------------------------------ defaults
@@ -145,7 +145,7 @@ def test_a_pair_is_two_sequences_and_a_forward_pass_more() -> None:
     pairs, plain = both()
     assert pairs.tokens[0] == plain.tokens[0]
     assert pairs.flop[0] == pytest.approx(plain.flop[0] * 4.0 / 3.0)
-    one, two = (job("gqa", "trl", **more) for more in ({"objective": "dpo"}, {}))
+    one, two = job("gqa", "trl", objective="dpo"), job("gqa", "trl")
     layout = Layout(dp=8, zero=3, num_microbatches=4)
     found = price_blocks(one.workload, one.cluster, one.trainer, layout)
     usual = price_blocks(two.workload, two.cluster, two.trainer, layout.replace(micro_batch_size=2))
@@ -215,3 +215,19 @@ def test_batch_of_dpo_equals_its_rows() -> None:
 def test_what_cannot_be_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(sentence)):
         asked(**change)
+
+
+# ------------------------------------------------------------------------------------------------ loss left open
+
+
+def test_lora_of_8b_fits_a_card_of_24_gb() -> None:
+    """The loss goes piece by piece, aloud, rather than weights to the host; what is stated stays."""
+    found = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048")
+    [loss] = [one for one in found["assumptions"] if one["what"] == "loss"]
+    layout = found["plans"][0]["layout"]
+    assert found["plans"][0]["fits"] and not layout.get("offload_parameters") and not layout.get("offload_activations")
+    assert (loss["value"], loss["flag"]) == ("fused_linear", "--option loss=kept")
+    assert found["trainer"] == "fsdp+loss=fused_linear"
+    stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048", "--option", "loss=kept")
+    assert stated["trainer"] == "fsdp+loss=kept" and not [one for one in stated["assumptions"] if one["what"] == "loss"]
+    assert advised("--trainer", "fsdp", "--lora-rank", "8")["trainer"] == "fsdp", "1024 tokens fit as they are"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from planner import library
 from planner.curves import COLLECTIVES, bus_factor, least_factor
 from planner.defaults import Request, resolve
+from planner.detect import profile_of
 from planner.errors import PlannerError, UnknownNameError
-from planner.hardware import FAMILIES, MEMORY_OPS, PASSES, HardwareProfile, load_hardware
+from planner.hardware import FAMILIES, MEMORY_OPS, OVER, PASSES, HardwareProfile, joined_by, load_hardware
 
 NAMES = library.names("hardware")
 PROFILES = {name: load_hardware(name) for name in NAMES}
@@ -452,7 +455,7 @@ def test_the_nearest_relative(change: dict[str, Any], relative: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if not PROFILES[name].filled_from])
 def test_every_device_of_the_library_from_its_datasheet(name: str) -> None:
     known = library.read_yaml(library.find("hardware", name))
-    keys = (*DATASHEET, "gpus_per_node")
+    keys = (*DATASHEET, "gpus_per_node", *({"link_shares"} & set(known)))
     found = HardwareProfile.from_dict({key: known[key] for key in keys} | {"filled_from": name}, where=name)
     whole = load_hardware(name)
     assert found.sustained_flops("bf16") == whole.sustained_flops("bf16")
@@ -479,6 +482,69 @@ def test_network_faster_than_its_nics() -> None:
         match="bulk: efficiency is 1.2; it must be a share of the line rate of the NICs, above 0 and at most 1",
     ):
         HardwareProfile.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("device", "profile"),
+    [
+        ("NVIDIA H20", "h20-sxm"), ("NVIDIA GH200 480GB", "gh200-96gb"), ("Tesla T4", "t4"), ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA RTX A5000", "rtx-a5000"), ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"), ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080-ti"), ("AMD Instinct MI350X", "mi350x"), ("NVIDIA H200", "h200-sxm"),
+        ("TPU v5p", None),
+    ],
+)  # fmt: skip
+def test_devices_by_the_name_their_driver_gives_them(device: str, profile: str | None) -> None:
+    assert profile_of(device) == profile
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("tpu-v5p", "h100-pcie"), ("TPU v6e", "h100-sxm"), ("trn2", "h100-sxm-96gb")])
+def test_other_accelerators_are_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(PlannerError, match=f"{name}: TPUs and Trainium are not modelled.*is {nearest};"):
+        load_hardware(name)
+
+
+# The link, its domain and bandwidth in GB/s by hand: printed NVLink rates count both directions, PCIe 4.0 x16 carries 31.5.
+LINKS = [
+    ("rtx-3090", "pcie", 1, 31.5), ("rtx-3090", "PCIe 3.0 x8", 1, 7.875), ("rtx-3090", "NVLink bridge", 2, 56.24),
+    ("a100-sxm-80gb", "NVLink3 400 GB/s", 8, 200.0), ("a100-pcie-80gb", "PCIe 4.0 x16", 1, 31.5),
+    ("h100-sxm", "nvlink", 8, 450.0), ("h100-sxm", "200 GB/s", 8, 200.0), ("rtx-4090", "300 GB/s", 8, 300.0),
+    ("rtx-4090", "PCIe 4.0 x8", 1, 15.75),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "link", "domain", "bandwidth"), LINKS)
+def test_another_link_inside_a_node(name: str, link: str, domain: int, bandwidth: float) -> None:
+    """Collectives keep below the link, follow it, and the name of the profile carries it."""
+    before, found = load_hardware(name), load_hardware(f"{name}{OVER}{link}")
+    assert (found.scale_up_domain, found.scale_up_bandwidth) == (domain, pytest.approx(bandwidth * 1e9))
+    for op in ("all_gather", "all_reduce"):
+        times = [float(one.scale_up_time(op, 1e9, 2)) for one in (before, found)]
+        assert times[1] >= least_factor(op, 2) * 1e9 / found.scale_up_bandwidth
+        links = [one.scale_up_bandwidth for one in (before, found)]
+        assert (times[1] > times[0]) == (links[1] < links[0]) or links[0] == links[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "sentence"),
+    [
+        ("rtx-4090", "nvlink", "rtx-4090 has no NVLink; give its rate per GPU, like '300 GB/s'"),
+        ("h100-sxm", "frob", "'frob' is not a quantity"),
+        ("h100-sxm", "PCIe 9", "PCIe 9.0 is not known"),
+        ("h100-sxm", "0 GB/s", "must be above zero"),
+    ],
+)
+def test_a_link_that_cannot_be(name: str, link: str, sentence: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(sentence)):
+        joined_by(load_hardware(name), link)
+
+
+def test_few_gpus_of_a_cube_mesh_share_few_of_the_links() -> None:
+    """A pair of a DGX-1 has 2 of the 6 links of a V100, a quad 4; all eight, and a node of four, have all."""
+    mesh = load_hardware("v100-sxm2-32gb")
+    quad = dataclasses.replace(mesh, scale_up_domain=4)
+    for profile, n, share in ((mesh, 2, 0.333), (mesh, 4, 0.667), (mesh, 8, 1.0), (quad, 2, 0.333), (quad, 4, 1.0)):
+        least = least_factor("all_reduce", n) * 1e9 / (share * 150e9)
+        assert least <= float(profile.scale_up_time("all_reduce", 1e9, n)) <= 2.5 * least
 
 
 def test_unknown_names() -> None:

@@ -69,7 +69,7 @@ def test_llama_4_attends_in_chunks() -> None:
         ("whisper", "speech encoders"),
         ("bert", "encoders without a causal loss"),
         ("rwkv", "recurrent layers in place of attention"),
-        ("falcon_mamba", "state-space layers in place of attention"),
+        ("falcon_mamba", "Mamba-1 layers"),
         ("mllama", "cross-attention to images in some layers"),
         ("gemma3n", "embeddings per layer and shared keys and values"),
         ("deepseek_v4", "compressed attention and hyper-connections"),

@@ -50,12 +50,14 @@ def main() -> None:
     library.write_whole(PREDICTIONS, snapshot.text(pairs))
     print("every campaign held back: some minutes", file=sys.stderr)
     held, left = held_back_pairs(pairs)
+    unlisted = pairs_of(read_runs(unlisted=True))
     tables, proofs = {}, {}
     for quantity in QUANTITIES:
         found, unseen = bars.residuals(pairs, quantity), bars.residuals(held, quantity)
         rows = bars.held_back(found, unseen)
         tails = bars.tails_of(rows)
-        proofs[quantity], tables[quantity] = bars.coverage(rows, tails), bars.build(found, tails)
+        proofs[quantity] = bars.coverage(rows, tails)
+        tables[quantity] = (*bars.of_unlisted(bars.residuals(unlisted, quantity)), *bars.build(found, tails))
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables, proofs)))
     errors = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
     library.write_whole(

@@ -1,5 +1,6 @@
 """From a search to its plans: each with the reason for its place, advice where none fits, an error where none is legal."""
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
 from planner.keywords import flag_of, layout_values, request_fields
 from planner.model import ModelSpec
+from planner.plan_file import Assumption
 from planner.rules import Job, check
 from planner.search import Finding, Pins, search
 from planner.trainer_options import read_options, spelled
@@ -24,16 +26,17 @@ def plans_of(
     """The ``top`` best plans of a job; ``keywords`` are what its user said, for the command lines of the advice."""
     finding = search(resolved.job, pins, top)
     _require_legal(resolved, finding, pins.values)
+    resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, top)
     advice, faster = [], []
     if not finding.fit:
         from planner.advice import advise
 
         def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
-            said = {**keywords, **changes}
+            said = changed_keywords(keywords, changes)
             return resolve(Request(**request_fields(said))).job, Pins(values=layout_values(said))
 
         advice = advise(
-            resolved.job, ask, lambda **changes: command_line({**keywords, **changes}),
+            resolved.job, ask, lambda **changes: command_line(changed_keywords(keywords, changes)),
             lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
         )  # fmt: skip
     else:
@@ -41,10 +44,40 @@ def plans_of(
 
         faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
     attempts = [
-        Plan(resolved.plan(layout, found, _why(finding, found)))
-        for layout, found in zip(finding.layouts, finding.estimates, strict=True)
+        Plan(resolved.plan(layout, found, _why(finding, found), unstated))
+        for layout, found, unstated in zip(
+            finding.layouts, finding.estimates, resolved.unstated(finding.layouts), strict=True
+        )
     ]
-    return Plans(resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster))
+    return Plans(
+        resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster)
+    )
+
+
+def changed_keywords(keywords: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user said with something changed; options are added to those that are there."""
+    options = {**read_options(keywords.get("options") or {}), **changes.get("options", {})}
+    return {**keywords, **changes, **({"options": options} if options else {})}
+
+
+def _with_loss_in_pieces(
+    resolved: ResolvedJob, finding: Finding, pins: Pins, keywords: Mapping[str, Any], top: int
+) -> tuple[ResolvedJob, Finding]:  # fmt: skip
+    """A fine-tuning job whose loss the user left open: piece by piece where all logits at once do not fit, or only with something
+    on the host and slower. Then that is assumed; else the job and its finding as they are."""
+    from planner.advice import fine_tuned, loss_in_pieces
+
+    value, stated = loss_in_pieces(resolved.job), "loss" in spelled(resolved.trainer)[2]
+    if stated or not value or not fine_tuned(resolved.job) or (finding.fit and not int(finding.layouts[0].offloads)):
+        return resolved, finding
+    leaner = resolve(Request(**request_fields(changed_keywords(keywords, {"options": {"loss": value}}))))
+    found = search(leaner.job, pins, top)
+    if not found.fit or (finding.fit and found.estimates[0].step_time[0] >= finding.estimates[0].step_time[0]):
+        return resolved, finding
+    why = "head and loss piece by piece, as Liger and TRL do; all logits at once do not fit"
+    why += ", or slower with other things on the host" if finding.fit else ""
+    assumed = Assumption("loss", value, why, f"--option loss={resolved.job.trainer.stored.loss}")
+    return dataclasses.replace(leaner, assumptions=(*leaner.assumptions, assumed)), found
 
 
 def _why(finding: Finding, found: Estimate) -> str:

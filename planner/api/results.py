@@ -93,7 +93,7 @@ class Estimate:
     step_time_median: float | None
     """Half of the measured steps took longer, seconds."""
     first_runs: tuple[float, float, float] | None
-    """Seconds of a user's own run before it is tuned: low and high of nine of ten, the median between."""
+    """Seconds of a user's own run before it is tuned: the quarters, the median between."""
     time: dict[str, float]
     """Seconds by part; they sum to ``step_time``."""
     hidden: dict[str, float]
@@ -327,8 +327,7 @@ class Plans(Result, Sequence[Plan]):
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
-            f"sequences of {job.workload.sequence_length} tokens, "
-            f"{job.workload.global_batch_size} {table.samples(job.workload)}per step, "
+            f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
             f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.label)}"
         )
         console.print(table.assumptions_table(self.assumed))
@@ -348,8 +347,8 @@ class Plans(Result, Sequence[Plan]):
         table.print_memory(console, first.file.prediction)
         if self.advice:
             console.print(table.advice_table(list(self.advice)))
-            for one in self.advice:
-                console.print(f"  {one.change}:\n    {one.command}", soft_wrap=True, markup=False)
+            for change in self.advice:
+                console.print(f"  {change.change}:\n    {change.command}", soft_wrap=True, markup=False)
         elif not finding.fit:
             console.print(
                 "No single change of those tried makes it fit: combine a smaller model, more GPUs and adapters."

@@ -2,10 +2,10 @@
 
 from planner.hardware.compute import MEMORY_OPS, PASSES
 from planner.hardware.links import ASSUMED, MeasuredOverlap, Slowdown
-from planner.hardware.profile import SCALES, HardwareProfile, Price, Provenance, load_hardware
+from planner.hardware.profile import OVER, SCALES, HardwareProfile, Price, Provenance, joined_by, load_hardware
 from planner.hardware.relatives import FAMILIES
 
 __all__ = [
-    "ASSUMED", "FAMILIES", "MEMORY_OPS", "PASSES", "SCALES", "HardwareProfile", "MeasuredOverlap", "Price", "Provenance",
-    "Slowdown", "load_hardware",
+    "ASSUMED", "FAMILIES", "MEMORY_OPS", "OVER", "PASSES", "SCALES", "HardwareProfile", "MeasuredOverlap", "Price", "Provenance",
+    "Slowdown", "joined_by", "load_hardware",
 ]  # fmt: skip

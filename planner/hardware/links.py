@@ -104,6 +104,9 @@ class Links:
     """Measured collectives inside one domain."""
     scale_out: Annotated[dict[str, NetworkCurve], keys(COLLECTIVES)]
     """Constants of collectives across nodes."""
+    link_shares: dict[str, Positive] = field(default_factory=dict)
+    """Share of a GPU's links that joins it to so many others of its group, by size of the group up to that; the whole domain has
+    all. Empty where a switch joins them, or every pair alike."""
     overlap: Annotated[dict[str, MeasuredOverlap], keys(LINKS, required=False)] = field(default_factory=dict)
     """By link (inside a domain, across): what computation and collectives cost each other; empty where not measured."""
 
@@ -119,6 +122,8 @@ class Links:
         link = np.where(
             n <= self.scale_up_domain, self.scale_up_bandwidth, min(self.pcie_bandwidth, self.scale_up_bandwidth)
         )
+        for most, share in sorted(((int(n), share) for n, share in self.link_shares.items()), reverse=True):
+            link = np.where((n <= most) & (n < self.scale_up_domain), share * self.scale_up_bandwidth, link)
         floor = np.where(n > 1.0, least_factor(op, n) * size / link, 0.0)
         return np.maximum(curve.time(size, n), floor)[()]
 

@@ -8,6 +8,7 @@ divide compute by ``sustained_clock`` for a training step. Nothing here knows ab
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from planner.detect import not_modelled
 from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.compute import Compute
 from planner.hardware.links import Links
-from planner.hardware.relatives import filled, with_relatives
+from planner.hardware.relatives import FASTEST_PCIE, filled, with_relatives
 from planner.schema import HourlyPrice, Positive, Text, keys
 
 SCALES: dict[str, str] = {
@@ -32,6 +33,8 @@ SCALES: dict[str, str] = {
 }
 """What ``scale`` in a file that extends a profile may multiply: what a machine achieves, not what its parts are."""
 
+OVER = " over "
+"""Between the name of a profile and another link inside a node."""
 LINK_TOLERANCE = 1.02
 """Timers, and 1000-against-1024 rounding in published tables."""
 CLOCK_TOLERANCE = 1.05
@@ -192,12 +195,15 @@ class HardwareProfile(Compute, Links):
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """The profile of a library name ("h100-sxm") or of a user's YAML file. Raises PlannerError when it is broken."""
+    """The profile of a library name ("h100-sxm") or of a user's YAML file, with another link inside a node where the name says so
+    ("rtx-3090 over PCIe 3.0 x8"). Raises PlannerError when it is broken."""
+    name, _, link = name.partition(OVER)
     known = name in library.names("hardware") or name.endswith((".yaml", ".yml"))
     if not known and (why := not_modelled(name)):
         raise PlannerError(why)
     path = library.find("hardware", name)
-    return HardwareProfile.from_dict(library.read_yaml(path), path.name)
+    profile = HardwareProfile.from_dict(library.read_yaml(path), path.name)
+    return joined_by(profile, link) if link else profile
 
 
 def _extended(data: Mapping[str, Any], where: str, depth: int = 0) -> HardwareProfile:
@@ -313,3 +319,62 @@ def _collectives(profile: HardwareProfile) -> Iterator[str]:
                     f"scale_up {op} on {group:.0f} GPUs moves {moved}/s at {size}, "
                     f"above the link of {units.format_bytes(link)}/s"
                 )
+
+
+# ------------------------------------------------------------------------------------------- another link inside a node
+
+PCIE_BOX, NVLINK_BOX = "rtx-pro-6000", "a100-sxm-80gb"
+"""Profiles whose collectives were measured over PCIe, and over NVLink: their curves stand for a link that a profile lacks."""
+LANES_16 = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}
+"""GB/s in one direction of 16 lanes, by generation of PCIe."""
+_PCIE = re.compile(r"^\s*pci-?e(?:xpress)?(?:\s*(?:gen)?\s*(\d)(?:\.0)?)?(?:\s*x\s*(\d+))?", re.IGNORECASE)
+_BOTH_WAYS = re.compile(r"^\s*(?:nvlink|infinity fabric)\s*\d*\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
+
+
+def joined_by(hardware: HardwareProfile, link: str, what: str = "--intra-node") -> HardwareProfile:
+    """The profile with another link inside a node. Raises PlannerError.
+
+    ``pcie``, 'PCIe 3.0 x8': no NVLink and no bridge. ``nvlink``: as the profile has it; 'NVLink4 900 GB/s': at this rate, which
+    counts both directions, as it is printed. A plain rate, '200 GB/s', is that of one GPU in one direction.
+    """
+    if found := _PCIE.match(link):
+        return _over_pcie(hardware, found.group(1), found.group(2), what)
+    if found := _BOTH_WAYS.match(link):
+        return _at_rate(hardware, float(found.group(1)) * units.GIGA / 2.0)
+    if re.match(r"\s*(nvlink|infinity fabric)", link, re.IGNORECASE):
+        if hardware.scale_up_domain > 1:
+            return replace(hardware, link_shares={}) if re.search("nvswitch", link, re.IGNORECASE) else hardware
+        raise PlannerError(f"{what} {shown(link)}: {hardware.name} has no NVLink; give its rate per GPU, like '300 GB/s'")
+    rate = units.parse(link, "bytes/s", what=what)
+    if rate <= 0:
+        raise PlannerError(f"{what} must be above zero")
+    return _at_rate(hardware, rate)
+
+
+def _over_pcie(hardware: HardwareProfile, generation: str | None, lanes: str | None, what: str) -> HardwareProfile:
+    if generation and int(generation) not in LANES_16:
+        raise PlannerError(f"{what}: PCIe {generation}.0 is not known; {', '.join(map(str, LANES_16))} are")
+    rate = LANES_16[int(generation)] * units.GIGA if generation else hardware.pcie_bandwidth
+    rate = min(rate, FASTEST_PCIE) * int(lanes or 16) / 16.0
+    if hardware.scale_up_domain == 1:
+        return hardware if rate == hardware.pcie_bandwidth else hardware.scaled(pcie_bandwidth=rate / hardware.pcie_bandwidth)
+    box = load_hardware(PCIE_BOX)
+    curves = {op: curve.with_link(rate / box.pcie_bandwidth) for op, curve in box.scale_up.items()}
+    return replace(
+        hardware, scale_up=curves, scale_up_domain=1, scale_up_bandwidth=rate, pcie_bandwidth=rate, link_shares={},
+        measured={**hardware.measured, "scale_up": f"scaled from {PCIE_BOX}"},
+    )  # fmt: skip
+
+
+def _at_rate(hardware: HardwareProfile, rate: float) -> HardwareProfile:
+    if hardware.scale_up_domain > 1:
+        close = abs(rate / hardware.scale_up_bandwidth - 1.0) < 0.01
+        return hardware if close else hardware.scaled(scale_up_bandwidth=rate / hardware.scale_up_bandwidth)
+    if rate <= FASTEST_PCIE:
+        return hardware.scaled(pcie_bandwidth=rate / hardware.pcie_bandwidth)
+    box = load_hardware(NVLINK_BOX)
+    curves = {op: curve.with_link(rate / box.scale_up_bandwidth) for op, curve in box.scale_up.items()}
+    return replace(
+        hardware, scale_up=curves, scale_up_domain=hardware.gpus_per_node, scale_up_bandwidth=rate,
+        measured={**hardware.measured, "scale_up": f"scaled from {NVLINK_BOX}"},
+    )  # fmt: skip

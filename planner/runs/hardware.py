@@ -8,7 +8,8 @@ from typing import Any
 
 from planner import library, units
 from planner.detect import not_modelled, profile_of
-from planner.hardware import HardwareProfile, load_hardware
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile, joined_by, load_hardware
 from planner.runs.rows import CLUSTER_FIGURES, Row, UnsupportedError
 
 _read_once = cache(load_hardware)
@@ -34,7 +35,8 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
         if changes["network_bandwidth"] is None and own["network_share"]:
             changes["network_bandwidth"] = _read_once(name).network_bandwidth * own["network_share"]
         latencies = own["ring_latency"] or 1.0, own["tree_latency"] or 1.0
-    hardware = _node(name, per_node, latencies, tuple(changes.items()))
+    joined = str(row.hardware.get("intra_node") or "")
+    hardware = _node(name, per_node, latencies, tuple(changes.items()), joined)
     times = _bench_times(row, hardware)
     if times is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
@@ -45,7 +47,7 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     changes["network_bandwidth"] = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, latencies, tuple(changes.items())), "normal" if share >= 0.5 else "slow"
+    return _node(name, per_node, latencies, tuple(changes.items()), joined), "normal" if share >= 0.5 else "slow"
 
 
 @cache
@@ -59,7 +61,7 @@ def gpu_profile(text: str) -> str:
 
 @cache
 def _node(
-    name: str, per_node: int, latencies: tuple[float, float], changes: tuple[tuple[str, float | None], ...]
+    name: str, per_node: int, latencies: tuple[float, float], changes: tuple[tuple[str, float | None], ...], joined: str = ""
 ) -> HardwareProfile:
     """A library profile with another node size (0 = its own) and what is known about the cluster; None = as the profile says.
 
@@ -72,7 +74,15 @@ def _node(
         inside = profile.scale_up_domain <= profile.gpus_per_node
         values["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain
         values["gpus_per_node"] = per_node
-    return dataclasses.replace(profile, **values)
+    return _joined(dataclasses.replace(profile, **values), joined)
+
+
+def _joined(profile: HardwareProfile, text: str) -> HardwareProfile:
+    """With the link inside a node that the row states, '2x NVLink bridge' or 'PCIe 4.0 x16', where the profile has another."""
+    try:
+        return joined_by(profile, text) if text else profile
+    except PlannerError:  # a text of another kind says nothing that the profile does not
+        return profile
 
 
 _LINK = re.compile(r"(?:(\d+)x\s)?[^\d]*?(\d+(?:\.\d+)?) Gb/s([^;]*)")

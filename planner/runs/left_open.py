@@ -7,8 +7,8 @@ trainer's default: of 17 sources with rows that by the model would not have fitt
 
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
-from planner.runs.job import default_of
 from planner.runs.rows import Row
+from planner.runs.software import default_of
 
 LARGEST = 64
 """Largest micro batch that is tried, sequences."""

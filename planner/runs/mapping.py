@@ -13,7 +13,7 @@ from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
-from planner.error_bars import OWN_RUN, Kind, kind_of
+from planner.error_bars import OWN_RUN, UNLISTED, Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
@@ -52,6 +52,8 @@ class Run:
     """Why it counts in no summary, though it is listed; '' = it counts."""
     of_plan: bool = False
     """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
+    listed: bool = True
+    """Its framework is one that the planner knows."""
     slow_network: bool = False
     """The job's own benchmark of its network reached less than half of the line rate."""
     unsupported: str = ""
@@ -87,17 +89,28 @@ class Run:
         return found[1] if found else ""
 
     @property
+    def user(self) -> str:
+        """Kind of user, one of ``error_bars.KINDS``; '' where it cannot be priced."""
+        known = self.workload is not None and self.trainer is not None
+        return kind_of(self.workload, self.trainer, self.made_for).user if known else ""
+
+    @property
     def kind(self) -> Kind | None:
         """Kind of run, which chooses its error bar; None where it cannot be priced."""
-        return None if self.workload is None or self.trainer is None else kind_of(self.workload, self.trainer, self.made_for)
+        if self.workload is None or self.trainer is None:
+            return None
+        return kind_of(self.workload, self.trainer, self.made_for if self.listed else UNLISTED)
 
 
-def read_runs(paths: Sequence[str | Path] | None = None, *, generic: bool = False) -> list[Run]:
+def read_runs(
+    paths: Sequence[str | Path] | None = None, *, generic: bool = False, unlisted: bool = False
+) -> list[Run]:
     """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken.
 
     ``generic``: each framework as the newest version of its trainer, without what recipes and sources say beside the row.
+    ``unlisted``: each as if it were in no table.
     """
-    return share([to_run(replace(row, generic=generic)) for row in read_rows(paths)])
+    return share([to_run(replace(row, generic=generic or unlisted, unlisted=unlisted)) for row in read_rows(paths)])
 
 
 def share(runs: Sequence[Run]) -> list[Run]:
@@ -141,7 +154,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""),
         made_for=row.made_for, stated=not missing,
         set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
-        slow_network=network == "slow", **run,
+        slow_network=network == "slow", listed=of_plan or not row.entry.get("unknown"), **run,
     )  # fmt: skip
 
 

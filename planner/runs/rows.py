@@ -91,6 +91,8 @@ class Row:
     """The fields of the row; model, parallel, batch and measured are always mappings."""
     generic: bool = False
     """Read as if only the names of its framework and its hardware were known: no version, no recipe, nothing of its cluster."""
+    unlisted: bool = False
+    """Read as if its framework were in no table: how far off an unlisted one is, is seen on those that are listed."""
 
     def get(self, path: str) -> Any:
         """A value by its path, ``parallel.tp``; None when it is not there."""
@@ -119,12 +121,14 @@ class Row:
     @cached_property
     def entry(self) -> Mapping[str, Any]:
         """What the table says about its framework: the first entry that matches; every row matches one."""
-        for one in frameworks()["trainers"]:
-            if found := one["match"].search(self.framework):
-                break
+        entries = frameworks()["trainers"]
+        one, found = next((one, found) for one in entries if (found := one["match"].search(self.framework)))
+        if self.unlisted:  # what its numbers count stays what it is
+            one = {**one, **{key: entries[-1][key] for key in ("unknown", "trainer", "alone")}}
         if one.get("unknown") and self.framework in library.names("trainers"):  # as a trainer's log reader says it
             return {**one, "trainer": self.framework, "unknown": False}
-        named = found.expand(one["trainer"])
+        alone = (self.get("parallel.tp") or 1) * (self.get("parallel.pp") or 1) == 1
+        named = found.expand(one["alone"] if alone and "alone" in one else one["trainer"])
         return {**one, "trainer": named.partition("@")[0] if self.generic else named}
 
     @cached_property

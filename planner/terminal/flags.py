@@ -68,6 +68,7 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("image_tokens", int, "N", "Tokens of a sequence that stand for images. [0: text only]"),
     ("image_encoder", str, "NAME", f"{listed(IMAGE_ENCODERS)}. [frozen]"),
     ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [of a trained router]"),
+    ("intra_node", str, "LINK", "Link inside a node: pcie, 'PCIe 4.0 x8', nvlink, '200 GB/s'. [of the profile]"),
     ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
 )
 """Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""

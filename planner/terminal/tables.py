@@ -179,8 +179,8 @@ def advice_table(advice: list[Advice]) -> Table:
 
 
 def samples(work: Workload) -> str:
-    """What a batch counts, where that is not sequences."""
-    return "pairs " if work.objective == "dpo" else ""
+    """A batch in words."""
+    return f"{work.global_batch_size}{' pairs' if work.objective == 'dpo' else ''}"
 
 
 MIDDLE = 0.02
@@ -201,8 +201,8 @@ def first_runs_text(one: Prediction) -> str:
         return ""
     low, middle, high = (f"{value / one.step_time_s:.1f}" for value in one.first_runs_s)
     return (
-        f"That is as tuned runs are. First runs of users, not yet tuned, take {low} to {high} times as long, {middle} at the "
-        f"median ({one.first_runs_basis})."
+        f"That is as tuned runs are. Half of the first runs of users, not yet tuned, take {low} to {high} times as long, {middle} "
+        f"at the median ({one.first_runs_basis})."
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.error_bars import KEYS, QUANTITIES, Z90, ErrorBar
+from planner.error_bars import KEYS, QUANTITIES, QUARTER, UNLISTED, Z90, ErrorBar
 from planner.questions.accuracy.prediction import Pair, grouped
 
 COVERAGE = 0.9
@@ -41,8 +41,6 @@ NARROWEST = 0.03
 """No interval leaves out a measurement that is this part away from the prediction."""
 TAIL = 0.05
 """What is left out on either side where no kind of user says more."""
-QUARTERS = 1.349
-"""Standard deviations between the quarters of a normal distribution."""
 
 Class = tuple[str, ...]
 """Values of the first of KEYS; () = all runs."""
@@ -170,10 +168,17 @@ def build(found: Sequence[Residual], tails: Mapping[str, float]) -> tuple[ErrorB
         bars.append(
             ErrorBar(
                 low=float(np.exp(low)), middle=float(np.exp(middle)), high=float(np.exp(high)),
-                bulk=max(float(more - quarter) / QUARTERS, NARROWEST / 2.0), runs=runs[name], sources=len(sources[name]), **dict(zip(KEYS, name, strict=False)),
+                bulk=max(float(more - quarter) / (2.0 * QUARTER), NARROWEST / 2.0), runs=runs[name], sources=len(sources[name]), **dict(zip(KEYS, name, strict=False)),
             )
         )  # fmt: skip
     return tuple(sorted(bars, key=lambda bar: (-sum(bool(getattr(bar, key)) for key in KEYS), bar.basis)))
+
+
+def of_unlisted(found: Sequence[Residual]) -> tuple[ErrorBar, ...]:
+    """Bars of runs whose framework is read as if nobody knew it (``read_runs(unlisted=True)``): those of their own kind alone."""
+    found = [one for one in found if one.user == UNLISTED]
+    table = build(found, tails_of(held_back(found)))
+    return tuple(bar for bar in table if bar.user and not bar.code_base)
 
 
 def clear(low: Floats, high: Floats) -> tuple[Floats, Floats]:

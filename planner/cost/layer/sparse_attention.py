@@ -21,9 +21,6 @@ from planner.cost.layer.operators import (
 )
 from planner.layout import Module
 
-HEADS_PER_PASS = {"Hopper": 64.0}
-"""Query heads that share one gather of their keys, by architecture; BLACKWELL_HEADS on all others."""
-BLACKWELL_HEADS = 128.0
 CORE_EFFICIENCY = 0.43
 """Part of the bf16 peak that attention on chosen keys reaches where its FLOP bound it.
 
@@ -81,7 +78,7 @@ def indexer(shard: Shard) -> list[Operator]:
 def sparse_core(shard: Shard) -> list[Operator]:
     """Softmax over the chosen keys, on compressed keys and values: 2 a/t (2 r_kv + d_rope) FLOP per query and key.
 
-    Keys are gathered token by token, r_kv + d_rope values each, once per ``HEADS_PER_PASS`` heads: below that many heads of a
+    Keys are gathered token by token, r_kv + d_rope values each, once per 64 or 128 heads: below that many heads of a
     rank tensor parallelism gains nothing. Backward: the kernel computes its output again, then 2.5 times the FLOP, and adds
     gradients of keys in fp32, twice the bytes. The backward pass was not measured. Kept: queries and outputs of compressed width,
     the indices, the output.  [FlashMLA, sparse prefill; Megatron, ops/sparse_mla.py]

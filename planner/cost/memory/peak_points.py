@@ -42,7 +42,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
-from planner.cost.memory.states import StageBytes, copied_shard
+from planner.cost.memory.states import StageBytes, copied_shard, stage_output_bytes
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -50,7 +50,6 @@ from planner.cost.pipeline.partition import (
     gathered_bytes,
     gathered_parameters,
     layer_bytes,
-    sequences,
     shard_groups,
 )  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
@@ -162,23 +161,23 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; copies of the head; its gradient that
-    the pieces of a loss add up, and that of a piece.
+    its receive buffers; what one rank alone copies; and of ``_of_one_microbatch``.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
     ranks = column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
     alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
-    reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
+    new = trainer.traffic.gradient_reduce_bytes
+    reduced = new * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
     tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
-    several = stages.moe > 0
-    unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
+    several, unit = stages.moe > 0, parameters.largest_dense_unit
+    experts = parameters.largest_expert_unit * several
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
@@ -187,7 +186,6 @@ def state_parts(
     )
     cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
     on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
-    new = trainer.traffic.gradient_reduce_bytes
     new_layer = (unit / shard + experts / expert_shard) * new * learned
     host = column(layout.offload_parameters) > 0
     new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
@@ -196,9 +194,6 @@ def state_parts(
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
     accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
-    boundary = sequences(workload, layout) * workload.sequence_length / column(layout.cp) * model.hidden_size
-    boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
@@ -210,15 +205,27 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
-        "new_layer": new_layer,
-        "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
-        "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": copied * reduced * learned,
-        "released": (micro == 1) * (1.0 - pipelined) * (trainer.stored.gradients == "released"),
-        "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
-        "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
+        "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated,
+        "accumulated": accumulated,
+        "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
+        "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
+        "copied": copied * reduced * learned, **_of_one_microbatch(workload, trainer, layout, stages, head),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
+
+
+def _of_one_microbatch(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, head: Floats
+) -> dict[str, Floats]:
+    """1 where updates follow each gradient; copies of the head; its gradient that the pieces of a loss add up, and a piece's."""
+    micro, tables = column(layout.num_microbatches), float(workload.lora_rank == 0)
+    table = workload.model.vocab_size * float(workload.model.hidden_size) / column(layout.tp)
+    summed = gathered_bytes(workload) + trainer.traffic.gradient_reduce_bytes
+    return {
+        "released": np.where((micro == 1) & (column(layout.pp) == 1), float(trainer.stored.gradients == "released"), 0.0),
+        "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
+        "head_pieces": head * summed * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
+    }
 
 
 def _received(layout: Layout, stages: Stages) -> Floats:

@@ -6,8 +6,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Attention, GatheredRows, Gemm, MemoryBound, Number, Operator, Scan, Shard
-from planner.cost.layer.sparse_attention import BLACKWELL_HEADS, HEADS_PER_PASS
 from planner.cost.price.deduplicate import stacked
+from planner.cost.price.gathering import gathered_seconds
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
 from planner.trainer_records import Casts
@@ -65,12 +65,6 @@ Calibrated on how the step time grows with the number of GPUs at a constant shar
 of one model and layout on 8 to 2304 H100 of DGX Cloud 24.11, 25.03 and 25.04 (32 series; median 0.018 in bf16, 0.03 in fp8).
 Measured spreads of power-limited GPUs in five clusters: 8 % between the slowest and the fastest, a sigma of 0.013 to 0.02
 [Sinha 2022, "Not All GPUs Are Created Equal", SC22].
-"""
-GATHER_RATE = 3.2e12
-"""Bytes/s at which attention on chosen keys reads single tokens' keys, through the cache.
-
-DeepSeek-V3.2 with 1 to 64 heads (Hopper) and 8 to 128 heads (Blackwell), 4k and 16k tokens, vLLM 0.24: 2.6 to 4.1e12 on H100, H200,
-B200 and GB300 alike.  [aiconfigurator @095f58a]
 """
 RATE_GROUP = 8.0
 """GPUs whose slowest one the sustained clock of a profile describes: a node, the smallest job that it was read off."""
@@ -174,7 +168,8 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
     if isinstance(operator, Scan):
         return _scan(operator, shard, hardware)
     if isinstance(operator, GatheredRows):
-        return _gathered(operator, hardware)
+        forward, backward = gathered_seconds(operator, hardware)
+        return Work(forward=forward, dgrad=backward, flop=operator.model_flop)
     raise AssertionError(f"operator of unknown kind: {operator.name}")
 
 
@@ -369,18 +364,6 @@ def _image_attention(one: Attention, shard: Shard, hardware: HardwareProfile) ->
     )  # fmt: skip
     flop = 4.0 * shard.batch * one.documents * one.heads * one.seq_q * one.seq_kv * one.head_dim
     return Work(forward=forward, dgrad=backward, flop=flop)
-
-
-def _gathered(one: GatheredRows, hardware: HardwareProfile) -> Work:
-    """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
-    passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
-    rate = min(GATHER_RATE, hardware.memory_bandwidth)
-    peak = hardware.peak(one.dtype if one.dtype in hardware.peak_flops else "bf16") * one.efficiency
-    forward, backward = (
-        np.maximum(flop / peak, passes * moved / rate) / hardware.sustained_clock
-        for flop, moved in zip(one.flop, one.gathered, strict=True)
-    )
-    return Work(forward=forward, dgrad=backward, flop=one.model_flop)
 
 
 def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:

@@ -143,8 +143,8 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         (work.objective != "lm", f"objective {work.objective}: the torch model predicts the next token; plan with objective lm"),
         (work.document_length,
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
-        (work.expert_imbalance != 1.0,
-         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with --expert-imbalance 1"),
+        (work.model.is_moe and work.expert_imbalance != 1.0,
+         "routing of a trained router: here every expert gets the same; 'plan estimate PLAN --expert-imbalance 1 --output PLAN'"),
         *_of_layout(model, layout),
     )  # fmt: skip
     return [sentence for wrong, sentence in reasons if wrong]
@@ -178,6 +178,5 @@ def _of_layout(model: ModelSpec, layout: Layout) -> tuple[tuple[object, str], ..
          "selective recompute by module: the torch model has every_second_matmul; use it, or full or none"),
         (int(layout.recompute_layers),
          f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"),
-        (int(layout.offload_optimizer) or int(layout.offload_activations),
-         "offload: the torch model keeps states and activations on the GPU; plan without"),
+        (bool(layout.offloads), "offload: the torch model keeps weights, states and activations on the GPU; plan without"),
     )  # fmt: skip

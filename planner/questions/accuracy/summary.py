@@ -64,7 +64,7 @@ def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]
 
 def _by_kind(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """Pairs of each kind of user, in the order of KINDS."""
-    found = grouped((pair for pair in pairs if pair.run.kind), lambda pair: pair.run.kind and pair.run.kind.user)
+    found = grouped((pair for pair in pairs if pair.run.kind), lambda pair: pair.run.user)
     return {kind: found[kind] for kind in KINDS if kind in found}
 
 

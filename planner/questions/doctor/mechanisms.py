@@ -278,14 +278,16 @@ def memory_mechanisms(base: Priced, more: bool) -> list[Mechanism]:
     fragmentation = Case("fragmentation", stored.fragmentation > 0, achieved_factor("fragmentation", worse=more))
     logits, larger = stored.logit_bytes, tuple(x for x in (EAGER_LOGITS, GATHERED_LOGITS) if x > stored.logit_bytes)
     if not more:
-        offloaded = changed(offload_optimizer=100, zero=max(int(layout.zero), 1))
+        alone = trainer.legal.offload_optimizer
+        there = {"offload_optimizer": 100} if alone else {"offload_parameters": 1}
+        offloaded = changed(**there, zero=max(int(layout.zero), 1 if alone else most))
         shared = int(layout.zero) < most and int(layout.dp) * int(layout.cp) > 1
         return _made("less", [
             fragmentation,
             _recompute(base, Recompute.FULL),
             Case("logits", logits > FP32, changed({"logit_bytes": FP32}), logits),
             Case("zero", shared, changed(zero=most), most),
-            Case("offload", not int(layout.offload_optimizer) and trainer.legal.offload_optimizer, offloaded),
+            Case("offload", not layout.offloads and (alone or trainer.legal.offload_parameters), offloaded),
         ])  # fmt: skip
     in_fp32 = changed({"gradient_bytes": FP32, "fp16_gradient_bytes": lambda old, _: (FP32, old[1])})
     states = bool(base.estimate.memory["optimizer_states"][0] > 0)

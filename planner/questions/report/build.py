@@ -192,7 +192,7 @@ def _first_runs(one: Prediction) -> list[Figure]:
         return []
     low, middle, high = one.first_runs_s
     times = f"{low / one.step_time_s:.1f} to {high / one.step_time_s:.1f}"
-    note = f"median of users' runs; nine of ten take {times} times the step time"
+    note = f"median of users' runs; half of them take {times} times the step time"
     return [Figure("First run, not tuned", middle, "seconds", note)]
 
 

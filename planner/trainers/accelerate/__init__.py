@@ -3,6 +3,7 @@
 PLACE = 50
 TITLE = "accelerate with transformers' Trainer or TRL (YAML, FSDP2 and HSDP)"
 TRAINERS = ("fsdp", "trl")
+OPTIONS = ("loss",)
 PACKAGE, VERSIONS = "accelerate", ">=1.15,<2"
 LEVEL = "groups built"
 SOURCE = (

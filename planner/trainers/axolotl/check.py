@@ -28,6 +28,7 @@ def one(asked: Request, answer: Checked) -> None:
     settle_torch()
     stand_in(*ABSENT)
     import yaml
+    from axolotl.integrations.liger.args import LigerArgs
     from axolotl.utils.distributed import _get_parallel_config_kwargs
     from axolotl.utils.schemas.config import AxolotlConfigWCapabilities
     from axolotl.utils.schemas.fsdp import FSDPConfig
@@ -35,7 +36,8 @@ def one(asked: Request, answer: Checked) -> None:
     layout, world = asked["layout"], asked["world"]
     for name in ("axolotl.yaml", "axolotl-smoke.yaml"):
         data: dict[str, Any] = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-        _known(name, data, AxolotlConfigWCapabilities)
+        plugins = set(LigerArgs.model_fields) if "plugins" in data else set()
+        _known(name, {key: value for key, value in data.items() if key not in plugins}, AxolotlConfigWCapabilities)
         _known(f"{name}: fsdp_config", data.get("fsdp_config", {}), FSDPConfig)
         able = {
             "bf16": True,
@@ -83,6 +85,7 @@ def known_names(root: Path) -> dict[str, names.Names]:
     for path in sorted(schemas.glob("*.py")):
         if path.stem not in ("fsdp", "datasets"):
             found |= names.fields(path)
+    found |= names.fields(root / "axolotl" / "integrations" / "liger" / "args.py")
     data = names.fields(schemas / "datasets.py")
     return {"config": found, "fsdp_config": names.fields(schemas / "fsdp.py", "FSDPConfig"), "datasets": data}
 

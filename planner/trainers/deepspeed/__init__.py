@@ -3,6 +3,7 @@
 PLACE = 40
 TITLE = "DeepSpeed with transformers' Trainer (JSON)"
 TRAINERS = ("deepspeed",)
+OPTIONS = ("loss",)
 PACKAGE, VERSIONS = "deepspeed", ">=0.19.8,<0.20"
 LEVEL = "validated"
 SOURCE = (

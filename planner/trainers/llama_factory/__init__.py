@@ -3,6 +3,7 @@
 PLACE = 90
 TITLE = "LLaMA-Factory (YAML over DeepSpeed or FSDP)"
 TRAINERS = ("llama-factory", "deepspeed", "fsdp")
+OPTIONS = ("loss",)
 PACKAGE, VERSIONS = "llamafactory", ">=0.9.5,<0.10"
 NO_WORD = ("bf16_true",)
 LEVEL = "parsed"

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.layout import Recompute
 from planner.model import ModelSpec
+from planner.trainer_options import spelled
 from planner.trainers import load
 from planner.trainers.bundle import model_config
 from planner.trainers.bundle.quoting import Expression, filled_text, json_text, refused, run_of, template
@@ -24,6 +25,8 @@ LAYERS = {
     "qwen3_moe": "Qwen3MoeDecoderLayer", "mixtral": "MixtralDecoderLayer",
 }  # fmt: skip
 """Class of one transformer layer, by model_type: the families that the script was run with."""
+LIGER = {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
+"""Head and loss of Liger, and none of its other kernels.  [transformers, integrations/liger.py]"""
 QUANTISED = ("int8", "nf4", "nf4_dq")
 """Bases that bitsandbytes quantises while they are loaded."""
 SMOKE_STEPS = 3
@@ -38,9 +41,12 @@ def family(model: ModelSpec) -> str:
 
 def shared_refusals(job: ExportJob) -> list[str]:
     """What transformers' Trainer does not have, whatever shards the model."""
+    found = []
     if job.layout.recompute == Recompute.SELECTIVE:
-        return ["recompute selective: checkpoints of transformers cover whole layers; use full or none"]
-    return []
+        found.append("recompute selective: checkpoints of transformers cover whole layers; use full or none")
+    if spelled(job.plan.trainer)[2].get("loss") == "chunked":
+        found.append("option loss=chunked: transformers' Trainer has all logits at once, or Liger's loss; use loss=fused_linear")
+    return found
 
 
 def training_arguments(job: ExportJob) -> dict[str, Any]:
@@ -53,6 +59,7 @@ def training_arguments(job: ExportJob) -> dict[str, Any]:
         "fp16": work.precision == "fp16",
         "optim": OPTIMIZERS[work.optimizer],
         **({"optim_args": "momentum=0.9"} if work.optimizer == "sgd" else {}),
+        **({"use_liger_kernel": True, "liger_kernel_config": LIGER} if job.trainer.stored.loss == "fused_linear" else {}),
         "torch_compile": False,
         "ddp_find_unused_parameters": False,
     }
