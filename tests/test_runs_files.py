@@ -116,7 +116,7 @@ def test_broken_paths(tmp_path: Path) -> None:
 
 
 SURPRISES = [
-    (("hardware", "gpu"), "TPU v5", "GPU 'TPU v5' is not in profiles/devices.yaml"),
+    (("hardware", "gpu"), "TPU v5", "TPU v5: TPUs and Trainium are not modelled"),
     (("rows", 0, "recompute"), "some", "recompute 'some' is not understood"),
     (("rows", 0, "parallel", "dp"), 3, "tp 2 times pp 2 times cp 1 times dp 3 are not the 16 GPUs stated"),
     (("rows", 0, "batch", "global"), 2, "global batch 2 is smaller than micro batch 1 times dp 4"),
