@@ -19,7 +19,7 @@ from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import SPARSE_KERNELS, Job, check_workload
-from planner.trainer import Trainer, load_trainer
+from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
@@ -116,7 +116,7 @@ def resolve(request: Request) -> ResolvedJob:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
-    trainer_name = spell(trainer_name, request.options)
+    trainer_name = spell(known_as(trainer_name), request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
         assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,11 @@ class Trainer:
     """What it alone does: a ``cost.own_terms.OwnTerms`` of each of the named folders of ``planner.trainers``."""
     choices: Choices = dataclasses.field(default_factory=Choices, compare=False)
     """Its version, options, defaults and recipes."""
+
+    @property
+    def label(self) -> str:
+        """Its name with the version and the options that it was named with."""
+        return self.name + self.choices.written.removeprefix(spelled(self.choices.written)[0]) if self.choices.written else self.name
 
     @property
     def optimizers(self) -> tuple[str, ...]:
@@ -126,6 +132,17 @@ FACTS = (*TEXTS, *RECORD_OF, "terms")
 """Every fact, as files name it."""
 BESIDE = ("options", "version", "versions", "defaults", "recipes")
 """What files say beside facts (``trainer_options``)."""
+
+
+def known_as(text: str) -> str:
+    """A trainer as it is written, with its own name in place of one of ``trainer_aliases.yaml`` or of another spelling."""
+    name, *_ = spelled(text)
+    if name in library.names("trainers"):
+        return text
+    others = library.read_yaml(library.profiles_directory() / "trainer_aliases.yaml")
+    plain = {re.sub(r"\W|_", "", one.lower()): one for one in library.names("trainers")}
+    plain |= {re.sub(r"\W|_", "", one.lower()): trainer for one, trainer in others.items()}
+    return text.replace(name, plain.get(re.sub(r"\W|_", "", name.lower()), name), 1)
 
 
 def load_trainer(text: str) -> Trainer:

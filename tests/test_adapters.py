@@ -132,7 +132,7 @@ def test_adapters_are_where_they_are_asked_for(targets: str, names: set[str]) ->
     assert {found.name.split("_lora")[0] for found in gemms} == names
     layout = Layout.stack([Layout()])
     stages = split_stages(one.model, layout)
-    held = stage_parameters(one.workload, layout, stages, separate=True).adapters[0, 0]
+    held = stage_parameters(one.workload, layout, stages, one.trainer.kernels).adapters[0, 0]
     pairs = {"qv": (H + H) + (H + KV), "qkv": (H + H) + 2 * (H + KV), "attention": (H + H) + 2 * (H + KV) + (H + H)}
     assert held == 4 * LAYERS * pairs[targets]
 
@@ -166,6 +166,20 @@ def test_adapters_of_experts_count_every_expert() -> None:
     shard = Shard(workload=one.workload, trainer=one.trainer, layout=layout, ep_stride=1.0)
     down = adapters_of(shard, "experts_up", np.ones(1) * 64.0, 32.0, 16.0, 4.0)[0]
     assert isinstance(down, Gemm) and down.groups == 4.0 and down.n == 4.0
+
+
+@pytest.mark.parametrize(("unfused", "linear"), [(["projections"], False), (["projections", "grouped_gemm"], True), ([], True)])
+def test_experts_in_one_tensor_are_neither_adapted_nor_quantised(unfused: list[str], linear: bool) -> None:
+    """transformers 5 holds them in one parameter; a loop over modules, or a library's grouped linear layer, is found."""
+    one = job("moe", TRAINERS["fsdp"].replace(unfused=unfused), gpus=1)
+    one = dataclasses.replace(one, workload=one.workload.replace(lora_rank=4, frozen_weights="nf4"))
+    shard = Shard(workload=one.workload, trainer=one.trainer, layout=Layout.stack([Layout()]), ep_stride=1.0)
+    names = {found.name for found in layer(shard, moe=True)[0]}
+    assert ("experts_up_lora_a" in names, "experts_up_dequantise" in names) == (linear, linear)
+    model = one.model
+    experts = model.num_moe_layers * model.num_experts * 3 * model.hidden_size * model.expert_ffn_size
+    held = priced(one, Layout(zero=3)).memory["weights"][0]
+    assert (held > 2 * experts) != linear
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import MODELS, job
 
+from planner import library
 from planner.commands.main import main as cli
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.parameters import total_parameters
@@ -22,7 +23,7 @@ from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.rules import check_workload
-from planner.trainer import load_trainer
+from planner.trainer import known_as, load_trainer
 
 
 def asked(**changes: Any) -> ResolvedJob:
@@ -52,6 +53,25 @@ def asked(**changes: Any) -> ResolvedJob:
 def test_a_fine_tuning_job_has_its_own_defaults(changes: dict[str, object], length: int, batch: int, rank: int) -> None:
     work = asked(**changes).job.workload
     assert (work.sequence_length, work.global_batch_size, work.lora_rank) == (length, batch, rank)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("LLaMA_Factory", "llama-factory"),
+        ("transformers", "fsdp"),
+        ("TRL+loss=full", "trl+loss=full"),
+        ("swift", "ms-swift"),
+    ],
+)
+def test_a_trainer_has_other_names(written: str, name: str) -> None:
+    assert known_as(written) == name and asked(trainer=written).trainer == name
+
+
+def test_other_names_are_of_trainers_that_exist() -> None:
+    aliases = library.read_yaml(library.profiles_directory() / "trainer_aliases.yaml")
+    assert set(aliases.values()) <= set(library.names("trainers")) and not set(aliases) & set(library.names("trainers"))
+    assert known_as("nothing-like-it") == "nothing-like-it"
 
 
 def test_what_is_assumed_says_how_to_change_it() -> None:

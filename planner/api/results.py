@@ -328,7 +328,7 @@ class Plans(Result, Sequence[Plan]):
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
             f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
-            f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
+            f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.label)}"
         )
         console.print(table.assumptions_table(self.assumed))
         console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))

@@ -140,7 +140,7 @@ def ends_of(priced: Priced) -> Ends:
     return Ends(
         gather=np.maximum(exposed - reduce, 0.0)[:, 0], reduce=np.minimum(reduce, exposed)[:, 0],
         gather_hidden=np.maximum(hidden - reduce_hidden, 0.0)[:, 0], reduce_hidden=np.minimum(reduce_hidden, hidden)[:, 0],
-        optimizer=shared.optimizer[:, 0], offload=shared.on_host(float(layout.num_microbatches[0]))[:, 0],
+        optimizer=shared.optimizer[:, 0], offload=shared.on_host(np.asarray(layout.num_microbatches, dtype=float))[:, 0],
         stragglers=float(time["stragglers"][0]), overhead=float(time["overhead"][0]),
         each=(single and zero >= max(job.trainer.stored.weight_sharding_level, 2), single and zero >= 2),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner import units
 from planner.error_bars import KINDS, error_bar
-from planner.questions.accuracy.bounds import bounds
+from planner.questions.accuracy.bounds import Bound, bounds
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.ranking import ranking
 from planner.runs import Run
@@ -26,10 +26,11 @@ INSIDE = 0.9
 """Share of the resamplings inside of the interval."""
 
 
-def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]:
+def summarise(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``kinds`` holds the figures by kind of user; with ``bounded`` (the runs that come with planner) ``bounds`` what they shall be.
+    ``kinds`` holds the figures by kind of user; ``bounds`` those of the given bounds (``bounds.py`` has those about the runs that come
+    with planner).
     ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
     predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
@@ -59,7 +60,7 @@ def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]
         },
         "ranking": ranking(pairs),
     }  # fmt: skip
-    return {**summary, "bounds": bounds(summary)} if bounded else summary
+    return {**summary, "bounds": bounds(summary, bounded)} if bounded else summary
 
 
 def _by_kind(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
@@ -211,7 +212,7 @@ def _confusion(pairs: Iterable[Pair]) -> dict[str, Any]:
     }
 
 
-def report_of(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]:
+def report_of(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Runs, each with measured and predicted values, and their summary.
 
     ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is

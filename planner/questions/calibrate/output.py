@@ -107,7 +107,7 @@ def command(job: Job, files: Sequence[str]) -> str:
     known = name in library.names("models") and load_model(name) == work.model  # else only the user knows its file
     said = {
         "model": name if known else f"{name}.yaml", "gpus": job.cluster.num_gpus, "hardware": files[0],
-        "trainer": files[1] if len(files) > 1 else job.trainer.name,
+        "trainer": files[1] if len(files) > 1 else job.trainer.choices.written or job.trainer.name,
     }  # fmt: skip
     for field in fields(work):
         if field.name != "model" and getattr(work, field.name) != field.default:
@@ -168,7 +168,8 @@ def profile_text(calibration: Calibration, base: str, output: Path) -> str:
 
 def trainer_text(calibration: Calibration, trainer: Trainer, base: str | None = None) -> str:
     """The YAML of the calibrated trainer: what moved, over the trainer that it extends."""
-    data: dict[str, Any] = {"extends": _extends(base or trainer.name), "title": f"{trainer.title}, calibrated"}
+    name = base or trainer.choices.written or trainer.name
+    data: dict[str, Any] = {"extends": _extends(name), "title": f"{trainer.title}, calibrated"}
     said = []
     for one in calibration.moved:
         if one.factor.of == "trainer":

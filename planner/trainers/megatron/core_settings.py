@@ -45,6 +45,7 @@ Fields = dict[str, Any]
 def sizes(job: ExportJob) -> Fields:
     """Dimensions of the model."""
     m = job.model
+    drop = 0.1 if job.trainer.stored.dropout else 0.0
     reach = max(m.num_position_embeddings, m.max_sequence_length, job.workload.sequence_length)
     return {
         "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_size,
@@ -52,7 +53,7 @@ def sizes(job: ExportJob) -> Fields:
         "max_position_embeddings": m.num_position_embeddings if m.position == "learned" else reach,
         "position_embedding_type": "yarn" if m.scaled_rope else {"learned": "learned_absolute"}.get(m.position, m.position),
         "normalization": "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm", "padded_vocab_size": vocab_rows(job),
-        "vocab_size": m.vocab_size, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        "vocab_size": m.vocab_size, "hidden_dropout": drop, "attention_dropout": drop,
     }  # fmt: skip
 
 
@@ -238,8 +239,11 @@ def attention_backend(job: ExportJob) -> str:
 
     cuDNN's fused attention is the fastest from Hopper on, FlashAttention 2 before.
     """
-    if job.workload.precision == "fp32":
+    kernels = job.trainer.kernels
+    if job.workload.precision == "fp32" or kernels.attention == "unfused":
         return "unfused"
+    if kernels.attention_kernel == "fa2":
+        return "flash"
     arch = job.cluster.hardware.arch
     newer = any(arch.startswith(name) for name in NEED_FUSED_ATTENTION) or job.cluster.hardware.vendor == "AMD"
     return "fused" if newer or job.model.is_mla else "flash"

@@ -9,6 +9,6 @@ SOURCE = "NVIDIA-NeMo/Megatron-Bridge 0.6.2: models/gpt_provider.py, training/co
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
 OPTIONS = (
     "expert_dispatch", "expert_overlap", "fused_experts", "router_dtype", "cuda_graphs", "tp_overlap", "gradient_overlap",
-    "gradient_dtype", "loss_fusion", "fp8_attention",
+    "gradient_dtype", "loss_fusion", "attention_kernel", "dropout", "fp8_attention",
 )  # fmt: skip
 NO_WORD = ("muon",)
