@@ -194,7 +194,13 @@ def _recipe(data: Any, known: Mapping[str, Any], where: str) -> Recipe:
     for name, value in one["options"].items():
         require_value(name, value, known, where)
     schema.check_keys(one.get("defaults", {}), DEFAULTS, where)
-    return schema.read(Recipe, one, where)
+    found = schema.read(Recipe, one, where)
+    for text in (found.model, found.hardware, found.precision):
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise PlannerError(f"{where}: '{text}' is no regular expression ({error})") from error
+    return found
 
 
 def _own(name: str, values: Mapping[Any, Any], where: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def test_options_are_written_name_and_value(given: Any) -> None:
         ({"options": {"warp": ["on"]}}, "option warp is not known"),
         ({"options": {"dropout": ["sometimes"]}}, "option dropout has no value sometimes; it has off, on"),
         ({"defaults": {"tp": 4}}, "unknown key 'tp'"),
+        ({"versions": {"1": {}}, "recipes": {"1": [{"model": "("}]}}, "'(' is no regular expression"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"options": {"dropout": "no"}}]}}, "unknown dropout of"),
     ],
 )
