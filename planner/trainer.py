@@ -166,7 +166,7 @@ def _data(text: str, depth: int = 0) -> dict[str, Any]:
     path = library.find("trainers", name)
     data = _with_base(library.read_yaml(path), str(path), depth)
     if "versions" in data:
-        data["version"] = version or newest_of(data["versions"])
+        data["version"] = version or newest_of(schema.mapping(data["versions"], f"{path}: versions"))
     data = merge_changes(data, facts_at(data, version, f"trainer {path.stem}"))
     known = options_of(data, str(path))
     for option, value in options.items():
