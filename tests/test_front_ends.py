@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from trainers.plans import EVEN, Wanted, changed, found, jobs
 
-from planner import library
-from planner.defaults import Request, resolve
+from planner import api, library
 from planner.model import from_hugging_face, load_model, to_dict
-from planner.search import search
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.model_config import family, model_config
 from planner.trainers.bundle.serving import cache_bytes, legal_tp, serving, weight_bytes
@@ -249,9 +247,7 @@ def test_fine_tuning_is_written_in_words_that_exist(
     name: str, more: dict[str, Any], written: dict[str, Any], tmp_path: Path
 ) -> None:
     """Each front end runs plans of the trainer of its own name."""
-    resolved = resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", trainer=name, **more))
-    finding = search(resolved.job, top=1)
-    job = ExportJob.of(resolved.plan(finding.layouts[0], finding.estimates[0], "found"))
+    job = ExportJob.of(api.plan(model="llama-8b", gpus=8, hardware="h100-sxm", trainer=name, top=1, **more)[0].file)
     target = load_target(name)
     assert name in target.trainers and not target.refusals(job)
     write_bundle(make_bundle(target, job, "torchrun"), tmp_path / "run")
@@ -262,9 +258,8 @@ def test_fine_tuning_is_written_in_words_that_exist(
 
 
 def test_what_a_front_end_has_no_word_for_is_refused() -> None:
-    resolved = resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", trainer="trl", objective="dpo"))
-    finding = search(resolved.job, top=1)
-    job = ExportJob.of(resolved.plan(finding.layouts[0], finding.estimates[0], "found"))
+    plan = api.plan(model="llama-8b", gpus=8, hardware="h100-sxm", trainer="trl", objective="dpo", top=1)[0]
+    job = ExportJob.of(plan.file)
     assert any(
         "objective dpo" in one and "plan with objective lm" in one for one in load_target("accelerate").refusals(job)
     )
