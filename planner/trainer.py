@@ -59,7 +59,8 @@ class Trainer:
     @property
     def label(self) -> str:
         """Its name with the version and the options that it was named with."""
-        return self.name + self.choices.written.removeprefix(spelled(self.choices.written)[0]) if self.choices.written else self.name
+        written = self.choices.written
+        return self.name + written.removeprefix(spelled(written)[0]) if written else self.name
 
     @property
     def optimizers(self) -> tuple[str, ...]:
