@@ -9,6 +9,7 @@ import pytest
 import yaml
 from samples import job
 
+from planner.error_bars import kind_of
 from planner.errors import PlannerError
 from planner.lab.reference.split import split_of
 from planner.lab.run.eager_pricing import as_run
@@ -27,7 +28,7 @@ def validated() -> tuple[Trainer, dict[str, Any]]:
     one = job("gqa", "torchtitan", gpus=8, batch=64)
     plan = Plan(
         workload=one.workload, hardware="h100-sxm", num_gpus=8, trainer="torchtitan", layout=layout,
-        prediction=predict(estimate_of(one, layout), one, "dense bf16"),
+        prediction=predict(estimate_of(one, layout), one, kind_of(one.workload, one.trainer)),
     )  # fmt: skip
     trainer = as_run(one.trainer, split_of(one.workload, one.trainer, layout), on_cpu=False)
     step = plan.prediction.step_time_s
