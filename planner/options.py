@@ -72,7 +72,7 @@ def prices_of_unstated(job: Job, layout: Layout, said: Collection[str] = ()) -> 
 
 def ratios_of_unstated(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> list[Ratios]:
     """What each other value of the options that were not stated would change, for every layout."""
-    columns = Layout.stack(layouts)
+    columns = Layout.stack(list(layouts))
     now = estimate(job.workload, job.cluster, job.trainer, columns)
     others = [found for _, found in prices_of_unstated(job, columns, said)]
     times = np.array([found.step_time / now.step_time for found in others]).reshape(len(others), len(layouts))

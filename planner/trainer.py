@@ -59,7 +59,8 @@ class Trainer:
     @property
     def label(self) -> str:
         """Its name with the version and the options that it was named with."""
-        return self.name + self.choices.written.removeprefix(spelled(self.choices.written)[0]) if self.choices.written else self.name
+        written = self.choices.written
+        return self.name + written.removeprefix(spelled(written)[0]) if written else self.name
 
     @property
     def optimizers(self) -> tuple[str, ...]:
@@ -165,7 +166,7 @@ def _data(text: str, depth: int = 0) -> dict[str, Any]:
     path = library.find("trainers", name)
     data = _with_base(library.read_yaml(path), str(path), depth)
     if "versions" in data:
-        data["version"] = version or newest_of(data["versions"])
+        data["version"] = version or newest_of(schema.mapping(data["versions"], f"{path}: versions"))
     data = merge_changes(data, facts_at(data, version, f"trainer {path.stem}"))
     known = options_of(data, str(path))
     for option, value in options.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -165,9 +165,9 @@ def options_of(data: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]
     own: dict[str, dict[str, Any]] = {}
     for name, values in schema.mapping(data.get("options", {}), f"{where}: options").items():
         if name not in table():
-            raise PlannerError(f"{where}: option {name} is not known; nearest: {nearest_first(name, table())[0]}")
+            raise PlannerError(f"{where}: option {name} is not known; nearest: {nearest_first(str(name), table())[0]}")
         if values is not None:  # else an option of the trainer that it extends, which it has not
-            own[name] = values_of(values) if isinstance(values, Mapping) else _meant(name, values, where)
+            own[name] = _own(name, values, where) if isinstance(values, Mapping) else _meant(name, values, where)
     return own
 
 
@@ -175,27 +175,44 @@ def choices_of(data: Mapping[str, Any], where: str, written: str) -> Choices:
     """What a trainer's file says beside its facts; those of the version lie over the data already. Raises PlannerError."""
     own, version = options_of(data, where), text_of(data.get("version", ""))
     recipes = schema.mapping(data.get("recipes", {}), f"{where}: recipes")
+    versions = schema.mapping(data.get("versions", {}), f"{where}: versions")
     stated = [one for one in recipes if version and number_of(one) <= number_of(version)]
-    rows = recipes[max(stated, key=number_of)] if stated else ()
+    rows = recipes[max(stated, key=number_of)] if stated else []
+    if not isinstance(rows, list):
+        raise PlannerError(f"{where}: recipes of a version are {shown(rows)}; they must be a list")
     return Choices(
-        written=written, version=version, options=own, versions=tuple(sorted(data.get("versions", ()), key=number_of)),
+        written=written, version=version, options=own, versions=tuple(sorted(versions, key=number_of)),
         defaults=schema.check_keys(data.get("defaults", {}), DEFAULTS, f"{where}: defaults"),
         recipes=tuple(_recipe(one, own, f"{where}: recipes") for one in rows),
     )  # fmt: skip
 
 
-def _recipe(data: Mapping[str, Any], known: Mapping[str, Any], where: str) -> Recipe:
-    one = dict(data)
-    one["options"] = {name: text_of(value) for name, value in one.get("options", {}).items()}
+def _recipe(data: Any, known: Mapping[str, Any], where: str) -> Recipe:
+    one = dict(schema.mapping(data, where))
+    chosen = schema.mapping(one.get("options", {}), f"{where}: options")
+    one["options"] = {name: text_of(value) for name, value in chosen.items()}
     for name, value in one["options"].items():
         require_value(name, value, known, where)
     schema.check_keys(one.get("defaults", {}), DEFAULTS, where)
-    return schema.read(Recipe, one, where)
+    found = schema.read(Recipe, one, where)
+    for text in (found.model, found.hardware, found.precision):
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise PlannerError(f"{where}: '{text}' is no regular expression ({error})") from error
+    return found
 
 
-def _meant(name: str, values: Sequence[Any], where: str) -> dict[str, Any]:
+def _own(name: str, values: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """Values with facts of the trainer's own."""
+    return {key: dict(schema.mapping(facts, f"{where}: option {name}")) for key, facts in values_of(values).items()}
+
+
+def _meant(name: str, values: Any, where: str) -> dict[str, Any]:
     """Values of a list with the facts of the table."""
     meaning = table()[name].values
+    if not isinstance(values, list):
+        raise PlannerError(f"{where}: option {name} is {shown(values)}; it must be a list of values, or facts by value")
     found = [text_of(one) for one in values]
     for one in found:
         if one not in meaning:
@@ -210,7 +227,7 @@ def facts_at(data: Mapping[str, Any], version: str, where: str) -> dict[str, Any
         return {}
     if not stated:
         raise PlannerError(f"{where}: this trainer has no versions; leave @{version} out")
-    return dict(stated[at_version(stated, version)] or {})
+    return dict(schema.mapping(stated[at_version(stated, version)], f"{where}: versions"))
 
 
 def require_value(option: str, value: str, known: Mapping[str, Mapping[str, Any]], who: str) -> None:

@@ -30,7 +30,7 @@ from planner.layout import (
     module_names,
 )
 from planner.model import load_model
-from planner.trainer import Trainer, load_trainer, merged, trainer_from_dict
+from planner.trainer import BESIDE, Trainer, load_trainer, merged, trainer_from_dict
 from planner.workload import Workload, default_global_batch_size
 
 LLAMA = load_model("llama-3-8b")
@@ -356,7 +356,7 @@ def test_trainer_refuses(change: dict[str, Any], message: str) -> None:
 
 def test_trainer_needs_every_key() -> None:
     data = trainer_data()
-    for key in data.keys() - {"terms"}:
+    for key in data.keys() - {"terms", *BESIDE}:
         cut = {name: value for name, value in data.items() if name != key}
         assert sentence(trainer_from_dict, cut, where="t") == f"t: missing key '{key}'"
     assert sentence(trainer_from_dict, 3, where="t") == "t: expected a mapping of keys to values, found int"

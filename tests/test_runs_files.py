@@ -116,7 +116,7 @@ def test_broken_paths(tmp_path: Path) -> None:
 
 
 SURPRISES = [
-    (("hardware", "gpu"), "TPU v5", "GPU 'TPU v5' is not in profiles/devices.yaml"),
+    (("hardware", "gpu"), "TPU v5", "TPU v5: TPUs and Trainium are not modelled"),
     (("rows", 0, "recompute"), "some", "recompute 'some' is not understood"),
     (("rows", 0, "parallel", "dp"), 3, "tp 2 times pp 2 times cp 1 times dp 3 are not the 16 GPUs stated"),
     (("rows", 0, "batch", "global"), 2, "global batch 2 is smaller than micro batch 1 times dp 4"),
@@ -176,6 +176,24 @@ def test_a_row_holds_what_is_its_own() -> None:
     own, generic = (to_run(dataclasses.replace(row, generic=one)).cluster for one in (False, True))
     assert own and own.hardware.sustained_clock == 0.735
     assert generic and generic.hardware.sustained_clock == load_hardware("h100-sxm").sustained_clock
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ({"notes": "LORA RANK 64 on q and v"}, {"lora_rank": 64, "lora_targets": "qv", "frozen_weights": "bf16"}),
+        ({"notes": "lora rank 8 on a 4-bit (NF4) base: QLoRA"}, {"lora_rank": 8, "frozen_weights": "nf4"}),
+        ({"notes": "QLoRA (bnb.nf4-dq)"}, {"lora_rank": 16, "frozen_weights": "nf4_dq"}),
+        ({"notes": "LoRA on attention, int8 base"}, {"lora_targets": "attention", "frozen_weights": "int8"}),
+        ({"optimizer": "PagedAdamW 8-bit"}, {"optimizer": "paged_adam_8bit", "precision": "bf16", "lora_rank": 0}),
+        ({"optimizer": "adamw (bf16 states)"}, {"optimizer": "adam", "precision": "bf16_true"}),
+        ({"precision": "BF16-true", "optimizer": "Lion"}, {"precision": "bf16_true", "optimizer": "lion"}),
+        ({"notes": "pure bf16", "optimizer": "Adafactor"}, {"precision": "bf16_true", "optimizer": "adafactor"}),
+    ],
+)
+def test_fine_tuning_is_read_in_any_case_and_spelling(said: dict[str, Any], means: dict[str, Any]) -> None:
+    work = _as("accelerate (FSDP2)", **said).workload
+    assert work and {key: getattr(work, key) for key in means} == means
 
 
 def test_generic_runs_know_the_name_of_the_framework_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def test_options_are_written_name_and_value(given: Any) -> None:
         ({"options": {"warp": ["on"]}}, "option warp is not known"),
         ({"options": {"dropout": ["sometimes"]}}, "option dropout has no value sometimes; it has off, on"),
         ({"defaults": {"tp": 4}}, "unknown key 'tp'"),
+        ({"versions": {"1": {}}, "recipes": {"1": [{"model": "("}]}}, "'(' is no regular expression"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"options": {"dropout": "no"}}]}}, "unknown dropout of"),
     ],
 )
@@ -224,3 +226,18 @@ def test_the_table_is_whole() -> None:
     assert known == set(table()), "an option that no trainer has"
     for name, one in table().items():
         assert one.what and len(one.values) > 1 and (one.open is None or set(one.open) <= set(one.values)), name
+
+
+JUNK: list[Any] = [
+    None, True, 3, "x", [], [1], {"a": 1}, {1: 2}, {"dropout": 3}, {"dropout": {"on": 3}}, {"26.06": 3}, {"26.06": [3]},
+    {"26.06": [{"model": 3}]}, {26.06: {}}, {"zero": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["options", "versions", "defaults", "recipes"])
+def test_any_data_is_read_or_refused_with_a_sentence(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for value in JUNK:
+        path.write_text(library.dump_yaml({"extends": "megatron", "code_base": "x", "version": "26.06", key: value}))
+        with contextlib.suppress(PlannerError):
+            load_trainer(str(path))

@@ -119,7 +119,7 @@ def _pieces(kind: str, parts: dict[str, float], overlapped: dict[str, float]) ->
 def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     """Seconds by kind of action, part and virtual stage; and hidden seconds of both passes by group and virtual stage."""
     job, layout = priced.job, Layout.stack([priced.assigned])
-    parameters = stage_parameters(job.workload, layout, priced.contents)
+    parameters = stage_parameters(job.workload, layout, priced.contents, job.trainer.kernels)
     trainer = stored_as(job.workload, job.trainer)
     costs = price_blocks(job.workload, job.cluster, trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, costs)

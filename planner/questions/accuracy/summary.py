@@ -29,8 +29,8 @@ INSIDE = 0.9
 def summarise(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``kinds`` holds the figures by kind of user; ``bounds`` those of the given bounds (``bounds.py`` has those about the runs that come
-    with planner).
+    ``kinds`` holds the figures by kind of user; ``bounds`` those of the given bounds, of which ``bounds.BOUNDS`` are about the runs
+    that come with planner.
     ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
     predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
@@ -215,7 +215,7 @@ def _confusion(pairs: Iterable[Pair]) -> dict[str, Any]:
 def report_of(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Runs, each with measured and predicted values, and their summary.
 
-    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
+    ``{"runs": [{source, id, user, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
     'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
     interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints.
     """
@@ -233,7 +233,7 @@ def _entry(pair: Pair) -> dict[str, Any]:
 
     peak = gib(predicted.memory)
     return {
-        "source": run.source, "id": run.id, "status": "unsupported" if predicted.refused else "predicted",
+        "source": run.source, "id": run.id, "user": run.user, "status": "unsupported" if predicted.refused else "predicted",
         "reason": predicted.refused or (f"assumed: {assumed}" if assumed else ""),
         "step_time_s": {"measured": measured.step_time, "predicted": predicted.step_time,
                         "range": _range(run, "step_time", predicted.step_time)},
