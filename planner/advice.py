@@ -8,7 +8,9 @@ from planner import library
 from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
+from planner.gains import LEAST_GAIN, Gain
 from planner.hardware import load_hardware
+from planner.keywords import flag_of
 from planner.rules import Job
 from planner.search import Pins, search
 
@@ -70,7 +72,7 @@ def advise(
                 break
         return found
 
-    here = [one for changes in _here(job) for one in tried(changes)] or tried(_together(job))
+    here = [one for changes in _here(job) for one in tried(changes)] or tried(together(job))
     larger = sorted(tried(_other_gpus(job), most=len(library.names("hardware"))), key=_cost)[:OTHER_GPUS]
     elsewhere = [*tried(_more_gpus(job)), *larger]
     return [*sorted(here, key=_cost), *elsewhere] if fine_tuned(job) else [*elsewhere, *here]
@@ -128,7 +130,6 @@ def _other_gpus(job: Job) -> Iterator[Change]:
 
 def _here(job: Job) -> Iterator[Iterator[Change]]:
     """Kinds of change that need no other GPUs, and the changes of each, the smallest first."""
-    work = job.workload
     yield (
         (
             f"sequences of {length} tokens, as many tokens per step",
@@ -136,13 +137,40 @@ def _here(job: Job) -> Iterator[Iterator[Change]]:
         )
         for length, batch in _shorter(job)
     )
+    yield from _leaner(job)
+    yield _adapters(job)
+
+
+def _leaner(job: Job) -> Iterator[Iterator[Change]]:
+    """Those that train the same weights on the same batch."""
+    work = job.workload
     smaller = (name for name in SMALLER_STATES if name != work.optimizer and name in job.trainer.optimizers)
     yield ((SMALLER_STATES[name], {"optimizer": name}) for name in smaller)
     if work.precision != "bf16_true" and "bf16_true" in job.legal.precisions and not work.lora_rank:
         yield iter([("weights, gradients and states in bf16", {"precision": "bf16_true"})])
     yield _loss(job)
-    yield _adapters(job)
     yield _quantised(job)
+
+
+def off_the_host(job: Job, rate: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> list[Gain]:
+    """Changes that need less memory and so make a job faster whose best plan keeps something on the host; ``rate``: its tokens/s.
+
+    The base of adapters is quantised where they are trained alone; adapters in place of all weights are another job.
+    """
+    changes = [one for kind in _leaner(job) for one in kind if job.workload.lora_rank or "lora_rank" not in one[1]]
+    found = [(flags, one) for text, flags in changes if (one := _try((text, flags), ask, command))]
+    return [
+        Gain(flag=flag_text(flags), what=one.change, gain=1.0 - rate / one.tokens_per_second, step_time_s=one.step_time_s,
+             layout=one.layout)
+        for flags, one in sorted(found, key=lambda pair: -pair[1].tokens_per_second)
+        if rate < (1.0 - LEAST_GAIN) * one.tokens_per_second
+    ][:OTHER_GPUS]  # fmt: skip
+
+
+def flag_text(flags: Mapping[str, Any]) -> str:
+    """Changed flags as they are typed."""
+    options = [f"{flag_of('options')} {name}={value}" for name, value in flags.get("options", {}).items()]
+    return " ".join([*(f"{flag_of(name)} {value}" for name, value in flags.items() if name != "options"), *options])
 
 
 def _loss(job: Job) -> Iterator[Change]:
@@ -172,7 +200,7 @@ def _shorter(job: Job) -> list[tuple[int, int]]:
     return [one for one in lengths if one[0] >= SHORTEST_SEQUENCE]
 
 
-def _together(job: Job) -> Iterator[Change]:
+def together(job: Job) -> Iterator[Change]:
     """Changes of several kinds at once, where none alone is enough: one more each time."""
     flags: dict[str, Any] = {}
     words: list[str] = []

@@ -19,7 +19,7 @@ from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import SPARSE_KERNELS, Job, check_workload
-from planner.trainer import Trainer, load_trainer
+from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
@@ -116,7 +116,7 @@ def resolve(request: Request) -> ResolvedJob:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
-    trainer_name = spell(trainer_name, request.options)
+    trainer_name = spell(known_as(trainer_name), request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
         assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
@@ -128,8 +128,9 @@ def resolve(request: Request) -> ResolvedJob:
     imbalance = request.expert_imbalance
     if imbalance is None:
         imbalance = 0.0 if model.is_moe else 1.0
-    if model.is_moe and request.expert_imbalance is None:
-        assumed.append(_routing(model))
+    shared_out = trainer.legal.expert_parallel != "none" and request.num_gpus > 1
+    if model.is_moe and shared_out and request.expert_imbalance is None:
+        assumed.append(_routing(model, request.num_gpus))
     if length < 1:
         raise PlannerError(f"sequence_length is {length}; it must be a whole number from 1")
     batch = _batch(request, model, length, habit, assumed)
@@ -312,12 +313,12 @@ def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
     return found
 
 
-def _routing(model: ModelSpec) -> Assumption:
-    """How uneven the loads of expert ranks are, at the smallest and the largest number of them."""
+def _routing(model: ModelSpec, num_gpus: int) -> Assumption:
+    """How uneven the loads of expert ranks are, on a node's and on the most ranks that the job can have."""
     job = Workload(model=model, sequence_length=1, global_batch_size=1, expert_imbalance=0.0)
-    few, many = (float(busiest(job, np.asarray(ranks))) for ranks in (min(8, model.num_experts), model.num_experts))
-    value = f"{few:.2f} on {min(8, model.num_experts)} expert ranks"
-    value += f", {many:.2f} on {model.num_experts}" if model.num_experts > 8 else ""
+    most = min(model.num_experts, num_gpus)
+    loads = {ranks: float(busiest(job, np.asarray(ranks))) for ranks in sorted({min(8, most), most})}
+    value = ", ".join(f"{load:.2f} on {ranks} expert ranks" for ranks, load in loads.items())
     why = "the busiest rank over the mean under a balancing loss; 1 = balanced by force, as in benchmarks"
     return Assumption("expert imbalance", value, why, "--expert-imbalance")
 

@@ -147,7 +147,7 @@ class Layout:
         return np.where(np.asarray(self.dp_shard) == 0, self.dp, self.dp_shard)
 
     @property
-    def offloads(self) -> Column:
+    def offloads(self) -> bool | NDArray[np.bool_]:
         """Whether anything waits in host memory."""
         return (self.offload_optimizer + self.offload_activations + self.offload_parameters) > 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,17 @@ FACTS = (*TEXTS, *RECORD_OF, "terms")
 """Every fact, as files name it."""
 BESIDE = ("options", "version", "versions", "defaults", "recipes")
 """What files say beside facts (``trainer_options``)."""
+
+
+def known_as(text: str) -> str:
+    """A trainer as it is written, with its own name in place of one of ``trainer_aliases.yaml`` or of another spelling."""
+    name, *_ = spelled(text)
+    if name in library.names("trainers"):
+        return text
+    others = library.read_yaml(library.profiles_directory() / "trainer_aliases.yaml")
+    plain = {re.sub(r"\W|_", "", one.lower()): one for one in library.names("trainers")}
+    plain |= {re.sub(r"\W|_", "", one.lower()): trainer for one, trainer in others.items()}
+    return text.replace(name, plain.get(re.sub(r"\W|_", "", name.lower()), name), 1)
 
 
 def load_trainer(text: str) -> Trainer:

@@ -214,6 +214,14 @@ class Kernels:
     separate_projections = _named("unfused", "projections")
 
     @property
+    def linear_experts(self) -> bool:
+        """Experts are linear layers, which adapters and quantisation find: not where plain torch holds all of them in one tensor.
+
+        [peft, target_modules; transformers 5, integrations/moe.py]
+        """
+        return not self.separate_projections or "grouped_gemm" in self.unfused
+
+    @property
     def saved_norm_bytes(self) -> float:
         """Bytes per element of what an RMS norm saves of its input in half precision; a layer norm is one kernel, which saves 2."""
         return 6.0 if "norm" in self.unfused else 2.0

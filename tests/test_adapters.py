@@ -17,6 +17,8 @@ from planner.errors import PlannerError
 from planner.layout import Layout, Recompute
 from planner.rules import Job
 from planner.rules.jobs import check_workload
+from planner.timeline.priced_plan import price
+from planner.timeline.step_slices import timeline_of
 from planner.workload import Workload
 
 ALONE = Layout(zero=3, recompute=int(Recompute.FULL))
@@ -132,7 +134,7 @@ def test_adapters_are_where_they_are_asked_for(targets: str, names: set[str]) ->
     assert {found.name.split("_lora")[0] for found in gemms} == names
     layout = Layout.stack([Layout()])
     stages = split_stages(one.model, layout)
-    held = stage_parameters(one.workload, layout, stages, separate=True).adapters[0, 0]
+    held = stage_parameters(one.workload, layout, stages, one.trainer.kernels).adapters[0, 0]
     pairs = {"qv": (H + H) + (H + KV), "qkv": (H + H) + 2 * (H + KV), "attention": (H + H) + 2 * (H + KV) + (H + H)}
     assert held == 4 * LAYERS * pairs[targets]
 
@@ -168,6 +170,20 @@ def test_adapters_of_experts_count_every_expert() -> None:
     assert isinstance(down, Gemm) and down.groups == 4.0 and down.n == 4.0
 
 
+@pytest.mark.parametrize(("unfused", "linear"), [(["projections"], False), (["projections", "grouped_gemm"], True), ([], True)])
+def test_experts_in_one_tensor_are_neither_adapted_nor_quantised(unfused: list[str], linear: bool) -> None:
+    """transformers 5 holds them in one parameter; a loop over modules, or a library's grouped linear layer, is found."""
+    one = job("moe", TRAINERS["fsdp"].replace(unfused=unfused), gpus=1)
+    one = dataclasses.replace(one, workload=one.workload.replace(lora_rank=4, frozen_weights="nf4"))
+    shard = Shard(workload=one.workload, trainer=one.trainer, layout=Layout.stack([Layout()]), ep_stride=1.0)
+    names = {found.name for found in layer(shard, moe=True)[0]}
+    assert ("experts_up_lora_a" in names, "experts_up_dequantise" in names) == (linear, linear)
+    model = one.model
+    experts = model.num_moe_layers * model.num_experts * 3 * model.hidden_size * model.expert_ffn_size
+    held = priced(one, Layout(zero=3)).memory["weights"][0]
+    assert (held > 2 * experts) != linear
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -184,3 +200,26 @@ def test_a_trainer_without_four_bit_weights() -> None:
     one = asked("megatron", lora_rank=8, frozen_weights="nf4")
     with pytest.raises(PlannerError, match="trainer megatron has no frozen weights in nf4; it knows bf16, fp8"):
         check_workload(one.workload, one.cluster, one.trainer)
+
+
+@pytest.mark.parametrize("trainer", ["fsdp", "torchtitan", "torchtune"])
+def test_gradients_in_bf16_are_copied_in_bf16(trainer: str) -> None:
+    """No cast to fp32 before the reduction: less traffic of memory and of the link than in mixed precision."""
+    layout = Layout(dp=4, zero=3)
+    one = dataclasses.replace(asked(trainer), cluster=job("gqa", trainer, gpus=4).cluster)
+    names = [name for name in ("bf16", "bf16_true") if name in one.legal.precisions]
+    times = [
+        priced(dataclasses.replace(one, workload=one.workload.replace(precision=name, global_batch_size=4)), layout)
+        for name in names
+    ]
+    data = [found.time["data_communication"][0] + found.hidden["data"][0] for found in times]
+    assert data == sorted(data, reverse=True) and len(set(data)) == len(data)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16_true"}, {"lora_rank": 8, "frozen_weights": "nf4"}])
+def test_a_timeline_takes_the_predicted_step(changes: dict[str, Any]) -> None:
+    """Action by action, as the closed form says."""
+    one = dataclasses.replace(asked("fsdp", **changes), cluster=job("gqa", "fsdp", gpus=4).cluster)
+    one = dataclasses.replace(one, workload=one.workload.replace(global_batch_size=8))
+    priced_layout = price(one, Layout(dp=4, zero=3, num_microbatches=2))
+    assert timeline_of(priced_layout).step_time == pytest.approx(priced_layout.estimate.step_time[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import MODELS, job
 
+from planner import library
+from planner.advice import off_the_host, together
 from planner.commands.main import main as cli
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.parameters import total_parameters
@@ -21,8 +25,10 @@ from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.rules import check_workload
-from planner.trainer import load_trainer
+from planner.rules import Job, check_workload
+from planner.runs import rows_from_dict, to_run
+from planner.search import Pins
+from planner.trainer import known_as, load_trainer
 
 
 def asked(**changes: Any) -> ResolvedJob:
@@ -52,6 +58,25 @@ def asked(**changes: Any) -> ResolvedJob:
 def test_a_fine_tuning_job_has_its_own_defaults(changes: dict[str, object], length: int, batch: int, rank: int) -> None:
     work = asked(**changes).job.workload
     assert (work.sequence_length, work.global_batch_size, work.lora_rank) == (length, batch, rank)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("LLaMA_Factory", "llama-factory"),
+        ("transformers", "fsdp"),
+        ("TRL+loss=full", "trl+loss=full"),
+        ("swift", "ms-swift"),
+    ],
+)
+def test_a_trainer_has_other_names(written: str, name: str) -> None:
+    assert known_as(written) == name and asked(trainer=written).trainer == name
+
+
+def test_other_names_are_of_trainers_that_exist() -> None:
+    aliases = library.read_yaml(library.profiles_directory() / "trainer_aliases.yaml")
+    assert set(aliases.values()) <= set(library.names("trainers")) and not set(aliases) & set(library.names("trainers"))
+    assert known_as("nothing-like-it") == "nothing-like-it"
 
 
 def test_what_is_assumed_says_how_to_change_it() -> None:
@@ -107,10 +132,12 @@ def test_advice_is_what_its_command_line_finds() -> None:
 
 
 def test_changes_are_joined_where_none_alone_is_enough() -> None:
-    changes = [
-        one["change"] for one in advised(*FULL, "--sequence-length", "65536", "--global-batch-size", "1")["advice"]
-    ]
-    assert any("QLoRA" in one and "Adam with 8-bit" in one and "sequences of" in one for one in changes)
+    """One more each time, then shorter sequences on top of all."""
+    job = asked(trainer="unsloth", lora_rank=0, sequence_length=4096, global_batch_size=1).job
+    changes = list(together(job))
+    assert [sorted(flags) for _, flags in changes[:1]] == [["frozen_weights", "lora_rank", "optimizer"]]
+    assert [flags.get("sequence_length") for _, flags in changes[1:]] == [2048, 1024, 512]
+    assert all("QLoRA" in text and "Adam with 8-bit" in text for text, _ in changes)
 
 
 def test_by_how_much_it_misses_is_said_once() -> None:
@@ -231,3 +258,27 @@ def test_lora_of_8b_fits_a_card_of_24_gb() -> None:
     stated = advised("--trainer", "fsdp", "--lora-rank", "8", "--sequence-length", "2048", "--option", "loss=kept")
     assert stated["trainer"] == "fsdp+loss=kept" and not [one for one in stated["assumptions"] if one["what"] == "loss"]
     assert advised("--trainer", "fsdp", "--lora-rank", "8")["trainer"] == "fsdp", "1024 tokens fit as they are"
+
+
+def test_what_would_be_faster_than_a_plan_on_the_host() -> None:
+    """Each is what its flags ask for, the fastest first; adapters are another job than all weights."""
+
+    def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
+        fields = {"options" if name == "options" else name: value for name, value in changes.items()}
+        return asked(**{"trainer": "fsdp", "sequence_length": 1024, "lora_rank": 8, **fields}).job, Pins()
+
+    job = ask({})[0]
+    found = off_the_host(job, 1.0, ask, lambda **_: "")
+    assert [one.gain for one in found] == sorted((one.gain for one in found), reverse=True) and len(found) == 3
+    assert {"--lora-rank 8 --frozen-weights nf4", "--option loss=fused_linear"} <= {one.flag for one in found}
+    assert not off_the_host(job, 1e9, ask, lambda **_: "")
+    whole = dataclasses.replace(job, workload=job.workload.replace(lora_rank=0))
+    assert all("--lora-rank" not in one.flag for one in off_the_host(whole, 1.0, ask, lambda **_: ""))
+
+
+def test_runs_say_that_they_are_of_preference_optimization() -> None:
+    data = library.read_yaml(library.profiles_directory() / "runs" / "torchtune-readme-4090.yaml")
+    data["rows"] = [{**data["rows"][1], "notes": "LoRA rank 8, DPO"}]
+    [row] = rows_from_dict(data)
+    work = to_run(row).workload
+    assert work is not None and (work.objective, work.lora_rank, work.tokens) == ("dpo", 8, 2 * 2 * 2048)

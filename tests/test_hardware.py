@@ -583,3 +583,15 @@ def test_nvfp4_meets_the_tutorial_of_transformer_engine() -> None:
     shapes = [(12288, 4096), (4096, 4096), (16384, 4096), (4096, 16384)]
     layer = sum(PROFILES["b300-sxm"].gemm_times(15872, n, k, "nvfp4", True, 1.0).sum() for n, k in shapes)
     assert layer / PROFILES["b300-sxm"].sustained_clock == pytest.approx(3.764e-3, rel=0.02)
+
+
+def test_named_attention_kernels_of_another_vendor_do_not_run() -> None:
+    """An AMD device takes the best curve of its NVIDIA relative; 'fa2' is AOTriton there, 1.4 times the best, 'fa3' is nothing."""
+    device = load_hardware("mi300x")
+    assert {kernel for kernel, _, _ in device.attention} == {"best"}
+    shape = (4, 32, 8, 128, 4096, 4096)
+    best, torch_ = (float(device.attention_time(*shape, kernel=kernel)) for kernel in ("best", "fa2"))
+    assert torch_ == pytest.approx(1.4 * best)
+    with pytest.raises(PlannerError, match="fa3"):
+        device.attention_time(*shape, kernel="fa3")
+    assert {"best", "fa2"} <= {kernel for kernel, _, _ in load_hardware("h100-sxm").attention}

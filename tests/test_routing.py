@@ -51,7 +51,12 @@ def test_a_plan_assumes_natural_routing_and_says_so() -> None:
     found = resolve(Request(model="qwen3-30b-a3b", num_gpus=8, hardware="h100-sxm"))
     assert found.job.workload.expert_imbalance == 0.0
     said = next(one for one in found.assumptions if one.what == "expert imbalance")
-    assert (said.value, said.flag) == ("1.11 on 8 expert ranks, 1.86 on 128", "--expert-imbalance")
+    assert (said.value, said.flag) == ("1.11 on 8 expert ranks", "--expert-imbalance")
+    many = resolve(Request(model="qwen3-30b-a3b", num_gpus=64, hardware="h100-sxm")).assumptions
+    assert "1.11 on 8 expert ranks, 1.54 on 64 expert ranks" in {one.value for one in many}
+    for trainer, gpus in (("fsdp", 8), ("megatron", 1)):  # all experts on every rank
+        alone = resolve(Request(model="qwen3-30b-a3b", num_gpus=gpus, hardware="h200-sxm", trainer=trainer)).assumptions
+        assert not any(one.what == "expert imbalance" for one in alone)
     asked = resolve(Request(model="qwen3-30b-a3b", num_gpus=8, hardware="h100-sxm", expert_imbalance=1.0))
     assert asked.job.workload.expert_imbalance == 1.0
     assert not any(one.what == "expert imbalance" for one in asked.assumptions)

@@ -178,6 +178,24 @@ def test_a_row_holds_what_is_its_own() -> None:
     assert generic and generic.hardware.sustained_clock == load_hardware("h100-sxm").sustained_clock
 
 
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ({"notes": "LORA RANK 64 on q and v"}, {"lora_rank": 64, "lora_targets": "qv", "frozen_weights": "bf16"}),
+        ({"notes": "lora rank 8 on a 4-bit (NF4) base: QLoRA"}, {"lora_rank": 8, "frozen_weights": "nf4"}),
+        ({"notes": "QLoRA (bnb.nf4-dq)"}, {"lora_rank": 16, "frozen_weights": "nf4_dq"}),
+        ({"notes": "LoRA on attention, int8 base"}, {"lora_targets": "attention", "frozen_weights": "int8"}),
+        ({"optimizer": "PagedAdamW 8-bit"}, {"optimizer": "paged_adam_8bit", "precision": "bf16", "lora_rank": 0}),
+        ({"optimizer": "adamw (bf16 states)"}, {"optimizer": "adam", "precision": "bf16_true"}),
+        ({"precision": "BF16-true", "optimizer": "Lion"}, {"precision": "bf16_true", "optimizer": "lion"}),
+        ({"notes": "pure bf16", "optimizer": "Adafactor"}, {"precision": "bf16_true", "optimizer": "adafactor"}),
+    ],
+)
+def test_fine_tuning_is_read_in_any_case_and_spelling(said: dict[str, Any], means: dict[str, Any]) -> None:
+    work = _as("accelerate (FSDP2)", **said).workload
+    assert work and {key: getattr(work, key) for key in means} == means
+
+
 def test_generic_runs_know_the_name_of_the_framework_alone() -> None:
     data = _with(("framework",), BRIDGE)
     data["hardware"] |= {"gpu": "GB200"}

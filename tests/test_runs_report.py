@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from planner.api import accuracy
 from planner.questions.accuracy.page import summary_rows
-from planner.questions.accuracy.prediction import predict
-from planner.questions.accuracy.ranking import kendall_tau
+from planner.questions.accuracy.prediction import Pair, Predicted, predict
+from planner.questions.accuracy.ranking import kendall_tau, ranking
 from planner.questions.accuracy.summary import bias_interval
 from planner.runs import Run
 
@@ -79,3 +80,23 @@ def test_pricing_together_equals_pricing_alone(runs: dict[str, Run]) -> None:
         (alone,) = predict([run])
         assert alone.step_time == pytest.approx(answer.step_time, rel=1e-9)
         assert alone.memory == pytest.approx(answer.memory, rel=1e-9)
+
+
+def test_repeated_layouts_and_ties_count_with_their_mean(runs: dict[str, Run]) -> None:
+    """Of five layouts one is measured twice; two are predicted alike and fastest: whoever picks gets either of them."""
+    source = [run for run in runs.values() if run.source == "oss-hagemann2023-llama13b-2k-64gpu" and run.measured.step_time]
+    chosen = list({str(run.layout): run for run in source}.values())[:5]
+    chosen = [dataclasses.replace(run, trainer=chosen[0].trainer) for run in chosen]
+    predicted, measured = (10.0, 10.001, 20.0, 30.0, 40.0), (12.0, 14.0, 11.0, 30.0, 30.5)
+    pairs = [
+        Pair(
+            run=dataclasses.replace(run, measured=dataclasses.replace(run.measured, step_time=seconds)),
+            predicted=Predicted(step_time=time, memory=1e9, out_of_memory=0.0),
+        )
+        for run, time, seconds in zip(chosen, predicted, measured, strict=True)
+    ]
+    again = dataclasses.replace(pairs[2].run, measured=dataclasses.replace(pairs[2].run.measured, step_time=9.0))
+    (sweep,) = ranking([*pairs, dataclasses.replace(pairs[2], run=again)])["sweeps"]
+    assert sweep["n"] == 5 and sweep["regret"] == sweep["pick_regret"] == pytest.approx(13.0 / 10.0 - 1.0)
+    # 9 of 10 pairs are measured 3 % apart; of these the two fastest are predicted as a tie, and both lie before the best one.
+    assert sweep["tau_apart"] == pytest.approx((6 - 2) / 9)

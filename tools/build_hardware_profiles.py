@@ -469,6 +469,10 @@ ATTENTION_RATE: dict[str, tuple[tuple[float, float], str]] = {
     "mi300x": ((0.40, 0.31), "H100 fractions x 0.65, the ratio of the GEMM fractions of the two"),
     "mi325x": ((0.48, 0.37), "H100 fractions x 0.77, the ratio of the GEMM fractions of the two"),
 }
+AOTRITON = (
+    "fa2: AOTriton, the flash attention of PyTorch on ROCm; AITER is 1.18 to 1.62 times as fast forward on MI300X, five lengths and "
+    "two head sizes (midiareshadi.github.io/blog/attn-dsl-bench, 2026), 1.4 the middle; backward and other devices assumed alike"
+)
 PCIE = {"Gen3": 15.75, "Gen4": 31.5, "Gen5": 63.0, "Gen6": 121.0}  # GB/s, x16, one direction, after line coding
 # Host memory per node and its bandwidth: usual configurations of such servers, an assumption in every file.
 HOST = {
@@ -1012,6 +1016,9 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
         (forward, backward), why = ATTENTION_RATE[name]
         data["attention_efficiency"] = {"forward": forward, "backward": backward}
         notes["attention_efficiency"] = why
+    if name in ("mi300x", "mi325x", "mi355x"):  # what PyTorch picks by itself on ROCm; the best is Composable Kernel's and AITER's
+        data["kernels"] = {"slowdown": {"fa2": {"forward": 1.4, "backward": 1.4}}}
+        notes["kernels"] = AOTRITON
     if name in ("mi300x", "mi355x"):
         if name == "mi300x":
             data["scale_up"], remarks, _ = build_scale_up(raw["collectives"], device)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
+from planner.questions.accuracy.bounds import BOUNDS  # noqa: E402
 from planner.questions.accuracy.page import scatter  # noqa: E402
 from planner.questions.accuracy.prediction import Pair, pairs_of  # noqa: E402
 from planner.questions.accuracy.summary import summarise  # noqa: E402
@@ -65,7 +66,7 @@ def main() -> None:
     )
     write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
-    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs, bounded=True)
+    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs, bounded=BOUNDS)
     library.write_whole(ROOT / "docs" / "accuracy.md", reader(pairs, summary, held, proofs, notes))
     library.write_whole(ROOT / "docs" / "accuracy-appendix.md", appendix(pairs, summary, held, left, proofs, notes))
 

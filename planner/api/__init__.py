@@ -231,13 +231,14 @@ def accuracy(
     """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
     the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises PlannerError.
     """
+    from planner.questions.accuracy.bounds import BOUNDS, GENERIC
     from planner.questions.accuracy.page import print_accuracy
     from planner.questions.accuracy.prediction import pairs_of
     from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 
     pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths], generic=generic)))
-    report = report_of(pairs, bounded=paths is None)
+    report = report_of(pairs, bounded=() if paths is not None else GENERIC if generic else BOUNDS)
     return Accuracy(report, partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
 
 

@@ -27,22 +27,26 @@ def plans_of(
     finding = search(resolved.job, pins, top)
     _require_legal(resolved, finding, pins.values)
     resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, top)
+    from planner.advice import advise, off_the_host
+    from planner.gains import gains
+
+    def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
+        said = changed_keywords(keywords, changes)
+        return resolve(Request(**request_fields(said))).job, Pins(values=layout_values(said))
+
+    def command(**changes: Any) -> str:
+        return command_line(changed_keywords(keywords, changes))
+
     advice, faster = [], []
     if not finding.fit:
-        from planner.advice import advise
-
-        def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
-            said = changed_keywords(keywords, changes)
-            return resolve(Request(**request_fields(said))).job, Pins(values=layout_values(said))
-
         advice = advise(
-            resolved.job, ask, lambda **changes: command_line(changed_keywords(keywords, changes)),
-            lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
-        )  # fmt: skip
+            resolved.job, ask, command, lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}")
+        )
     else:
-        from planner.gains import gains
-
         faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
+        if int(finding.layouts[0].offloads):
+            rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
+            faster += off_the_host(resolved.job, rate, ask, command)
     attempts = [
         Plan(resolved.plan(layout, found, _why(finding, found), unstated))
         for layout, found, unstated in zip(

@@ -16,6 +16,7 @@ from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sen
 from planner.cost.price.compute import model_passes, stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import at_stage, largest_stage
+from planner.cost.state_dtypes import stored_as
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -135,6 +136,7 @@ class Estimate:
 def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Estimate:
     """Price every candidate; no legality is checked here (planner.rules does)."""
     rows, layout = len(layout), _every_row(layout)
+    trainer = stored_as(workload, trainer)
     table = StageTable(workload, cluster, trainer, layout)
     if rows <= CHUNK:
         return _estimate_chunk(workload, cluster, trainer, layout, table.take(slice(0, rows)))

@@ -20,6 +20,7 @@ from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
 from planner.trainer import Trainer
+from planner.trainer_records import Kernels
 from planner.workload import Workload
 
 STAGE_FIELDS = (
@@ -51,8 +52,8 @@ class StageTable:
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
         stages = partition.split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        apart = trainer.kernels.separate_projections
-        parameters = partition.stage_parameters(workload, contents, stages, apart)
+        kernels = trainer.kernels
+        parameters = partition.stage_parameters(workload, contents, stages, kernels)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
@@ -61,9 +62,9 @@ class StageTable:
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
         held = (
-            (stages, parameters) if groups is contents else _held(workload, groups, apart)
+            (stages, parameters) if groups is contents else _held(workload, groups, kernels)
         )  # few candidates are not sorted out
-        more = (stages, parameters) if spaces is contents else _held(workload, spaces, apart)
+        more = (stages, parameters) if spaces is contents else _held(workload, spaces, kernels)
         self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
@@ -184,10 +185,10 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
-def _held(workload: Workload, layout: Layout, apart: bool) -> tuple[Stages, StageParameters]:
+def _held(workload: Workload, layout: Layout, kernels: Kernels) -> tuple[Stages, StageParameters]:
     """What the stages of a layout hold."""
     stages = partition.split_stages(workload.model, layout)
-    return stages, partition.stage_parameters(workload, layout, stages, apart)
+    return stages, partition.stage_parameters(workload, layout, stages, kernels)
 
 
 def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:

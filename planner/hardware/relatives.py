@@ -43,6 +43,8 @@ def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth:
         if wanted == "scale_up":
             links[key] = f"{name}.yaml", relative
             continue
+        if key == "attention" and data.get("vendor") != raw[name].get("vendor"):
+            relative = _without_named_kernels(relative)
         for curve_key in _KEYS_OF_FAMILY.get(key, (key,)):
             data.setdefault(curve_key, relative.get(curve_key))
     if links and "scale_up" not in data:
@@ -58,6 +60,12 @@ def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth:
             for entry in data["attention"]
         ]
     return data
+
+
+def _without_named_kernels(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention of a device of another vendor: the best kernel stands for the best there, those with a name do not run there."""
+    curves = [entry for entry in data.get("attention", ()) if entry["kernel"] == "best"]
+    return {**data, "attention": curves, "kernels": {}}
 
 
 def _links(data: Mapping[str, Any], where: str) -> dict[str, float]:

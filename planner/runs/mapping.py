@@ -20,7 +20,7 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, optimizer_of
+from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, objective_of, optimizer_of
 from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
 from planner.runs.row_models import completed, model_columns, model_of
@@ -91,8 +91,9 @@ class Run:
     @property
     def user(self) -> str:
         """Kind of user, one of ``error_bars.KINDS``; '' where it cannot be priced."""
-        known = self.workload is not None and self.trainer is not None
-        return kind_of(self.workload, self.trainer, self.made_for).user if known else ""
+        if self.workload is None or self.trainer is None:
+            return ""
+        return kind_of(self.workload, self.trainer, self.made_for).user
 
     @property
     def kind(self) -> Kind | None:
@@ -215,7 +216,7 @@ def _from_columns(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=int(layout.global_batch_size),
         precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
         document_length=min(row.get("document_length") or 0, row.get("model.seq")),
-        expert_imbalance=expert_imbalance_of(row, model),
+        expert_imbalance=expert_imbalance_of(row, model), objective=objective_of(row),
     )  # fmt: skip
     return workload, trainer_of(row), layout
 

@@ -9,7 +9,7 @@ from planner.arrays import Floats
 from planner.cost.estimate import PARTS
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
-from planner.cost.price.stage_times import pass_seconds, stage_totals
+from planner.cost.price.stage_times import add_hooks, pass_seconds, stage_totals
 from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, Schedule
@@ -119,11 +119,12 @@ def _pieces(kind: str, parts: dict[str, float], overlapped: dict[str, float]) ->
 def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     """Seconds by kind of action, part and virtual stage; and hidden seconds of both passes by group and virtual stage."""
     job, layout = priced.job, Layout.stack([priced.assigned])
-    parameters = stage_parameters(job.workload, layout, priced.contents)
+    parameters = stage_parameters(job.workload, layout, priced.contents, job.trainer.kernels)
     trainer = stored_as(job.workload, job.trainer)
     costs = price_blocks(job.workload, job.cluster, trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, costs)
     totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, trainer, layout, parameters).T
+    add_hooks(trainer, layout, priced.contents, totals)
     busy, host = pass_seconds(trainer, layout, totals)
     passes = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(job.cluster, layout, priced.contents, priced.times.saved, *passes)

@@ -20,6 +20,7 @@ from planner.cost.estimate import PARTS
 from planner.cost.pipeline.schedule_walk import Span, walk
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
+from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout
 from planner.timeline.passes import Slice, pieces_by_action, stage_kind
 from planner.timeline.priced_plan import Priced
@@ -123,14 +124,14 @@ class Ends:
 def ends_of(priced: Priced) -> Ends:
     """The same terms that the step time sums; what gradients alone would add counts as reducing, the rest as gathering."""
     job, shared = priced.job, priced.shared
-    layout = Layout.stack([priced.assigned])
+    trainer, layout = stored_as(job.workload, job.trainer), Layout.stack([priced.assigned])
     sent = shared.send if priced.send[0] else 0.0 * shared.send
     nothing = np.zeros_like(shared.gather)
 
     def traffic(gather: Floats, copies: Floats) -> tuple[Floats, Floats]:
         """Exposed and hidden seconds."""
         return data_parallel(
-            job.trainer, layout, replace(shared, gather=gather, copies=copies),
+            trainer, layout, replace(shared, gather=gather, copies=copies),
             shared.forward + sent, shared.backward + sent, data_slowdown(job.cluster, layout),
         )  # fmt: skip
 
@@ -140,9 +141,9 @@ def ends_of(priced: Priced) -> Ends:
     return Ends(
         gather=np.maximum(exposed - reduce, 0.0)[:, 0], reduce=np.minimum(reduce, exposed)[:, 0],
         gather_hidden=np.maximum(hidden - reduce_hidden, 0.0)[:, 0], reduce_hidden=np.minimum(reduce_hidden, hidden)[:, 0],
-        optimizer=shared.optimizer[:, 0], offload=shared.on_host(float(layout.num_microbatches[0]))[:, 0],
+        optimizer=shared.optimizer[:, 0], offload=shared.on_host(np.asarray(layout.num_microbatches, dtype=float))[:, 0],
         stragglers=float(time["stragglers"][0]), overhead=float(time["overhead"][0]),
-        each=(single and zero >= max(job.trainer.stored.weight_sharding_level, 2), single and zero >= 2),
+        each=(single and zero >= max(trainer.stored.weight_sharding_level, 2), single and zero >= 2),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from planner import units
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.runs import Row, rows_from_dict
-from planner.runs.mapping import model_columns
+from planner.runs.row_models import model_columns
 from planner.trainers import having, load
 from planner.trainers.reading.log_facts import Log, steady
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.error_bars import KINDS
-from planner.questions.accuracy.page import Table, markdown, page, percent
+from planner.questions.accuracy.page import Table, bounds_table, markdown, page, percent
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import mean_of_sources, statistics
 from tools.evidence.constants import constants
@@ -35,8 +35,19 @@ def appendix(
     return "\n\n".join([
         text.strip(), peers_section(notes["peers"], summary), held_back_section(pairs, held, left, proofs),
         "## What is known about rows that are far off", markdown(_table(notes["rows"], "source", "rows", "why")),
-        "## Bounds that were not reached", markdown(_table(notes["limits"], "what", "asked", "reached", "floor", "proof")),
+        "## Bounds that were not reached", markdown(_table(unmet(summary, notes), "what", "asked", "reached", "floor", "proof")),
     ]) + "\n"  # fmt: skip
+
+
+def unmet(summary: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Bounds that are not met, each with what the notes say of it: ``what``, ``asked``, ``reached``, ``short``, ``floor``, ``proof``."""
+    known = {one["bound"]: one for one in notes["limits"]}
+    found = []
+    for bound, row in zip(summary["bounds"], bounds_table(summary["bounds"]).rows, strict=True):
+        if bound["met"] is False:
+            said = {key: known.get(bound["name"], {}).get(key, "not known") for key in ("short", "floor", "proof")}
+            found.append({"what": row[0], "asked": row[1], "reached": row[2], **{k: " ".join(str(v).split()) for k, v in said.items()}})
+    return found
 
 
 def _table(entries: Sequence[Mapping[str, str]], *keys: str) -> Table:

@@ -8,17 +8,14 @@ from typing import Any
 
 from planner.questions.accuracy.page import headline, markdown, percent, summary_rows
 from planner.questions.accuracy.prediction import Pair
-from tools.evidence.appendix import Proofs, left_out
+from tools.evidence.appendix import Proofs, left_out, unmet
 
 
 def reader(
     pairs: Sequence[Pair], summary: Mapping[str, Any], held: Sequence[Pair], proofs: Proofs, notes: Mapping[str, Any]
 ) -> str:
     """Markdown; arguments as of ``appendix``."""
-    limits = [
-        f"- {one['what']}: {one['reached']} (asked: {one['asked']}); {' '.join(one['short'].split())}."
-        for one in notes["limits"]
-    ]
+    limits = [f"- {one['what']}: {one['reached']} (asked: {one['asked']}); {one['short']}." for one in unmet(summary, notes)]
     tables = summary_rows(summary)
     return "\n\n".join([
         "# Accuracy: predicted against measured", _wrapped(headline(summary)), _wrapped(_ERRORS),
@@ -27,7 +24,7 @@ def reader(
         "## Memory, by kind of user", markdown(tables["kinds_memory"]), _wrapped(_fits(summary)),
         "## What is promised", markdown(tables["bounds"]), _wrapped(_unseen(proofs) + " " + left_out(pairs, held)),
         "## Choice of a layout", _wrapped(_choice(summary["ranking"])),
-        "## What is not reached, and why", "\n".join(_wrapped(line, "  ") for line in limits),
+        "## What is not reached, and why", "\n".join(_wrapped(line, "  ") for line in limits) or "Every bound is met.",
         "## How to reproduce it", _COMMANDS, _wrapped(_REMOVED),
     ]) + "\n"  # fmt: skip
 

@@ -18,7 +18,12 @@ ADAPTER_SCALE_BYTES = 4.0
 def adapted(shard: Shard, *names: str) -> bool:
     """One of these linear layers carries an adapter."""
     targets = LORA_TARGETS[shard.workload.lora_targets] or names
-    return shard.workload.lora_rank > 0 and any(name in targets for name in names)
+    found = [name for name in names if name in targets and _is_linear(shard, name)]
+    return shard.workload.lora_rank > 0 and bool(found)
+
+
+def _is_linear(shard: Shard, name: str) -> bool:
+    return shard.trainer.kernels.linear_experts or not name.startswith("experts")
 
 
 def own_input(shard: Shard) -> float:
@@ -81,7 +86,7 @@ def dequantise(shard: Shard, name: str, n: Number, k: Number, groups: Number, mo
     Nothing of it is kept: the backward pass does it again.  [bitsandbytes, autograd/_functions.py: MatMul4Bit; torchao,
     nf4tensor.py: LinearNF4]
     """
-    if not dequantised(shard.workload):
+    if not dequantised(shard.workload) or not _is_linear(shard, name):
         return []
     moved = np.ones_like(shard.tp) * n * k * groups * (frozen_element(shard.workload) + shard.element)
     return [MemoryBound(name=f"{name}_dequantise", kind="quantize", forward=moved, backward=moved, module=module)]

@@ -88,7 +88,7 @@ def _prepared(shard: Shard) -> list[Operator]:
     """
     m, tokens, e = _sizes(shard), shard.tokens, shard.element
     if m.kind == "mamba2":
-        several = (shard.batch > 1.0) * float(shard.trainer.kernels.transformer_engine)
+        several = np.where(np.asarray(shard.batch) > 1.0, float(shard.trainer.kernels.transformer_engine), 0.0)
         order = several * 2.0 * tokens * (m.input_size + m.value_size) / shard.tp * e
         return [MemoryBound(name="linear_inputs", kind="copy", forward=order, backward=order,
                             launches=(2.0 * several, 2.0 * several))]  # fmt: skip

@@ -161,7 +161,7 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; and of ``_of_one_microbatch``.
+    its receive buffers; what one rank alone copies; and of ``_further_parts``.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
@@ -209,19 +209,24 @@ def state_parts(
         "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
-        "copied": copied * reduced * learned, **_of_one_microbatch(workload, trainer, layout, stages, head),
+        "copied": copied * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
 
-def _of_one_microbatch(
+def _further_parts(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, head: Floats
 ) -> dict[str, Floats]:
-    """1 where updates follow each gradient; copies of the head; its gradient that the pieces of a loss add up, and a piece's."""
+    """Weights of the root unit, which is not dropped after its forward pass; 1 where updates follow each gradient; copies of the
+    head; its gradient that the pieces of a loss add up, and a piece's.  [torch 2.13, _runtime_utils.py: _post_forward_reshard]
+    """
     micro, tables = column(layout.num_microbatches), float(workload.lora_rank == 0)
     table = workload.model.vocab_size * float(workload.model.hidden_size) / column(layout.tp)
+    both = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * workload.model.tied_embeddings) + stages.embedding
+    wrapped = column(layout.dp) * column(layout.cp) > 1
     summed = gathered_bytes(workload) + trainer.traffic.gradient_reduce_bytes
     return {
+        "root": both * table * gathered_bytes(workload) * wrapped * (trainer.traffic.root_units > 1),
         "released": np.where((micro == 1) & (column(layout.pp) == 1), float(trainer.stored.gradients == "released"), 0.0),
         "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
         "head_pieces": head * summed * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
@@ -273,25 +278,26 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     rest = t["gathered"] - t["head_weights"]
     layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
     brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
-    weights = np.where(dropped, layer + t["dense_weights"], rest)
-    later = np.where(dropped, layer + t["dense_weights"], rest - layer)
+    weights = np.where(dropped, layer + t["dense_weights"] + t["root"], rest)
+    later = np.where(dropped, layer + t["dense_weights"] + t["root"], rest - layer)
     one_left = stored - s["layer"] + s["after"]
     reducing = t["largest_reduced"] + np.maximum(t["largest_gradients"], t["new_layer"] + t["copied"])
     ends, new_head = t["new_all"] - t["new_layer"], stays * t["new_head"]
+    root = np.where(dropped, t["root"], 0.0)  # stays from its forward pass to its backward pass
     own_rows = np.where(t["table_gradient"] > table, table, 0.0)  # a copy of this rank's part of the whole gradient
     return [
-        (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
-        (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
-        (stored + s["norm"] + s["loss"], gradients, t["head_copies"] + np.where(dropped, 0.0, t["gathered"])),
+        (stored, gradients, root + s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
+        (stored + s["norm"] + s["logits"], gradients, np.where(dropped, np.maximum(2.0 * head, root), t["gathered"] + head)),
+        (stored + s["norm"] + s["loss"], gradients, t["head_copies"] + np.where(dropped, root, t["gathered"])),
         (stored + s["norm"] + s["logits"] + held, gradients, t["head_pieces"] + t["head_copies"] +
-         head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
-        (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
+         head + s["rows"] + np.where(dropped, np.maximum(head, root) + t["dense_weights"], t["gathered"])),
+        (stored + held, gradients, root + head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
         (brought + held, gradients, back + t["head_reduced"] + new_head + weights),
         (brought + held - s["layer"], gradients,
          back + t["dense_reduced"] + again * t["new_head"] + np.maximum(again, t["released"]) * t["new_layer"] + later),
         (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + new_head + weights),
-        (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"], rest - layer)),
-        (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + table),
+        (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"] + t["root"], rest - layer)),
+        (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + np.maximum(table, root)),
         (held, gradients + again * t["new_all"],
          np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),
     ]  # fmt: skip
@@ -351,12 +357,8 @@ def peak(trainer: Trainer, stages: StageBytes, hardware: HardwareProfile) -> Pea
     workspace = np.maximum(before, last[2])
     pooled = np.maximum(stages.pooled - (workspace - before), 0.0)
     return Peak(
-        activations=running[0],
-        gradients=stages.gradients,
-        workspace=workspace,
-        largest_activations=running[0],
-        pooled=pooled,
-    )
+        activations=running[0], gradients=stages.gradients, workspace=workspace, largest_activations=running[0], pooled=pooled
+    )  # fmt: skip
 
 
 def stage_memory(
@@ -379,12 +381,8 @@ def stage_memory(
     held = np.minimum(held, np.maximum(room, 0.0))
     pooled = np.minimum(most.pooled, np.maximum(room - held, 0.0))
     return {
-        "weights": stages.weights,
-        "gradients": most.gradients,
-        "optimizer_states": stages.optimizer_states,
-        "activations": most.activations,
-        "workspace": most.workspace,
-        "fragmentation": lost + held + pooled,
+        "weights": stages.weights, "gradients": most.gradients, "optimizer_states": stages.optimizer_states,
+        "activations": most.activations, "workspace": most.workspace, "fragmentation": lost + held + pooled,
         "communication_buffers": stages.buffers,
     }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK
 

@@ -14,6 +14,7 @@ from planner.layout import Layout, is_v_shaped
 from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
 from planner.trainer import Trainer
+from planner.trainer_records import Kernels
 from planner.workload import LOW_PRECISIONS, PAGED, Workload
 
 
@@ -158,13 +159,13 @@ class StageParameters:
 
 
 def stage_parameters(
-    workload: Workload, layout: Layout, stages: Stages, separate: bool = False
+    workload: Workload, layout: Layout, stages: Stages, kernels: Kernels | None = None
 ) -> StageParameters:
     """Parameters per rank: sharded weights over tp, experts over ep * etp, the rest whole.
 
     Key and value projections are repeated when tp exceeds the number of key-value heads. An embedding that is tied, or
     that prediction modules look tokens up in, is stored twice when first and last stage differ.
-    ``separate``: of projections that read the same input, each has an adapter of its own.
+    ``kernels`` decide which adapters there are; without them one for each fused linear layer.
     [parameters.count_parameters; as Megatron's own model has them]
     """
     model, counts, tp = workload.model, count_parameters(workload.model), column(layout.tp)
@@ -186,7 +187,7 @@ def stage_parameters(
     unit = functools.reduce(np.maximum, [
         one[0] + (one[1] if not model.is_moe else np.maximum(one[2], one[1] * (model.num_plain_layers > 0))) for one in alone
     ])  # fmt: skip
-    mixer, plain_mlp, routed = _adapter_widths(workload, layout, separate)
+    mixer, plain_mlp, routed = _adapter_widths(workload, layout, kernels)
     width = (stages.dense + stages.moe) * mixer + stages.dense * plain_mlp + stages.moe * routed
     adapters = workload.lora_rank * width / tp
     return StageParameters(
@@ -215,12 +216,13 @@ def _per_layer(model: ModelSpec, layout: Layout, kinds: Sequence[LayerKind]) -> 
     )
 
 
-def _adapter_widths(workload: Workload, layout: Layout, separate: bool) -> tuple[float, float, Floats]:
+def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None) -> tuple[float, float, Floats]:
     """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: mixer, MLP, experts of one rank.
 
-    ``separate``: query, key and value, gate and up have an adapter each, which all read the same input; else one. Those of linear
+    Separate query, key and value, gate and up have an adapter each, which all read the same input; else one. Those of linear
     attention have one before and one behind it, where all linear layers are adapted. Of a hybrid, the mean of its layers.
     """
+    separate = kernels is not None and kernels.separate_projections
     model, targets, pairs = workload.model, workload.lora_targets, 1.0 + separate * (workload.model.num_mlp_matrices - 2)
     h, matrices, own = float(model.hidden_size), model.num_mlp_matrices - 1, model.linear
     attends, linear = (sum(one.share for one in model.layer_kinds if one.mixer == name) for name in ("attention", "linear"))
@@ -235,6 +237,7 @@ def _adapter_widths(workload: Workload, layout: Layout, separate: bool) -> tuple
         return mlps * (pairs * outer + matrices * width + width + outer) * (targets == "all" and width > 0)
 
     routed = mlp(float(model.expert_ffn_size), float(model.routed_size))
+    routed *= kernels is None or kernels.linear_experts
     experts = routed * model.num_experts / (column(layout.ep) * column(layout.etp))
     return mixer, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
 
@@ -284,4 +287,4 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
     linear, other = frozen_element(workload), frozen_other(workload)
     linear = linear + copies * (workload.frozen_weights != "fp8")
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
-    return share * linear + (1.0 - share) * other, np.full((1, 1), linear)
+    return share * linear + (1.0 - share) * other, np.full((1, 1), linear if trainer.kernels.linear_experts else other)

@@ -78,9 +78,7 @@ def stage_times(
     """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients."""
     totals, ends, saved = stage_totals(layout, stages, blocks)
     totals[INDEX["wgrad"]] += stages_first(adding)
-    hooks = stages_first((stages.dense + stages.moe) * _hook_launches(trainer, layout)[:, None])
-    totals[INDEX["launches_forward"]] += hooks
-    totals[INDEX["launches_backward"]] += hooks
+    add_hooks(trainer, layout, stages, totals)
     busy, host = pass_seconds(trainer, layout, totals)
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, stages, saved, forward, backward)
@@ -135,14 +133,17 @@ def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     return np.asarray(trainer.host.host_time * factor)
 
 
-def _hook_launches(trainer: Trainer, layout: Layout) -> Floats:
-    """Host work around each layer and pass whose weights are gathered, (N,), counted in kernels launched: u / host_time.
+def add_hooks(trainer: Trainer, layout: Layout, stages: Stages, totals: Floats) -> None:
+    """Add to the launches of each pass the host work around every layer whose weights are gathered: u / host_time each.
 
     Weights are gathered from ``weight_sharding_level`` on, where more than one rank shares them.
     """
     gathered = np.asarray(layout.zero) >= trainer.stored.weight_sharding_level
     shared = np.asarray(layout.shard) * np.asarray(layout.cp) > 1
-    return np.where(gathered & shared, trainer.host.unit_host_time, 0.0) / _launch_time(trainer, layout)
+    each = np.where(gathered & shared, trainer.host.unit_host_time, 0.0) / _launch_time(trainer, layout)
+    hooks = stages_first((stages.dense + stages.moe) * np.broadcast_to(each, (len(layout),))[:, None])
+    for name in ("launches_forward", "launches_backward"):
+        totals[INDEX[name]] += hooks
 
 
 def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> Floats:

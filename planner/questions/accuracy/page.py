@@ -160,7 +160,7 @@ def print_accuracy(
     found = [*summary_rows(summary).values()]
     found += [sweeps_table(summary["ranking"])] if sweeps else []
     found += [worst_table(pairs, worst)] if worst else []
-    for one in found:
+    for one in (one for one in found if one.rows):
         first, *others = one.headings
         console.print(tables.table(first, *(f"~{heading}" for heading in others), title=one.title, rows=one.rows))
 

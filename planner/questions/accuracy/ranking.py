@@ -34,19 +34,21 @@ KINDS = {
 
 
 def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs.
+    """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs with the same trainer.
+
+    A layout that was measured several times counts once, with the mean of its times.
 
     Per sweep: ``regret``, measured time of the layout predicted fastest over the best measured one, minus 1, the mean over ties;
     Kendall's ``tau``, and ``tau_apart`` over pairs whose measured times are APART; ``pick``, the layout chosen when those that ran
     out of memory are candidates too, memory first as in the search; ``pick_regret``, the mean over ties, None when all of them
     ran out; ``floor``, the mean regret of who knows the true times (``floors``).
-    ``overall`` leaves out sweeps of runs that their source calls broken.
+    ``overall`` leaves out sweeps of runs that their source calls broken, or whose layout is not stated.
     """
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        if pair.run.workload is None or pair.run.cluster is None or pair.predicted.step_time is None:
-            continue
+        if pair.run.workload is None or pair.run.cluster is None or pair.predicted.step_time is None or not pair.run.stated:
+            continue  # a layout that was filled in by what is fastest says nothing about an order
         if pair.time_error is not None:
             timed[(pair.run.source, pair.run.family, *_job(pair))].append(pair)
         elif pair.run.measured.fits is False:
@@ -73,26 +75,28 @@ def _job(pair: Pair) -> tuple[Hashable, ...]:
     workload, cluster = pair.run.workload, pair.run.cluster
     assert workload is not None and cluster is not None
     model = (workload.model.name, workload.model.num_layers, workload.model.num_kv_heads, workload.precision)
-    return (*model, cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
+    job = (cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
+    return (*model, *job, pair.run.trainer.name if pair.run.trainer else "")
 
 
-def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[Pair]) -> dict[str, Any]:
+def _sweep(key: tuple[Hashable, ...], runs: Sequence[Pair], failed: Sequence[Pair]) -> dict[str, Any]:
+    members, measured = _averaged(runs)
+    seconds = {id(pair): time for pair, time in zip(members, measured, strict=True)}
     predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
-    measured = np.array([pair.run.measured.step_time for pair in members], dtype=float)
     candidates = [*members, *failed]
     chances = [pair.predicted.out_of_memory or 0.0 for pair in candidates]
     gate = max(SAFE, min(chances))
     picks = _fastest([pair for pair, chance in zip(candidates, chances, strict=True) if chance <= gate])
-    taken = [pair.run.measured.step_time for pair in picks if pair.run.measured.step_time is not None]
-    first = [pair.run.measured.step_time or np.nan for pair in _fastest(members)]
-    name, layers, _, precision, gpus, batch, length = key[2:]
+    taken = [seconds[id(pair)] for pair in picks if id(pair) in seconds]
+    first = [seconds[id(pair)] for pair in _fastest(members)]
+    name, layers, _, precision, gpus, batch, length, _ = key[2:]
     return {
         "source": key[0],
         "family": key[1],
         "job": f"{name} ({layers} layers), {precision}, {gpus} GPUs, batch {batch}, {length} tokens",
         "n": len(members),
         "times": measured,
-        "representative": all(pair.run.representative for pair in members),
+        "representative": all(pair.counts for pair in runs),
         "regret": float(np.mean(first) / measured.min() - 1.0),
         "tau": kendall_tau(predicted, measured),
         "tau_apart": tau_apart(predicted, measured),
@@ -102,6 +106,15 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
         "pick_ran_out": any(pair.run.measured.fits is False for pair in picks),
         "pick_regret": float(np.mean(taken) / measured.min() - 1.0) if taken else None,
     }
+
+
+def _averaged(runs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
+    """One run for each layout, and the mean of what its repetitions measured."""
+    groups: dict[Hashable, list[Pair]] = defaultdict(list)
+    for pair in runs:
+        groups[(str(pair.run.layout), id(pair.run.trainer))].append(pair)
+    means = [np.mean([pair.run.measured.step_time for pair in group]) for group in groups.values()]
+    return [group[0] for group in groups.values()], np.array(means, dtype=float)
 
 
 def _fastest(pairs: Sequence[Pair]) -> list[Pair]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner import units
 from planner.error_bars import KINDS, error_bar
-from planner.questions.accuracy.bounds import bounds
+from planner.questions.accuracy.bounds import Bound, bounds
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.ranking import ranking
 from planner.runs import Run
@@ -26,10 +26,11 @@ INSIDE = 0.9
 """Share of the resamplings inside of the interval."""
 
 
-def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]:
+def summarise(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``kinds`` holds the figures by kind of user; with ``bounded`` (the runs that come with planner) ``bounds`` what they shall be.
+    ``kinds`` holds the figures by kind of user; ``bounds`` those of the given bounds, of which ``bounds.BOUNDS`` are about the runs
+    that come with planner.
     ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
     predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
@@ -59,7 +60,7 @@ def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]
         },
         "ranking": ranking(pairs),
     }  # fmt: skip
-    return {**summary, "bounds": bounds(summary)} if bounded else summary
+    return {**summary, "bounds": bounds(summary, bounded)} if bounded else summary
 
 
 def _by_kind(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
@@ -211,10 +212,10 @@ def _confusion(pairs: Iterable[Pair]) -> dict[str, Any]:
     }
 
 
-def report_of(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]:
+def report_of(pairs: Sequence[Pair], *, bounded: Sequence[Bound] = ()) -> dict[str, Any]:
     """Runs, each with measured and predicted values, and their summary.
 
-    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
+    ``{"runs": [{source, id, user, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
     'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
     interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints.
     """
@@ -232,7 +233,7 @@ def _entry(pair: Pair) -> dict[str, Any]:
 
     peak = gib(predicted.memory)
     return {
-        "source": run.source, "id": run.id, "status": "unsupported" if predicted.refused else "predicted",
+        "source": run.source, "id": run.id, "user": run.user, "status": "unsupported" if predicted.refused else "predicted",
         "reason": predicted.refused or (f"assumed: {assumed}" if assumed else ""),
         "step_time_s": {"measured": measured.step_time, "predicted": predicted.step_time,
                         "range": _range(run, "step_time", predicted.step_time)},

@@ -279,8 +279,8 @@ def memory_mechanisms(base: Priced, more: bool) -> list[Mechanism]:
     logits, larger = stored.logit_bytes, tuple(x for x in (EAGER_LOGITS, GATHERED_LOGITS) if x > stored.logit_bytes)
     if not more:
         alone = trainer.legal.offload_optimizer
-        there = {"offload_optimizer": 100} if alone else {"offload_parameters": 1}
-        offloaded = changed(**there, zero=max(int(layout.zero), 1 if alone else most))
+        states_there = changed(offload_optimizer=100, zero=max(int(layout.zero), 1))
+        offloaded = states_there if alone else changed(offload_parameters=1, zero=most)
         shared = int(layout.zero) < most and int(layout.dp) * int(layout.cp) > 1
         return _made("less", [
             fragmentation,

@@ -38,6 +38,7 @@ def render(job: ExportJob) -> Rendered:
     if layout.zero == 0 and layout.recompute == Recompute.FULL:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     sizes = {"dp_replicate_size": layout.dp // job.shard, "dp_shard_size": job.shard}
+    sizes |= {"cp_size": layout.cp} if layout.cp > 1 else {}
     training = {"training_arguments": arguments, "parallelism": sizes if layout.zero else None,
                 "offload_activations": bool(layout.offload_activations and not layout.zero)}
     return rendered(job, {"accelerate.yaml": library.dump_yaml(config(job))}, training, launcher=LAUNCHER)
