@@ -133,14 +133,17 @@ def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     return np.asarray(trainer.host.host_time * factor)
 
 
-def add_hooks(trainer: Trainer, layout: Layout, stages: Stages, totals: Floats) -> None:
-    """Add to the launches of each pass the host work around every layer whose weights are gathered: u / host_time each.
-
-    Weights are gathered from ``weight_sharding_level`` on, where more than one rank shares them.
-    """
+def hook_seconds(trainer: Trainer, layout: Layout) -> Floats:
+    """Seconds of host work around each layer in each pass, (N,) or a number: where its weights are gathered, from
+    ``weight_sharding_level`` on, and more than one rank shares them."""
     gathered = np.asarray(layout.zero) >= trainer.stored.weight_sharding_level
     shared = np.asarray(layout.shard) * np.asarray(layout.cp) > 1
-    each = np.where(gathered & shared, trainer.host.unit_host_time, 0.0) / _launch_time(trainer, layout)
+    return np.where(gathered & shared, trainer.host.unit_host_time, 0.0)
+
+
+def add_hooks(trainer: Trainer, layout: Layout, stages: Stages, totals: Floats) -> None:
+    """Add to the launches of each pass the host work around every layer whose weights are gathered: u / host_time each."""
+    each = hook_seconds(trainer, layout) / _launch_time(trainer, layout)
     hooks = stages_first((stages.dense + stages.moe) * np.broadcast_to(each, (len(layout),))[:, None])
     for name in ("launches_forward", "launches_backward"):
         totals[INDEX[name]] += hooks
