@@ -134,15 +134,18 @@ def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     return np.asarray(trainer.host.host_time * factor)
 
 
-def hook_seconds(trainer: Trainer, layout: Layout, stages: Stages) -> Floats:
-    """Seconds of host work in each pass around the layers of each stage whose weights are gathered, (3, N).
-
-    Weights are gathered from ``weight_sharding_level`` on, where more than one rank shares them.
-    """
+def layer_hooks(trainer: Trainer, layout: Layout) -> Floats:
+    """Seconds of host work around each layer in each pass, (N,) or a number: where its weights are gathered, from
+    ``weight_sharding_level`` on, and more than one rank shares them."""
     gathered = np.asarray(layout.zero) >= trainer.stored.weight_sharding_level
     shared = np.asarray(layout.shard) * np.asarray(layout.cp) > 1
-    each = np.where(gathered & shared, trainer.host.unit_host_time, 0.0)
-    return stages_first((stages.dense + stages.moe) * np.broadcast_to(each, (len(layout),))[:, None])
+    return np.where(gathered & shared, trainer.host.unit_host_time, 0.0)
+
+
+def hook_seconds(trainer: Trainer, layout: Layout, stages: Stages) -> Floats:
+    """The same of all layers of each stage, (3, N)."""
+    each = np.broadcast_to(layer_hooks(trainer, layout), (len(layout),))
+    return stages_first((stages.dense + stages.moe) * each[:, None])
 
 
 def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats, hooks: Floats) -> Floats:
