@@ -148,6 +148,15 @@ def test_by_how_much_it_misses_is_said_once() -> None:
     assert misses == pytest.approx(one["estimate"]["memory_peak_gib"] - safe, abs=0.15) and safe < usable
 
 
+def test_logits_reuse_the_blocks_of_gradients_on_one_gpu() -> None:
+    """The loss of 65536 tokens is the peak. Nothing is reduced, so no other stream frees gradients: none are reserved then."""
+    one = job("gqa", "fsdp", gpus=1, sequence=65536, batch=1, precision="bf16_true")
+    found = estimate(one.workload, one.cluster, one.trainer, Layout.stack([Layout(recompute=2)]))
+    logits = 65536 * MODELS["gqa"].vocab_size * one.trainer.stored.logit_bytes
+    assert found.memory_allocated[0] > logits > found.memory["gradients"][0] == 0
+    assert found.memory["fragmentation"][0] == pytest.approx(one.trainer.stored.fragmentation * found.memory_allocated[0])
+
+
 # ------------------------------------------------------------------------------------------------ objective dpo
 
 LAYOUT = {"dp": 8, "zero": 3, "micro_batch_size": 1, "num_microbatches": 4}

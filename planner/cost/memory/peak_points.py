@@ -159,9 +159,9 @@ def state_parts(
 
     Weights gathered of all of it, of a layer, of a layer without its experts, of the unit that a layer gathers last, of the head
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
-    the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
-    accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; and of ``_further_parts``.
+    the same of head and embedding; the embedding's gradient; 1 where units are wrapped: reductions put gradients out;
+    sharded gradients of a layer, the head, all; 1 where those stay with accumulated ones; accumulated gradients; 1 where weights
+    are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies; and of ``_further_parts``.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
@@ -205,6 +205,7 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
+        "wrapped": 1.0 - alone,
         "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated,
         "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
@@ -261,7 +262,7 @@ def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     return Peak(
         activations=activations, gradients=gradients, workspace=workspace + library_workspace,
         largest_activations=most,
-        pooled=np.maximum(stages.gradients - gradients * alone, 0.0) * (1.0 - t["released"]) + buffers,
+        pooled=np.maximum(stages.gradients - gradients * alone, 0.0) * (1.0 - t["released"]) * t["wrapped"] + buffers,
     )  # fmt: skip
 
 
