@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from samples import MODELS, TRAINERS, job
 
+from planner.cost.layer.operators import Shard
 from planner.cost.memory import peak_points
 from planner.cost.pipeline.partition import StageParameters, split_stages
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import stage_times
-from planner.layout import Layout
+from planner.layout import CpMethod, Layout
 from planner.space import stack
 
 TITAN = TRAINERS["torchtitan"]
@@ -175,3 +176,21 @@ def test_last_layer_of_a_stage_with_one_expert_layer() -> None:
     stages = split_stages(MODELS["moe"], layout)
     found = stage_times(MODELS["moe"], one.cluster, one.trainer, layout, stages, blocks, np.zeros((1, 3)))
     assert found.last_layer[:, 0].tolist() == [float(blocks.moe[INDEX["saved"], 0])] * 3
+
+
+def test_attention_of_torch_context_parallelism_by_hand() -> None:
+    """T 1024, Q = O = 1024, KV 512, c 4: T (10 Q + 2 O + 24 KV) = 24 MiB beside all but the MLP's three inner tensors of 1 MiB."""
+    layout = stack([Layout(cp=4, cp_method=int(CpMethod.ALLGATHER), recompute=2, zero=3)])
+    narrow = dataclasses.replace(MODELS["gqa"], ffn_size=512)
+    work = dataclasses.replace(job("gqa", TITAN).workload, model=narrow)
+    shard = Shard(workload=work, trainer=TITAN, layout=layout, ep_stride=1.0)
+    assert TITAN.terms[0].attention_gradient_bytes(shard).tolist() == [24 * M]
+    ring = dataclasses.replace(shard, layout=layout.replace(cp_method=int(CpMethod.RING)))
+    assert TITAN.terms[0].attention_gradient_bytes(ring).tolist() == [0]
+    some = np.full((3, 1), 100.0 * M)
+    times = SimpleNamespace(last_layer=some, working=some, loss=some)
+    stages = split_stages(narrow, layout)
+    found = peak_points.shape_parts(work, TITAN, layout, stages, times)  # type: ignore[arg-type]
+    assert found["transient"].tolist() == [[(24 - 3) * M]] * 3
+    wide = peak_points.shape_parts(job("gqa", TITAN).workload, TITAN, layout, stages, times)  # type: ignore[arg-type]
+    assert wide["transient"].tolist() == [[(8 + 2 + 16) * M]] * 3, "inner tensors of 8 MiB: the MLP's backward pass has more"

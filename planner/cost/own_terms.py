@@ -64,6 +64,10 @@ class OwnTerms:
         """Further workspace, (N, 3)."""
         return 0.0
 
+    def attention_gradient_bytes(self, shard: Shard) -> Number:
+        """Bytes that the backward pass of attention has on top of what its layer saved, where these are more than gradients."""
+        return 0.0
+
     def prefetched_units(self) -> float:
         """Units that zero 3 gathers ahead, in addition to the current one and the next."""
         return 0.0

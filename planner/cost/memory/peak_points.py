@@ -30,6 +30,9 @@ pipeline (schedules keep weights gathered, and add up unsharded gradients in r b
     Where weight gradients come later, a microbatch keeps all its activations meanwhile, and the output gradient of every
     linear layer.
 
+Attention that holds more in its backward pass than its gradients (``OwnTerms.attention_gradient_bytes``) has that on top of what is
+left of its layer: all but the inner tensors of the MLP.
+
 The gradient of a row-wise split embedding is whole on every rank of tensor parallelism (``whole_table_gradient``).
 [torch 2.13, _fully_shard: _fsdp_param_group, _fsdp_collectives; distributed.pipelining, stage: fwd_cache,
 backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
@@ -42,7 +45,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.layer.linear_layer import backward_bytes
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
-from planner.cost.memory.states import StageBytes, copied_shard, stage_output_bytes
+from planner.cost.memory.states import StageBytes, copied_shard, record_stream_held, stage_output_bytes
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -111,6 +114,7 @@ def shape_parts(
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
     scanned = boundary + shard.tokens * backward_bytes(model.linear, e) / shard.tp if model.linear else 0.0
+    mlp = inner * matrices  # which the layer saved, and which are gone when attention's gradients come
     forward = rows + boundary
     qkv = shard.tokens * (model.query_size + model.key_size + model.value_size) / shard.tp * e
     waiting = (qkv + 2.0 * rows + (matrices - 1.0) * inner) * stages.dense.T
@@ -124,9 +128,12 @@ def shape_parts(
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
         copied = np.where(shard.ep > 1, 4.0, 1.0) * copies
         waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T
-        after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
+        routed = 2.0 * copies + matrices * wide
+        mlp = np.where(has_moe, routed, mlp)
+        after = np.where(has_moe, np.maximum(stored + working - routed, 0.0), after)
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
-    transient = np.maximum(transient, scanned)
+    attention = sum(term.attention_gradient_bytes(shard) for term in trainer.terms) - mlp
+    transient = np.maximum(np.maximum(transient, scanned), attention)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e * loss_share(shard)
@@ -203,9 +210,8 @@ def state_parts(
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
-        "wrapped": 1.0 - alone,
         "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated,
-        "accumulated": accumulated,
+        "accumulated": accumulated, "wrapped": 1.0 - alone,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
         "copied": copied * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
@@ -384,15 +390,3 @@ def stage_memory(
         "activations": most.activations, "workspace": most.workspace, "fragmentation": lost + held + pooled,
         "communication_buffers": stages.buffers,
     }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK
-
-
-def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
-    """Bytes of ``OwnTerms.record_stream_bytes`` for a host that needs ``host_share`` r of the GPU's time.
-
-    max(waiting, min((1 - r) launched, most))
-
-    Layouts of runs/oss-ultrascale-nanotron-* with one stage hold, beyond what is alive and fragmentation, in units of T h:
-    r 0.10, 0.16, 0.31 and 0.44 with one microbatch of 64, 32, 32 and 32 tensors: 56, 36, 20 and 5; r 0.85 with 2 and with 32
-    microbatches: 11 and 46; r 0.93 and above: none.
-    """
-    return np.maximum(waiting, np.minimum(np.maximum(1.0 - host_share, 0.0) * launched, most))

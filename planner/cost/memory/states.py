@@ -216,3 +216,15 @@ def communicator_bytes(cluster: Cluster, layout: Layout) -> Floats:
     several = column(layout.num_gpus) > 1
     expert = (column(layout.ep) > 1).astype(float)
     return several * ((groups + 1.0) * hardware.communicator_memory + expert * hardware.expert_communicator_memory)
+
+
+def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
+    """Bytes of ``OwnTerms.record_stream_bytes`` for a host that needs ``host_share`` r of the GPU's time.
+
+    max(waiting, min((1 - r) launched, most))
+
+    Layouts of runs/oss-ultrascale-nanotron-* with one stage hold, beyond what is alive and fragmentation, in units of T h:
+    r 0.10, 0.16, 0.31 and 0.44 with one microbatch of 64, 32, 32 and 32 tensors: 56, 36, 20 and 5; r 0.85 with 2 and with 32
+    microbatches: 11 and 46; r 0.93 and above: none.
+    """
+    return np.maximum(waiting, np.minimum(np.maximum(1.0 - host_share, 0.0) * launched, most))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.layer.attention_layer import context_exchange
-from planner.cost.layer.operators import Collective, MemoryBound, Operator, Shard
+from planner.cost.layer.operators import Collective, MemoryBound, Number, Operator, Shard
 from planner.cost.own_terms import OwnTerms
 from planner.layout import CpMethod, Module
 
@@ -42,3 +42,17 @@ class Terms(OwnTerms):
             exchange = iter(context_exchange(shard, every_head=True))
             collectives = [next(exchange) if one.group == "cp" else one for one in collectives]
         return operators, collectives
+
+    def attention_gradient_bytes(self, shard: Shard) -> Number:
+        """T ((8 + e) Q + e O + (12 + (c + 2) e) KV): values Q of queries, O of outputs, KV of keys and values per token; c ranks.
+
+        Gradients of queries: their fp32 sum 4, those of a block e, and the fp32 sum that its kernel needs, or the copy in which a
+        half is replaced, 4; of the output, e. Gradients of keys and values: those of a block e; their fp32 sums are received 4,
+        joined 4, and sent while the next ones arrive 4. Keys and values of all ranks c e, and those of a block joined once more, e.
+        [torch 2.13, _templated_ring_attention_backward, _AllGatherRotater, _AllToAllRotater]
+        """
+        model, e, c = shard.model, shard.element, shard.cp
+        keys = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
+        queries = (8.0 + e) * model.query_size + e * model.attention_output_size
+        total = shard.tokens * (queries / shard.tp + (12.0 + (c + 2.0) * e) * keys)
+        return np.where((np.asarray(shard.layout.cp_method) == CpMethod.ALLGATHER) & (c > 1), total, 0.0)
