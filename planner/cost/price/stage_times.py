@@ -142,7 +142,10 @@ def hook_seconds(trainer: Trainer, layout: Layout) -> Floats:
 
 
 def add_hooks(trainer: Trainer, layout: Layout, stages: Stages, totals: Floats) -> None:
-    """Add to the launches of each pass the host work around every layer whose weights are gathered: u / host_time each."""
+    """Add to the launches of each pass the host work around every layer whose weights are gathered: u / host_time each.
+    A host whose kernels take no time takes none for hooks."""
+    if not trainer.host.unit_host_time or not trainer.host.host_time:
+        return
     each = hook_seconds(trainer, layout) / _launch_time(trainer, layout)
     hooks = stages_first((stages.dense + stages.moe) * np.broadcast_to(each, (len(layout),))[:, None])
     for name in ("launches_forward", "launches_backward"):
