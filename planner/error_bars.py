@@ -94,7 +94,7 @@ class ErrorBar:
     def basis(self) -> str:
         """The runs behind it, in words."""
         what = ", ".join(word for word in (self.user, self.code_base, self.model, self.arch) if word) or "all trainers and GPUs"
-        return f"{self.runs} published runs of {self.sources} sources: {what}"
+        return f"{self.runs} published run{'s' * (self.runs != 1)} of {self.sources} source{'s' * (self.sources != 1)}: {what}"
 
 
 def kind_of(workload: Workload, trainer: Trainer, user: str = "") -> Kind:

@@ -89,7 +89,7 @@ def stage_times(
         "compute": _sum_of(totals, "forward", "dgrad", "wgrad"), "recompute": _sum_of(totals, "recompute"),
         "host": host[0] + host[1], "waiting": waiting, "forward": forward, "backward": backward,
         "weight": _sum_of(totals, "wgrad"),
-        "host_share": launch_seconds(trainer, layout, totals, hooks) / (busy[0] + busy[1]),
+        "host_share": launch_seconds(trainer, layout, totals, hooks) / np.maximum(busy[0] + busy[1], np.finfo(float).tiny),
     }  # fmt: skip
     for name, group in (("tensor", "tp"), ("context", "cp"), ("expert", "ep")):
         parts[f"{name}_communication"] = _sum_of(totals, f"{group}_forward", f"{group}_backward")
