@@ -67,6 +67,12 @@ class Trainer:
         """Optimizers that it has."""
         return tuple(self.stored.optimizer_bytes)
 
+    def states_of(self, optimizer: str) -> float:
+        """Bytes per parameter of an optimizer's states and master weights. Raises PlannerError for one that it does not have."""
+        if optimizer not in self.stored.optimizer_bytes:
+            raise PlannerError(f"trainer {self.name} has no optimizer {optimizer}; it knows {', '.join(self.optimizers)}")
+        return self.stored.optimizer_bytes[optimizer]
+
     def fact(self, name: str) -> Any:
         """A fact by the name that files give it. Raises KeyError."""
         return getattr(getattr(self, RECORD_OF[name]), name)

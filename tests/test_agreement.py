@@ -72,6 +72,9 @@ def test_traffic_by_hand() -> None:
     assert found == pytest.approx(
         {("all_gather", "data"): 4 * 2 * parameters, ("reduce_scatter", "data"): 2 * 4 * parameters}
     )
+    root = 2 * 128256 * 4096 + 4096  # embedding, norm and head of FSDP's root are not gathered again for the backward pass
+    found = predicted_traffic(parse("llama-3-8b dp=8 zero=3 m=2 trainer=fsdp").asked, 0, 2)
+    assert found["all_gather", "data"] == pytest.approx(4 * 2 * parameters - 2 * 2 * root)
 
 
 AGAIN = """

@@ -181,6 +181,12 @@ def test_bad_input_is_one_sentence(run: Any, files: list[str], tmp_path: Path) -
     assert done.exit_code == 2 and f"{files[1]} says 1 s per step, but this planner prices" in " ".join(
         done.stderr.split()
     )
+    unknown = Path(files[1])
+    unknown.write_text(Path(files[0]).read_text().replace("optimizer: adam\n", "optimizer: paged_adam_8bit\n", 1))
+    done = run("compare", files[0], files[1])
+    assert done.exit_code == 2 and "trainer megatron has no optimizer paged_adam_8bit; it knows adam" in " ".join(
+        done.stderr.split()
+    )
     same = run("compare", files[0], files[0])
     assert "The plans are the same: no input differs." in same.output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,7 +148,7 @@ def pipelined(t: dict[str, float], s: dict[str, float], held: float, waiting: fl
         "logits_held": held,
         "waiting_weights": waiting,
         "accumulated_flight": 2,
-        "resident": np.inf,
+        "resident": math.inf,
     }
     return points(peak_points._pipelined(np.array([1000.0]), SimpleNamespace(**arrays(counts)), arrays(s), arrays(t)))  # type: ignore[arg-type]
 

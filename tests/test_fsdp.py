@@ -149,8 +149,10 @@ def test_hooks_of_a_gathered_layer_take_the_host_their_time() -> None:
         assert none > 0
 
 
-@pytest.mark.parametrize(("framework", "reduced"), [("fms-fsdp (PyTorch FSDP)", 2.0), ("PyTorch FSDP", 4.0)])
-def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: float) -> None:
+@pytest.mark.parametrize(
+    ("framework", "reduced", "default"), [("fms-fsdp (PyTorch FSDP)", 2.0, True), ("PyTorch FSDP", 4.0, False)]
+)
+def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: float, default: bool) -> None:
     def run(compiled: bool | None) -> Run:
         (row,) = rows_from_dict({
             "source": {"id": "some"}, "hardware": {"gpu": "A100-80GB-SXM", "gpus_per_node": 8}, "framework": framework,
@@ -163,7 +165,8 @@ def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: floa
         })  # fmt: skip
         return to_run(row)
 
-    eager, compiled = run(None).trainer, run(True).trainer
+    eager, compiled = run(False).trainer, run(True).trainer
+    assert run(None).trainer.kernels == (compiled if default else eager).kernels
     assert compiled.traffic.gradient_reduce_bytes == eager.traffic.gradient_reduce_bytes == reduced
     assert (
         compiled.kernels.norm_passes < eager.kernels.norm_passes

@@ -159,7 +159,7 @@ def test_fine_tuning_recipes_of_megatron_bridge() -> None:
              "model": {"name": "llama3-70b", "hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "ffn": 28672, "gated": True,
                        "vocab": 128256, "seq": 4096, "tied_embeddings": False, "attention": "gqa"},
              "parallel": {"gpus": 8, "tp": 1, "pp": 2, "dp": 4, "cp": 1, "ep": 1, "vpp": 20, "zero": 1},
-             "batch": {"micro": 1, "global": 32}, "measured": {"step_s": 2.19}}
+             "batch": {"micro": 1, "global": 32}, "document_length": 200, "measured": {"step_s": 2.19}}
             for kind, notes in (("lora", "LoRA"), ("sft", "full"))
         ],
     }  # fmt: skip

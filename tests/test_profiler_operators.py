@@ -204,6 +204,8 @@ def test_a_gpu_would_take_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: dict[tuple[Any, ...], Point] = {}
     for point in compute_points(("qwen3-30b-a3b",), "h100-sxm", "cuda"):
         if point.family in ("gemm", "grouped_gemm", "attention", "memory_bound"):
+            if "seq_kv" in point.values:
+                continue  # attention to parts of longer keys: slices need a build with CUDA; a CPU runs them above
             kinds.setdefault(
                 tuple(point.values.get(name) for name in ("pass", "dtype", "op", "kernel", "groups")), point
             )
@@ -231,6 +233,7 @@ def test_a_gpu_would_take_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
             wanted = {"forward": (rows * groups, n), "dgrad": (rows * groups, k), "wgrad": (groups, n, k)}
             assert tuple(made.shape) == wanted[str(value["pass"])], point.label
         checked.add((point.family, value.get("dtype")))
+    assert ("attention", "bf16") in checked
     low = {("gemm", name) for name in definitions.SCALED}
     assert low | {("gemm", name) for name in ("bf16", "fp16", "tf32")} | {("grouped_gemm", "bf16")} <= checked
     for pass_ in definitions.GEMM_PASSES:

@@ -16,7 +16,7 @@ from planner.cost.price import state_traffic
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
-from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
+from planner.cost.price.stage_times import StageSeconds, StageTimes, layer_hooks, stage_times, stages_first
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
 from planner.trainer import Trainer
@@ -49,7 +49,8 @@ class StageTable:
         layout = partition.assign_layers(workload.model, trainer, layout)
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
-        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
+        hooked = (layer_hooks(trainer, layout) > 0).astype(np.int64)
+        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked)
         stages = partition.split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
         kernels = trainer.kernels

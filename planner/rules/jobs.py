@@ -19,10 +19,7 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
         raise PlannerError(
             f"trainer {trainer.name} does not train in {workload.precision}; it knows {', '.join(trainer.legal.precisions)}"
         )
-    if workload.optimizer not in trainer.optimizers:
-        raise PlannerError(
-            f"trainer {trainer.name} has no optimizer {workload.optimizer}; it knows {', '.join(trainer.optimizers)}"
-        )
+    trainer.states_of(workload.optimizer)
     if trainer.kernels.transformer_engine and workload.precision == "fp16" and workload.optimizer in LEAN_OPTIMIZERS:
         raise PlannerError(
             f"optimizer {workload.optimizer} in fp16: trainer {trainer.name}'s optimizer with moments of less than 32 bits takes "

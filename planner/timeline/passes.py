@@ -9,7 +9,7 @@ from planner.arrays import Floats
 from planner.cost.estimate import PARTS
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
-from planner.cost.price.stage_times import add_hooks, pass_seconds, stage_totals
+from planner.cost.price.stage_times import hook_seconds, pass_seconds, stage_totals
 from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, Schedule
@@ -124,8 +124,7 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     costs = price_blocks(job.workload, job.cluster, trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, costs)
     totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, trainer, layout, parameters).T
-    add_hooks(trainer, layout, priced.contents, totals)
-    busy, host = pass_seconds(trainer, layout, totals)
+    busy, host = pass_seconds(trainer, layout, totals, hook_seconds(trainer, layout, priced.contents))
     passes = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(job.cluster, layout, priced.contents, priced.times.saved, *passes)
     nothing = np.zeros_like(waiting)

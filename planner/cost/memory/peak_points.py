@@ -188,15 +188,13 @@ def state_parts(
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
-    whole = (
-        stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
-    )
+    whole = first * column(layout.tp) if trainer.stored.whole_table_gradient else first
     cast = (zero < trainer.stored.weight_sharding_level) & (trainer.stored.weight_bytes > gathered) & (workload.lora_rank == 0)
     on = (((zero >= trainer.stored.weight_sharding_level) & ~alone) | cast).astype(float)
     new_layer = (unit / shard + experts / expert_shard) * new * learned
     host = column(layout.offload_parameters) > 0
     new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
-    replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
+    replicated = (shard_groups(layout)[0] < ranks).astype(float)
     micro = column(layout.num_microbatches)
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)

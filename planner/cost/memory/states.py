@@ -94,7 +94,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
         sharded = zero >= level
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
-    gradient_bytes, optimizer_bytes = trainer.stored.gradient_bytes, trainer.stored.optimizer_bytes[workload.optimizer]
+    gradient_bytes, optimizer_bytes = trainer.stored.gradient_bytes, trainer.states_of(workload.optimizer)
     if workload.precision == "fp16":
         gradient_bytes = trainer.stored.fp16_gradient_bytes[0]
         optimizer_bytes += trainer.stored.fp16_gradient_bytes[1]
@@ -125,11 +125,9 @@ def host_bytes(
 ) -> Floats:
     """Host memory per GPU: of offloaded optimizer states these and a pinned copy of gradient and weight; where weights live on
     the host all of ``state_bytes``."""
-    each = (
-        trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
-    )
-    if workload.optimizer in PAGED:  # the pages of the states alone, without copies
-        each = trainer.stored.optimizer_bytes[workload.optimizer]
+    each = trainer.states_of(workload.optimizer)
+    if workload.optimizer not in PAGED:  # whose pages are the states alone, without copies
+        each += trainer.stored.gradient_bytes + trainer.stored.weight_bytes
     states = parameters.updated(workload, layout) * host_share(workload, layout) * each
     return np.where(column(layout.offload_parameters) > 0, sum(held.values()), states)
 

@@ -78,8 +78,8 @@ def stage_times(
     """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients."""
     totals, ends, saved = stage_totals(layout, stages, blocks)
     totals[INDEX["wgrad"]] += stages_first(adding)
-    add_hooks(trainer, layout, stages, totals)
-    busy, host = pass_seconds(trainer, layout, totals)
+    hooks = hook_seconds(trainer, layout, stages)
+    busy, host = pass_seconds(trainer, layout, totals, hooks)
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, stages, saved, forward, backward)
     backward = backward + waiting
@@ -88,7 +88,8 @@ def stage_times(
     parts = {
         "compute": _sum_of(totals, "forward", "dgrad", "wgrad"), "recompute": _sum_of(totals, "recompute"),
         "host": host[0] + host[1], "waiting": waiting, "forward": forward, "backward": backward,
-        "weight": _sum_of(totals, "wgrad"), "host_share": launch_seconds(trainer, layout, totals) / (busy[0] + busy[1]),
+        "weight": _sum_of(totals, "wgrad"),
+        "host_share": launch_seconds(trainer, layout, totals, hooks) / (busy[0] + busy[1]),
     }  # fmt: skip
     for name, group in (("tensor", "tp"), ("context", "cp"), ("expert", "ep")):
         parts[f"{name}_communication"] = _sum_of(totals, f"{group}_forward", f"{group}_backward")
@@ -133,28 +134,29 @@ def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     return np.asarray(trainer.host.host_time * factor)
 
 
-def add_hooks(trainer: Trainer, layout: Layout, stages: Stages, totals: Floats) -> None:
-    """Add to the launches of each pass the host work around every layer whose weights are gathered: u / host_time each.
-
-    Weights are gathered from ``weight_sharding_level`` on, where more than one rank shares them.
-    """
+def layer_hooks(trainer: Trainer, layout: Layout) -> Floats:
+    """Seconds of host work around each layer in each pass, (N,) or a number: where its weights are gathered, from
+    ``weight_sharding_level`` on, and more than one rank shares them."""
     gathered = np.asarray(layout.zero) >= trainer.stored.weight_sharding_level
     shared = np.asarray(layout.shard) * np.asarray(layout.cp) > 1
-    each = np.where(gathered & shared, trainer.host.unit_host_time, 0.0) / _launch_time(trainer, layout)
-    hooks = stages_first((stages.dense + stages.moe) * np.broadcast_to(each, (len(layout),))[:, None])
-    for name in ("launches_forward", "launches_backward"):
-        totals[INDEX[name]] += hooks
+    return np.where(gathered & shared, trainer.host.unit_host_time, 0.0)
 
 
-def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> Floats:
+def hook_seconds(trainer: Trainer, layout: Layout, stages: Stages) -> Floats:
+    """The same of all layers of each stage, (3, N)."""
+    each = np.broadcast_to(layer_hooks(trainer, layout), (len(layout),))
+    return stages_first((stages.dense + stages.moe) * each[:, None])
+
+
+def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats, hooks: Floats) -> Floats:
     """Seconds that the host needs to launch both passes of each stage, (3, N), hidden behind the GPU or not."""
-    return _sum_of(totals, "launches_forward", "launches_backward") * _launch_time(trainer, layout)
+    return _sum_of(totals, "launches_forward", "launches_backward") * _launch_time(trainer, layout) + 2.0 * hooks
 
 
-def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list[Floats], list[Floats]]:
+def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats, hooks: Floats) -> tuple[list[Floats], list[Floats]]:
     """Seconds that the GPU is busy in the forward and the backward pass of each stage, and what the host adds, (3, N) each.
 
-    The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
+    The host launches kernels one after the other: a pass takes at least launches * host_time + hooks; what that exceeds the
     GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
     Forward at least what it falls behind in experts, see ``blocks``.
     """
@@ -162,7 +164,7 @@ def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list
     busy = [alone + _sum_of(totals, *names) for alone, names in zip(computed, EXPOSED, strict=True)]
     each = _launch_time(trainer, layout)
     host = [
-        np.maximum(_sum_of(totals, name) * each - on_gpu, 0.0)
+        np.maximum(_sum_of(totals, name) * each + hooks - on_gpu, 0.0)
         for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
     ]
     host[0] = np.maximum(host[0], totals[INDEX["behind"]])

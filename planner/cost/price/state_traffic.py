@@ -242,7 +242,7 @@ def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
 
     Megatron bf16 Adam: 4 + 2 * 12 + 2 = 30, and 4 more for the gradient norm. Other kernels: terms of the trainer.
     """
-    states = trainer.stored.optimizer_bytes[workload.optimizer]
+    states = trainer.states_of(workload.optimizer)
     around = sum(term.update_bytes(workload) for term in trainer.terms)
     return 2.0 * trainer.stored.gradient_bytes + 2.0 * states + trainer.stored.weight_bytes + around
 
@@ -270,7 +270,7 @@ def optimizer_seconds(
     moved = updated * host
     if workload.optimizer in PAGED:
         update = hardware.memory_time(moved * bytes_each, "optimizer")
-        return update, moved * trainer.stored.optimizer_bytes[workload.optimizer] / hardware.pcie_bandwidth
+        return update, moved * trainer.states_of(workload.optimizer) / hardware.pcie_bandwidth
     each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - column(layout.offload_parameters))
     transfer = moved * each / hardware.pcie_bandwidth
     in_memory = moved * (bytes_each + trainer.traffic.copied("offload")) / host_bandwidth(cluster)

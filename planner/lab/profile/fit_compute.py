@@ -182,7 +182,7 @@ def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> Findin
     if not entries:
         raise PlannerError(f"no attention kernel was measured: {LARGER}")
     launches = {row.point["kind"]: row.median for row in of(measured, "launch")}
-    launch = min((launches[kind] for kind in ("stream", "graph") if kind in launches), default=0.0)
+    launch = launches.get("stream", launches.get("graph", 0.0))  # what the price of an operator adds for each kernel
     keys["gemm"] = {recipe: curve.to_dict() for recipe, curve in curves.items()}
     keys["attention"] = entries + _bf16_attention(entries, base)
     keys["kernels"] = slower or (base.guess.kernels if base.guess else {"same_as_best": ["fa2", "fa3", "cudnn"]})

@@ -51,6 +51,8 @@ class Split:
     """Data parallel ranks that share states."""
     zero: int = 2
     """0 replicated, 1 sharded and reduced once per step, 2 for every microbatch, 3 weights gathered layer by layer."""
+    one_root: bool = False
+    """Embedding, norm and head in one unit of FSDP, the root's, which is gathered until its backward pass; else in two."""
     schedule: str = "1F1B"
     """Name of torch.distributed.pipelining."""
     stages: tuple[Stage, ...] = ()
@@ -105,7 +107,8 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         model=workload.model, sequence_length=workload.sequence_length,
         micro_batch_size=int(layout.micro_batch_size), num_microbatches=int(layout.num_microbatches),
         tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
-        dp_shard=int(layout.shard), zero=int(layout.zero), schedule=SCHEDULES[Schedule(int(layout.schedule))],
+        dp_shard=int(layout.shard), zero=int(layout.zero), one_root=trainer.traffic.root_units > 1,
+        schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4,

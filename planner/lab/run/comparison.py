@@ -186,10 +186,13 @@ def _states(asked: Question, layout: Layout, where: int, microbatches: int) -> I
     zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1
     passes = 1 if zero <= 1 or pipelined else microbatches
     gathers = passes * (1 if zero < 3 else microbatches + 1 if pipelined else 2)
+    model, kept = asked.workload.model, asked.split.one_root and zero == 3 and not pipelined
+    ends = (2.0 - model.tied_embeddings) * model.vocab_size * model.hidden_size / int(asked.layout.tp) + model.hidden_size
+    roots = (kept * microbatches * ends, 0.0)  # not gathered again for the backward pass
     reduced = passes * asked.trainer.traffic.gradient_reduce_bytes
-    for size, group, dimension in zip(sizes, shards, ("data", "expert data"), strict=True):
+    for size, root, group, dimension in zip(sizes, roots, shards, ("data", "expert data"), strict=True):
         if group > 1:
-            yield ("all_gather", dimension), gathers * size * gathered_bytes(asked.workload)
+            yield ("all_gather", dimension), (gathers * size - root) * gathered_bytes(asked.workload)
             yield ("reduce_scatter", dimension), size * reduced
         if replicas > 1:
             yield ("all_reduce", "replicas"), size / group * reduced

@@ -141,7 +141,7 @@ def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
     first, ends = ([one for one in many if one is not None] for many in ((part.embedding,), (part.norm, part.head)))
     tied = part.embedding is not None and part.head is not None and part.head.weight is part.embedding.weight
     for modules in ([*first, *ends],) if tied else (first, ends):
-        if modules:
+        if modules and not split.one_root:
             unit(modules, mesh=meshes.dense)
     for layer in part.layers.values():
         if isinstance(layer.mlp, transformer.Mixture):
@@ -149,7 +149,7 @@ def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
             placed = {"shard_placement_fn": lambda _: Shard(1)} if more else {}  # more ranks than experts: their rows are sharded
             unit(layer.mlp.experts, mesh=meshes.expert, **placed)
         unit(layer, mesh=meshes.dense)
-    unit(part, mesh=meshes.dense)
+    unit(part, mesh=meshes.dense, **({"reshard_after_forward": False} if split.one_root and split.zero else {}))
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
