@@ -62,8 +62,9 @@ class Legal:
     """States may be sharded over a part of the data parallel ranks."""
     cp_methods: tuple[Annotated[str, one_of(*NAMES["cp_method"].values())], ...]
     """Context parallel methods; empty = no context parallelism."""
-    expert_parallel: Annotated[str, one_of("folded", "dp", "alone", "none")]
-    """'folded' over tp * cp * dp, 'dp' inside the data parallel ranks, 'alone' the same without tp and cp, or 'none'."""
+    expert_parallel: Annotated[str, one_of("folded", "dp", "alone", "outside", "none")]
+    """'folded' over tp * cp * dp, 'dp' inside the data parallel ranks, 'alone' the same without tp and cp, 'outside' like 'dp' but
+    whole on every rank that has them, whatever zero shards, or 'none'."""
     etp: bool
     """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
     sequence_parallel: Annotated[str, one_of("optional", "always", "never")]

@@ -13,7 +13,8 @@ from samples import MODELS, TRAINERS, job
 
 from planner.cost.layer.operators import Shard
 from planner.cost.memory import peak_points
-from planner.cost.pipeline.partition import StageParameters, split_stages
+from planner.cost.memory.states import state_bytes
+from planner.cost.pipeline.partition import StageParameters, shard_groups, split_stages, stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import stage_times
 from planner.layout import CpMethod, Layout
@@ -195,3 +196,21 @@ def test_attention_of_torch_context_parallelism_by_hand() -> None:
     assert found["transient"].tolist() == [[(24 - 3) * M]] * 3
     wide = peak_points.shape_parts(job("gqa", TITAN).workload, TITAN, layout, stages, times)  # type: ignore[arg-type]
     assert wide["transient"].tolist() == [[(8 + 2 + 16) * M]] * 3, "inner tensors of 8 MiB: the MLP's backward pass has more"
+
+
+def test_experts_outside_of_state_sharding_by_hand() -> None:
+    """8 ranks, ep 2: experts are whole on each of 4 ranks, never gathered, and their gradients are all-reduced over those 4."""
+    trainer = TITAN.with_facts({"expert_parallel": "outside"})
+    layout = Layout(dp=8, ep=2, zero=3)
+    dense, expert = shard_groups(layout, trainer)
+    assert (dense.item(), expert.item()) == (8, 1)
+    assert shard_groups(layout.replace(ep=1), trainer)[1].item() == 8, "experts that are not spread are sharded like all else"
+    assert [one.item() for one in shard_groups(layout, TITAN)] == [8, 4]
+    one = job("moe", trainer, batch=8)
+    sizes = stage_parameters(one.workload, layout, split_stages(one.model, layout))
+    held = state_bytes(one.workload, trainer, layout, sizes)
+    assert held["weights"][0, 0] == pytest.approx(4 * (sizes.dense[0, 0] / 8 + sizes.expert[0, 0]))
+    assert held["optimizer_states"][0, 0] == pytest.approx(8 * (sizes.dense[0, 0] / 8 + sizes.expert[0, 0]))
+    found = peak_points.state_parts(one.workload, trainer, layout, split_stages(one.model, layout), sizes)
+    assert found["layer_weights"][0, 0] == found["dense_weights"][0, 0], "no expert is gathered"
+    assert found["gathered"][0, 0] == pytest.approx(2 * sizes.dense[0, 0])

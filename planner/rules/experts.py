@@ -29,6 +29,7 @@ def _expert_parallel(job: Job, x: Any) -> Iterator[Any]:
             + (", as its experts have biases" if biased else ""),
         ),
         "dp": (in_dp & same, "ep must divide dp and etp must equal tp"),
+        "outside": (in_dp & same, "ep must divide dp and etp must equal tp"),
         "alone": (
             in_dp & same & ((x.ep == 1) | (x.tp * x.cp == 1)),
             "ep must divide dp, with tp 1 and cp 1 when it is above 1, and etp must equal tp",

@@ -50,6 +50,7 @@ from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
     column,
+    experts_outside,
     gathered_bytes,
     gathered_parameters,
     layer_bytes,
@@ -171,19 +172,19 @@ def state_parts(
     are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies; and of ``_further_parts``.
     """
     model = workload.model
-    gathered, layer = gathered_bytes(workload), layer_bytes(workload)
-    ranks = column(layout.dp) * column(layout.cp)
+    gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload), column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
     alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
     new = trainer.traffic.gradient_reduce_bytes
     reduced = new * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
-    shard, expert_shard = shard_groups(layout)
+    shard, expert_shard = shard_groups(layout, trainer)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
     tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
-    several, unit = stages.moe > 0, parameters.largest_dense_unit
+    outside = experts_outside(layout, trainer)
+    several, unit = (stages.moe > 0) & (outside == 0), parameters.largest_dense_unit
     experts = parameters.largest_expert_unit * several
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
@@ -202,7 +203,7 @@ def state_parts(
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
-        "gathered": gathered_parameters(workload, parameters) * on,
+        "gathered": (gathered_parameters(workload, parameters) - outside * parameters.expert * layer) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
         "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
         "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),

@@ -13,6 +13,7 @@ from planner.cost.pipeline.partition import (
     Stages,
     base_bytes,
     column,
+    experts_outside,
     gathered_bytes,
     gathered_parameters,
     host_share,
@@ -88,7 +89,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     keeps gathered, or never shards, what is not trained).  [TRL, models/utils.py: prepare_fsdp, prepare_deepspeed]
     """
     zero = column(layout.zero)
-    dense_shard, expert_shard = shard_groups(layout)
+    dense_shard, expert_shard = shard_groups(layout, trainer)
 
     def per_rank(dense: Floats, expert: Floats, level: int) -> Floats:
         sharded = zero >= level
@@ -108,7 +109,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     return {
         "weights": resident + extra,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
-        "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes,
+        "optimizer_states": parameters.updated(workload, layout, trainer) * optimizer_bytes,
     }  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def host_bytes(
     each = trainer.states_of(workload.optimizer)
     if workload.optimizer not in PAGED:  # whose pages are the states alone, without copies
         each += trainer.stored.gradient_bytes + trainer.stored.weight_bytes
-    states = parameters.updated(workload, layout) * host_share(workload, layout) * each
+    states = parameters.updated(workload, layout, trainer) * host_share(workload, layout) * each
     return np.where(column(layout.offload_parameters) > 0, sum(held.values()), states)
 
 
@@ -155,7 +156,7 @@ def workspace_bytes(
     widest = np.maximum(np.maximum(inner * element, scanned), _score_gradients(workload, trainer, layout))
     transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
-    dense_shard, expert_shard = shard_groups(layout)
+    dense_shard, expert_shard = shard_groups(layout, trainer)
     offloaded = column(layout.offload_parameters) > 0
     is_sharded = (zero >= trainer.stored.weight_sharding_level) & ((dense_shard > 1) | offloaded)
     unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
@@ -169,7 +170,8 @@ def workspace_bytes(
     one_by_one = np.maximum(one_by_one, ends * at_ends)
     dense, expert = parameters.trained(workload)
     learned = dense + expert
-    everything = gathered_parameters(workload, parameters) + whole * unit * trainer.traffic.gradient_reduce_bytes
+    outside = experts_outside(layout, trainer) * parameters.expert * layer_bytes(workload)
+    everything = gathered_parameters(workload, parameters) - outside + whole * unit * trainer.traffic.gradient_reduce_bytes
     reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go
     everything = everything + (learned - reduced) * trainer.stored.gradient_bytes * pipelined
     if trainer.stored.whole_table_gradient:  # ``learned`` holds 1 / t of it

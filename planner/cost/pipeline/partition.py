@@ -150,10 +150,10 @@ class StageParameters:
             return self.adapters, np.zeros_like(self.expert)
         return self.dense - self.image_encoder * (not workload.trains_images), self.expert
 
-    def updated(self, workload: Workload, layout: Layout) -> Floats:
+    def updated(self, workload: Workload, layout: Layout, trainer: Trainer | None = None) -> Floats:
         """Parameters whose optimizer states live on one rank."""
         dense, expert = self.trained(workload)
-        dense_shard, expert_shard = shard_groups(layout)
+        dense_shard, expert_shard = shard_groups(layout, trainer)
         sharded = column(layout.zero) >= 1
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
@@ -242,10 +242,17 @@ def _adapter_widths(workload: Workload, layout: Layout, kernels: Kernels | None)
     return mixer, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
 
 
-def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
-    """Ranks over which states are sharded: dense weights over dp_shard * cp, experts over their part of edp."""
+def experts_outside(layout: Layout, trainer: Trainer | None) -> Floats:
+    """1 where routed experts are spread over ranks and left out of state sharding, (N, 1)."""
+    outside = trainer is not None and trainer.legal.expert_parallel == "outside"
+    return np.where(outside & (column(layout.ep) > 1), 1.0, 0.0)
+
+
+def shard_groups(layout: Layout, trainer: Trainer | None = None) -> tuple[Floats, Floats]:
+    """Ranks over which states are sharded: dense weights over dp_shard * cp, experts over their part of edp, or not at all."""
     replicas = column(layout.dp) / column(layout.shard)
-    return column(layout.shard) * column(layout.cp), np.maximum(column(layout.edp) / replicas, 1.0)
+    experts = np.maximum(column(layout.edp) / replicas, 1.0)
+    return column(layout.shard) * column(layout.cp), np.where(experts_outside(layout, trainer) > 0, 1.0, experts)
 
 
 def host_share(workload: Workload, layout: Layout) -> Floats:

@@ -11,6 +11,7 @@ from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
     column,
+    experts_outside,
     gathered_parameters,
     host_share,
     layer_bytes,
@@ -175,7 +176,7 @@ def _parts(
 
     [torchtitan, distributed/fsdp.py: a mesh of their own with expert parallelism only] Of adapters no end is trained.
     """
-    stride, shards = strides(layout), shard_groups(layout)
+    stride, shards = strides(layout), shard_groups(layout, trainer)
     near = np.where(column(layout.cp) > 1, column(stride["cp"]), column(stride["dp"])), column(stride["edp"])
     ones = np.ones_like(parameters.dense)
     learned, resident = list(parameters.trained(workload)), [parameters.dense, parameters.expert]
@@ -193,11 +194,13 @@ def _parts(
     tiny = np.finfo(float).tiny
     mean = gathered_parameters(workload, parameters) - parameters.expert * layer_bytes(workload)
     each = mean / np.maximum(parameters.dense, tiny), np.full_like(ones, layer_bytes(workload))
+    whole = column(layout.dp) / column(layout.shard)
+    replicas = whole, np.where(experts_outside(layout, trainer) > 0, column(layout.edp), whole)
     dense, expert = (
         Part(cluster=cluster, trainer=trainer, zero=column(layout.zero), layers=workload.model.num_layers / column(layout.pp),
              weight_bytes=each[i], learned=learned[i], resident=resident[i], reduced_last=ends[i],
              gathered_first=last[i], reductions=reductions[i], gathers=pieces[i], group=shards[i],
-             replicas=column(layout.dp) / column(layout.shard), distance=near[i],
+             replicas=replicas[i], distance=near[i],
              largest_dense_unit=parameters.largest_dense_unit)
         for i in range(2)
     )  # fmt: skip
@@ -259,7 +262,7 @@ def optimizer_seconds(
     [bitsandbytes, optim/optimizer.py: prefetch_state; CUDA unified memory]
     """
     hardware = cluster.hardware
-    updated = parameters.updated(workload, layout)
+    updated = parameters.updated(workload, layout, trainer)
     bytes_each = optimizer_traffic(workload, trainer)
     host = host_share(workload, layout)
     on_gpu = hardware.memory_time(updated * (1.0 - host) * bytes_each, "optimizer")
@@ -305,9 +308,9 @@ def host_bandwidth(cluster: Cluster) -> float:
     return whole / min(hardware.gpus_per_node, cluster.num_gpus)
 
 
-def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
+def copy_seconds(cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
     """Seconds to move one byte for each parameter of a stage, where states are sharded.  [Trainer.gather_copy_bytes]"""
-    dense_shard, expert_shard = shard_groups(layout)
+    dense_shard, expert_shard = shard_groups(layout, trainer)
     moved = parameters.dense * (dense_shard > 1) + parameters.expert * (expert_shard > 1)
     return cluster.hardware.memory_time(moved, "copy")
 
