@@ -180,7 +180,7 @@ def advice_table(advice: list[Advice]) -> Table:
 
 def samples(work: Workload) -> str:
     """A batch in words."""
-    return f"{work.global_batch_size}{' pairs' if work.objective == 'dpo' else ''}"
+    return f"{work.global_batch_size:,}{' pairs' if work.objective == 'dpo' else ''}"
 
 
 MIDDLE = 0.02

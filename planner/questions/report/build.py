@@ -21,6 +21,7 @@ from planner.questions.report.step_charts import memory_chart, memory_timeline_c
 from planner.questions.report.subject import MOVED, Subject, subject_of
 from planner.questions.sensitivity.numbers import shipped_ties
 from planner.search import SAFE
+from planner.terminal.tables import samples, trained
 from planner.timeline.step_slices import timeline_of
 from planner.units import format_count
 
@@ -50,9 +51,9 @@ def build(
     return Document(
         title=f"{work.model.name} on {plan.num_gpus:,} x {job.cluster.hardware.name}",
         job=(
-            f"Sequences of {work.sequence_length:,} tokens, {work.global_batch_size:,} per step "
+            f"Sequences of {work.sequence_length:,} tokens, {samples(work)} per step "
             f"({format_count(work.tokens)} tokens), "
-            f"{work.precision}, {work.optimizer}, trainer {job.trainer.name}"
+            f"{work.precision}, {work.optimizer}, {trained(work)}trainer {job.trainer.label}"
         ),
         layout=layout_text(plan.layout), fits=about.fits, verdict=_verdict(about), notices=tuple(_notices(about)),
         figures=tuple(_figures(about)), why=tuple(_why(about)), alternatives=alternatives_chart(about),
