@@ -56,7 +56,7 @@ def test_a_row_with_a_note_is_not_compared() -> None:
 def test_rows_of_a_gpu_by_hand(tmp_path: Path) -> None:
     """By the stream: passes with what they wait, the bubble between them; memory of the allocator and of the device."""
     memory = {"states": {"weights": 2**28, "gradients": 2**28, "optimizer_states": 2**29}, "allocated": 3 * 2**29,
-              "reserved": 2**31, "device": 3 * 2**30}  # fmt: skip
+              "reserved": 2**31, "device": 6 * 2**30}  # fmt: skip
     left = [entry(rank, 0.30, name="NVIDIA H100 80GB HBM3", pressure=[None], memory=memory,
                   exposed={"pipeline": 0.004, "other": 0.1, "all": 0.1}) for rank in (0, 1)]  # fmt: skip
     plan = plan_file(tmp_path, cpu=False)
