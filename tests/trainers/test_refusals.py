@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Case, ...]] = {
              ours="with ZeRO 3 only", theirs="Partial offloading only supported for ZeRO Stage 3"),
         Case(model="mixtral-8x7b", gpus=16, fields={"ep": 3}, ours="ep 3 does not divide", theirs="must divide the stage size"),
         Case(model="mixtral-8x7b", gpus=16, fields={"tp": 2, "ep": 2, "offload_optimizer": 100},
-             ours="offload_optimizer with AutoEP and AutoTP", theirs="offload with AutoEP+AutoTP folding"),
+             ours="offload when experts take ranks from tensor parallelism", theirs="offload with AutoEP+AutoTP folding"),
         Case(model="mixtral-8x7b", gpus=16, fields={"tp": 2, "ep": 2, "cp": 2, "cp_method": int(CpMethod.A2A)},
              ours="there is none of all three", theirs="mutually exclusive"),
     ),

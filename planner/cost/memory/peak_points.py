@@ -174,7 +174,7 @@ def state_parts(
     model = workload.model
     gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload), column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
-    alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
+    alone = (column(layout.num_gpus) == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
     new = trainer.traffic.gradient_reduce_bytes
     reduced = new * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)

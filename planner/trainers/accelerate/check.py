@@ -52,7 +52,7 @@ def one(asked: Request, answer: Checked) -> None:
     if zero and asked["world"] > 1:
         pretend_ranks(asked["world"] - 1, asked["world"])
         mesh: Any = sizes.build_device_mesh("cpu")
-        shard, last = asked["shard"], asked["world"] - 1
+        shard, last = asked["shard"] * layout["cp"], asked["world"] - 1  # states are sharded over context-parallel ranks too
         group = sorted(mesh["dp_shard_cp"].mesh.flatten().tolist())
         answer.same("shard group of the last rank", group, list(range(last - shard + 1, last + 1)))
         answer.reached("groups built")

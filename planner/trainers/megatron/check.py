@@ -209,8 +209,14 @@ def _parameters(words: list[str], rank: int, world: int) -> int:
     args = _parsed([*words, "--micro-batch-size", "1", "--global-batch-size", str(world), *MODEL_ONLY])
     config = _validated(args)
     _build_groups(args, rank, world)
-    # The plain core attention has no weights, and its constructor does not know MLA's head sizes.
-    DotProductAttention.__init__ = lambda self, *_, **__: torch.nn.Module.__init__(self)
+
+    def attention(self: Any, config: Any, *_: Any, **__: Any) -> None:
+        """The plain core attention, whose constructor does not know MLA's head sizes: no weights but the sinks of its heads."""
+        torch.nn.Module.__init__(self)
+        if getattr(config, "softmax_type", "vanilla") == "learnable":
+            self.softmax_offset = torch.nn.Parameter(torch.empty(config.num_attention_heads // config.tensor_model_parallel_size))
+
+    DotProductAttention.__init__ = attention
     _duplicate_down_projections()
     torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment, return-value, unused-ignore]
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment, method-assign, unused-ignore]

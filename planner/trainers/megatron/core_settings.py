@@ -115,9 +115,7 @@ def kernels(job: ExportJob) -> Fields:
     """CUDA graphs of the plan: attention, dense MLP and routers.  [transformer_config.py: cuda_graph_modules]"""
     captured = job.trainer.host.cuda_graphs == "layers"
     modules = ["attn", *(["mlp"] if job.model.num_plain_layers else []), *(["moe_router"] if job.model.is_moe else [])]
-    return {
-        "cuda_graph_impl": "transformer_engine" if captured else None, "cuda_graph_modules": modules if captured else None,
-    }  # fmt: skip
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": modules} if captured else {}
 
 
 def degrees(job: ExportJob) -> Fields:
