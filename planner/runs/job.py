@@ -55,12 +55,12 @@ def adapters_of(row: Row) -> dict[str, Any]:
 
 def objective_of(row: Row) -> str:
     """'dpo' where the row says so; its batch counts pairs then."""
-    return "dpo" if row.note(r"(?i)\bdpo\b|direct preference") else "lm"
+    return "dpo" if row.note(r"\bdpo\b|direct preference") else "lm"
 
 
 def expert_imbalance_of(row: Row, model: ModelSpec) -> float:
     """1 where the framework's benchmarks or the row route by force, else 0: as a trained router does."""
-    forced = row.note(r"(?i)forced? ?-?(load )?balanc") and not row.note(r"(?i)not balanced by force")
+    forced = row.note(r"forced? ?-?(load )?balanc") and not row.note(r"not balanced by force")
     return float(not model.is_moe or bool(row.entry.get("balanced") or forced))
 
 
