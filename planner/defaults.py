@@ -1,6 +1,7 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from planner.detect import local_device, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
+from planner.hardware.names import profile_named
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
@@ -108,7 +110,7 @@ def resolve(request: Request) -> ResolvedJob:
     """Load what is named, choose what is not, and say so. Raises PlannerError."""
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
-    hardware_name = request.hardware or _hardware(assumed)
+    hardware_name = _hardware(request, assumed)
     if request.intra_node:
         hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
@@ -251,8 +253,14 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
     return found
 
 
-def _hardware(assumed: list[Assumption]) -> str:
-    """The local GPU when there is one that the library knows, else the common training card."""
+def _hardware(request: Request, assumed: list[Assumption]) -> str:
+    """What is asked for by its name in the library; else the local GPU where the library knows it, else the common card."""
+    if request.hardware is not None:
+        name, over, link = request.hardware.partition(OVER)
+        found = profile_named(name)
+        if found.replace("-", "") != re.sub("[-_ ]", "", name.lower()) and found != name:
+            assumed.append(Assumption("hardware", found, f"what '{name}' usually is", "--hardware"))
+        return f"{found}{over}{link}"
     device = local_device()
     profile = profile_of(device) if device else None
     why = f"the local {device} is not in the library" if device else "no GPU found on this machine"

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "planner"
 FLOORS: tuple[tuple[int, str], ...] = (
     (0, "errors arrays"),
     (0, "units library"),
-    (0, "schema detect"),
+    (0, "schema detect model_names"),
     (1, "layout curves. vision linear_attention"),
     (1, "hybrid_configs"),
     (1, "hugging_face"),

@@ -17,10 +17,10 @@ import numpy as np
 
 from planner import library, schema, units
 from planner.curves import RINGS, bus_factor, least_factor
-from planner.detect import not_modelled
 from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.compute import Compute
 from planner.hardware.links import Links
+from planner.hardware.names import profile_named
 from planner.hardware.relatives import FASTEST_PCIE, filled, with_relatives
 from planner.schema import HourlyPrice, Positive, Text, keys
 
@@ -195,13 +195,10 @@ class HardwareProfile(Compute, Links):
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """The profile of a library name ("h100-sxm") or of a user's YAML file, with another link inside a node where the name says so
-    ("rtx-3090 over PCIe 3.0 x8"). Raises PlannerError when it is broken."""
+    """The profile of a library name ("h100-sxm", or ``profile_named``) or of a user's YAML file, with another link inside a node
+    where the name says so ("rtx-3090 over PCIe 3.0 x8"). Raises PlannerError when it is broken."""
     name, _, link = name.partition(OVER)
-    known = name in library.names("hardware") or name.endswith((".yaml", ".yml"))
-    if not known and (why := not_modelled(name)):
-        raise PlannerError(why)
-    path = library.find("hardware", name)
+    path = library.find("hardware", profile_named(name))
     profile = HardwareProfile.from_dict(library.read_yaml(path), path.name)
     return joined_by(profile, link) if link else profile
 
