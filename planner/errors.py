@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from os.path import commonprefix
+from itertools import takewhile
 
 
 class PlannerError(Exception):
@@ -46,7 +46,7 @@ def nearest_first(name: str, known: Iterable[str]) -> list[str]:
 
     def distance(candidate: str) -> tuple[float, str]:
         ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
-        begun = len(commonprefix([name.lower(), candidate.lower()])) / max(len(name), 1)
-        return -ratio - begun, candidate
+        begun = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name.lower(), candidate.lower(), strict=False)))
+        return -ratio - begun / max(len(name), 1), candidate
 
     return sorted(known, key=distance)

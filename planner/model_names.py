@@ -26,8 +26,7 @@ def preset_named(name: str) -> str | None:
     known = aliases()
     if "/" in asked:
         return known.get(asked) or _repositories().get(_base(asked))
-    found = asked if _file(asked).is_file() else known.get(asked)
-    return found
+    return asked if _file(asked).is_file() else known.get(asked)
 
 
 def _file(preset: str) -> Path:

@@ -21,7 +21,7 @@ from planner.cost.parameters import active_parameters, count_parameters, total_p
 from planner.errors import PlannerError, UnknownNameError
 from planner.hugging_face import table
 from planner.model import ModelSpec, from_dict, from_hugging_face, load_model, to_dict
-from planner.model_names import aliases, preset_named
+from planner.model_names import aliases
 
 PRESETS = library.names("models")
 SMALL: dict[str, Any] = {
