@@ -54,7 +54,10 @@ class Request:
 
     model: str | ModelSpec
     """Name or path, or the model itself."""
-    num_gpus: int
+    num_gpus: int = 0
+    """0 = ``nodes`` says it."""
+    nodes: int | None = None
+    """Nodes of the hardware, all their GPUs."""
     hardware: str | None = None
     trainer: str | None = None
     """NAME[@VERSION][+OPTION=VALUE...]."""
@@ -62,6 +65,8 @@ class Request:
     """Further options of the trainer, by name."""
     sequence_length: int | None = None
     global_batch_size: int | None = None
+    global_batch_tokens: int | None = None
+    """Tokens per optimizer step, where the batch was said so."""
     precision: str | None = None
     optimizer: str | None = None
     lora_rank: int | None = None
@@ -116,6 +121,7 @@ def resolve(request: Request) -> ResolvedJob:
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
+    request = dataclasses.replace(request, num_gpus=_gpus(request, hardware))
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
     trainer_name = spell(known_as(trainer_name), request.options)
@@ -159,6 +165,19 @@ def resolve(request: Request) -> ResolvedJob:
     )  # fmt: skip
 
 
+def _gpus(request: Request, hardware: HardwareProfile) -> int:
+    """GPUs of the job: as said, or all those of its nodes. Raises PlannerError where both are said and disagree."""
+    if request.nodes is None:
+        return request.num_gpus
+    gpus = request.nodes * int(hardware.gpus_per_node)
+    if request.num_gpus not in (0, gpus):
+        raise PlannerError(
+            f"{request.nodes} nodes of {hardware.name} have {gpus} GPUs, not {request.num_gpus}; --gpus counts all GPUs of the "
+            "job: leave --nodes or --gpus out"
+        )
+    return gpus
+
+
 def tuned_batch_size(few: int, num_gpus: int) -> int:
     """A batch for fine-tuning: at least as many sequences as ``few`` and as TUNED_PER_GPU on every GPU.
 
@@ -195,6 +214,17 @@ def _batch(
     """Sequences per optimizer step."""
     if request.global_batch_size is not None:
         return request.global_batch_size
+    if request.global_batch_tokens is not None:
+        batch = round(request.global_batch_tokens / length)
+        if batch < 1:
+            raise PlannerError(
+                f"--global-batch-size: {request.global_batch_tokens:,} tokens are less than one sequence of {length}; with a suffix "
+                "it counts tokens, without one sequences"
+            )
+        value = f"{batch} sequences ({batch * length:,} tokens)"
+        why = f"{request.global_batch_tokens:,} tokens in sequences of {length}"
+        assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
+        return batch
     if habit:
         batch = tuned_batch_size(habit.global_batch_size, request.num_gpus)
         why = f"a usual batch of fine-tuning: {habit.global_batch_size}, or {TUNED_PER_GPU} per GPU"

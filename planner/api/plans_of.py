@@ -28,7 +28,7 @@ def plans_of(
     _require_legal(resolved, finding, pins.values)
     resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, top)
     from planner.advice import advise, off_the_host
-    from planner.gains import gains
+    from planner.gains import gains, held_back
 
     def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
         said = changed_keywords(keywords, changes)
@@ -43,7 +43,7 @@ def plans_of(
             resolved.job, ask, command, lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}")
         )
     else:
-        faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
+        faster = held_back(finding) + gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
         if int(finding.layouts[0].offloads):
             rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
             faster += off_the_host(resolved.job, rate, ask, command)

@@ -138,6 +138,8 @@ def _number(text: str) -> float | None:
 
 
 def _whole(what: str, text: str, shown: str) -> int:
+    if text[-1:].lower() in ("k", "m") and what != "--global-batch-size":  # of a batch tokens would be meant
+        text = str(units.parse_count(text, what=what)[0])
     if not _WHOLE.match(text) or (number := int(text)) > 2**27:
         raise PlannerError(
             f"{what}: '{shown}' is not a whole number up to {2**27}, a factor like x2 or a range like 64..4096"
