@@ -286,11 +286,10 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
 def _hardware(request: Request, assumed: list[Assumption]) -> str:
     """What is asked for by its name in the library; else the local GPU where the library knows it, else the common card."""
     if request.hardware is not None:
-        name, over, link = request.hardware.partition(OVER)
-        found = profile_named(name)
-        if found.replace("-", "") != re.sub("[-_ ]", "", name.lower()) and found != name:
+        found, name = profile_named(request.hardware), request.hardware
+        if re.sub("[-_ ]", "", found.lower()) != re.sub("[-_ ]", "", name.lower()) and found != name:
             assumed.append(Assumption("hardware", found, f"what '{name}' usually is", "--hardware"))
-        return f"{found}{over}{link}"
+        return found
     device = local_device()
     profile = profile_of(device) if device else None
     why = f"the local {device} is not in the library" if device else "no GPU found on this machine"

@@ -7,6 +7,8 @@ from planner import library
 from planner.detect import not_modelled, profile_of
 from planner.errors import PlannerError, UnknownNameError, listed
 
+OVER = " over "
+"""Between the name of a profile and another link inside a node."""
 _SIZE = re.compile(r"(\d+) ?GB", re.IGNORECASE)
 SAME_SIZE = 0.1
 """Part by which a memory size in a name may differ from the profile's: 141 GB are sold as 144."""
@@ -15,8 +17,14 @@ SAME_SIZE = 0.1
 def profile_named(name: str) -> str:
     """The library name of a profile: its own name in any case and spelling, the name of a device, or a part of one name alone.
 
-    Files are returned as they are. Raises PlannerError for a device that is not modelled, UnknownNameError for any other name.
+    Files are returned as they are, another link inside a node (OVER) stays. Raises PlannerError for a device that is not modelled,
+    UnknownNameError for any other name.
     """
+    name, over, link = name.partition(OVER)
+    return f"{_profile_named(name)}{over}{link}"
+
+
+def _profile_named(name: str) -> str:
     if name in (known := library.names("hardware")) or library.is_file_name(name):
         return name
     plain = _plain(name)
