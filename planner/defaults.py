@@ -218,8 +218,8 @@ def _batch(
         batch = round(request.global_batch_tokens / length)
         if batch < 1:
             raise PlannerError(
-                f"--global-batch-size: {request.global_batch_tokens:,} tokens are less than one sequence of {length}; with a suffix "
-                "it counts tokens, without one sequences"
+                f"--global-batch-size: {request.global_batch_tokens:,} tokens are less than one sequence of {length}; with a "
+                "suffix it counts tokens, without one sequences"
             )
         value = f"{batch} sequences ({batch * length:,} tokens)"
         why = f"{request.global_batch_tokens:,} tokens in sequences of {length}"

@@ -368,7 +368,7 @@ WRONG = {
     "--tokens 1T --days -3 --fewest-gpus": "--days is -3; it must be above 0",
     "--tokens 15Q --network x2": "'15Q' has the unit 'Q'",
     "--price free --network x2": "is not dollars per GPU-hour",
-    "--price h201=2 --network x2": "unknown hardware 'h201'; known, nearest first: h200-sxm",
+    "--price h201=2 --network x2": "unknown hardware 'h201'; known, nearest first: h20-sxm",
     "--pue 0.5 --network x2": "--pue is 0.5",
     "--network x2 --plot x.png": "--plot draws a sweep",
     "--network x2 --together": "--together needs changes of two flags",

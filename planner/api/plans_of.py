@@ -114,8 +114,8 @@ def _require_legal(resolved: ResolvedJob, finding: Finding, pins: Pins) -> None:
     if not finding.searched:
         raise PlannerError(
             f"no layout of {job.cluster.num_gpus} GPUs shares out a global batch of {job.workload.global_batch_size} sequences "
-            f"with the pinned degrees; {_nearest(job, pins)}choose a --global-batch-size that divides by a data parallel degree, or "
-            "unpin a degree"
+            f"with the pinned degrees; {_nearest(job, pins)}choose a --global-batch-size that divides by a data parallel degree, "
+            "or unpin a degree"
         )
     refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:4])
     raise PlannerError(
@@ -130,7 +130,7 @@ TRIED = 24
 
 
 def _nearest(job: Job, pins: Pins) -> str:
-    """The nearest numbers of GPUs with a legal layout, and the nearest batch, as the beginning of a remedy; '' where none is near."""
+    """The nearest numbers of GPUs with a legal layout, and the nearest batch, as a part of a remedy; '' where none is near."""
 
     def legal(gpus: int, batch: int) -> bool:
         workload = job.workload.replace(global_batch_size=batch)

@@ -77,8 +77,10 @@ class PlanGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Commands, and where none was typed the flags of the search."""
         search = self.get_command(ctx, "search")
-        flags = search.shell_complete(click.Context(search, parent=ctx), incomplete) if search else []
-        return [*super().shell_complete(ctx, incomplete), *flags] if incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
+        found = super().shell_complete(ctx, incomplete)
+        if search is not None and incomplete.startswith("-"):
+            found += search.shell_complete(click.Context(search, parent=ctx), incomplete)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

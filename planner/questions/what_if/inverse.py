@@ -211,7 +211,8 @@ def largest_batch(ask: Question) -> Row:
 
 
 def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
-    """One row per kind of hardware, also of those that the job cannot run on, with the reason: with a deadline on the fewest GPUs that meet it, else on the job's number of GPUs."""
+    """One row per kind of hardware, also of those that the job cannot run on, with the reason: with a deadline on the fewest
+    GPUs that meet it, else on the job's number of GPUs."""
     for number, name in enumerate(names, 1):
 
         def say(text: str, at: str = f"{name}, {number} of {len(names)}") -> None:
