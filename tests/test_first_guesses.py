@@ -79,7 +79,7 @@ def test_repositories_that_no_preset_comes_from() -> None:
 
 
 def printed(*words: str) -> str:
-    result = CliRunner().invoke(main, list(words))
+    result = CliRunner().invoke(main, list(words), prog_name="plan")
     assert result.exit_code in (0, 2), result.output
     return result.output
 
