@@ -38,13 +38,13 @@ MERGED = ("passes", "copy_bytes")
 class Trainer:
     """One generation of a training framework."""
 
-    name: str
+    name: schema.Name
     """Name of the file."""
-    title: str
+    title: schema.Text
     """Name and versions for people."""
     code_base: str
     """The code that runs: trainers that share it share their error bars."""
-    source: str
+    source: schema.Text
     """Where these facts come from."""
     legal: Legal
     stored: Stored
