@@ -12,7 +12,8 @@ class UnknownNameError(PlannerError):
     """A name that is not in the library; the message lists what exists, nearest first."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} '{name}'; known, nearest first: {', '.join(nearest_first(name, known))}")
+        said = f"'{name}'" if name.isprintable() and len(name) <= 200 else shown(name)
+        super().__init__(f"unknown {kind} {said}; known, nearest first: {', '.join(nearest_first(name, known))}")
 
 
 def shown(value: object) -> str:
@@ -32,6 +33,7 @@ def listed(names: Iterable[str]) -> str:
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically)."""
+    name = name[:100]  # the time to compare grows with the square of the length
 
     def distance(candidate: str) -> tuple[float, str]:
         ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()

@@ -117,7 +117,7 @@ def spelled(text: str) -> tuple[str, str, dict[str, str]]:
         return text, "", {}
     found = _SPELLED.fullmatch(text)
     if found is None or found["version"] == "":
-        raise PlannerError(f"trainer '{text}': write it NAME, NAME@VERSION or NAME@VERSION+OPTION=VALUE")
+        raise PlannerError(f"trainer {shown(text)}: write it NAME, NAME@VERSION or NAME@VERSION+OPTION=VALUE")
     pairs = [one.partition("=") for one in found["options"].split("+") if one]
     return found["name"], found["version"] or "", {name: value for name, _, value in pairs}
 
