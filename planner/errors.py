@@ -13,11 +13,12 @@ class UnknownNameError(PlannerError):
     """A name that is not in the library; the message lists what exists, nearest first, of many the first few."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        said = f"'{name}'" if name.isprintable() and len(name) <= 200 else shown(name)
         nearest = nearest_first(name, known)
         more = len(nearest) - FEW if len(nearest) > FEW + 2 else 0
         text = ", ".join(nearest[: FEW if more else None])
         rest = f" and {more} more" + (f" ('plan {LISTED_BY[kind]}')" if kind in LISTED_BY else "") if more else ""
-        super().__init__(f"unknown {kind} '{name}'; known, nearest first: {text}{rest}")
+        super().__init__(f"unknown {kind} {said}; known, nearest first: {text}{rest}")
 
 
 FEW = 8
@@ -43,6 +44,7 @@ def listed(names: Iterable[str]) -> str:
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically); an equal beginning counts too."""
+    name = name[:100]  # the time to compare grows with the square of the length
 
     def distance(candidate: str) -> tuple[float, str]:
         ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()

@@ -1,6 +1,5 @@
 """The architecture of a model: what a plan needs to know about it, and where it is read from."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.model_names import aliases, preset_named
-from planner.schema import Rule, check, one_of, plain_fields, read, within
+from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
 POSITIONS = ("rope", "learned", "alibi", "none")
@@ -26,7 +25,7 @@ Parameters = Annotated[float, Rule(most=1e18, kept=True, says="a number of param
 class Transformer:
     """What every decoder-only transformer has."""
 
-    name: str
+    name: Name
     """What the model is called in plans and reports."""
     num_layers: Size
     """L: transformer layers, multi-token-prediction modules not counted."""
@@ -158,7 +157,7 @@ class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
     """Parameters that the publisher states; 0 = not stated."""
     published_active_parameters: Parameters = 0.0
     """Parameters per token that the publisher of a MoE model states; 0 = not stated."""
-    source: str = ""
+    source: Text = ""
     """Where the values come from."""
 
     def __post_init__(self) -> None:
@@ -356,12 +355,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 def _read_config(path: Path, name: str) -> ModelSpec:
     """A model from a ``config.json`` on disk."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise PlannerError(f"{path}: not valid JSON ({error})") from error
+    config = library.parse_json(library.read_text(path), str(path))
     return from_hugging_face(config, name=name, source=str(path))
 
 

@@ -287,7 +287,7 @@ def test_the_wheel_holds_the_package_and_its_data_and_no_more(monkeypatch):
     kinds = {pattern.removeprefix("*") for pattern in settings["tool"]["setuptools"]["package-data"]["*"]}
     others = [path for path in (ROOT / "planner").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     assert not [path for path in others if path.name not in kinds and path.suffix not in kinds]
-    assert settings["project"]["scripts"] == {"plan": "planner.commands.main:main_entry"}
+    assert settings["project"]["scripts"] == {"plan": "planner.commands.start:start"}
 
 
 # ------------------------------------------------------------------------------------------------ commands only parse and print

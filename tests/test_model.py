@@ -204,7 +204,7 @@ def test_unknown_architecture_sentences() -> None:
         ({"head_dim": True}, "head_dim is True; it must be a whole number from 1 to"),
         ({"hidden_size": "64"}, "hidden_size is '64'; it must be a whole number from 1 to"),
         ({"gated": 1}, "gated is 1; it must be true or false"),
-        ({"source": 5}, "source is 5; it must be a text"),
+        ({"source": ["a"]}, "source is ['a']; it must be a text"),
         ({"name": " "}, "name is empty"),
         ({"published_parameters": math.nan}, "published_parameters is nan; it must be a number of parameters"),
         ({"published_parameters": -1.0}, "published_parameters is -1.0; it must be"),

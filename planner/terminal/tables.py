@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,10 @@ def table(*headings: str, title: str | None = None, least: int | None = None, ro
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
-    """A Markdown table, ``rule`` below the headings but the first; a bar in a cell is escaped."""
+    """A Markdown table, ``rule`` below the headings but the first; a bar and HTML in a cell are escaped."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(re.sub(r"\||<(?=[A-Za-z/!?])", r"\\\g<0>", " ".join(cell.split())) for cell in cells) + " |"
 
     return "\n".join([line(headings), line(["---", *[rule] * (len(headings) - 1)]), *map(line, rows)])
 
