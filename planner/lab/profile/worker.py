@@ -28,7 +28,7 @@ from planner.lab.profile.collective_timing import (
     rank_point,
 )
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import Journal, Measured, Point, Settings, Value
+from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
 from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
 
 T = TypeVar("T")
@@ -179,11 +179,15 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         journal.add(run.alone(warm_up, timing.WARM_UP_SHARE * max(run.left(share), 0.0)))
 
     def reference(point: Point) -> Measured | None:
-        with contextlib.suppress(PlannerError, MemoryError):
+        try:
             return run.alone(point, timing.DRIFT_SECONDS)
-        return None
+        except compute_timing.DeviceLostError:
+            raise
+        except (PlannerError, MemoryError):
+            return None
 
-    done, due, failed = timing.Rounds(), timing.Due(run.left(share)), set[Point]()
+    done, due = timing.Rounds(), timing.Due(run.left(share))
+    failed = {point for point, _ in journal.failed}  # broke the device before --resume
     visits = timing.schedule(points, timing.ROUNDS[device])
     for number, point in enumerate(visits):
         left, first = run.left(share), point not in done
@@ -198,6 +202,9 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         run.show("compute", point.label, len(done), len(points))
         try:
             journal.add(done.add(run.alone(point, _fair(left, len(visits) - number))))
+        except compute_timing.DeviceLostError as error:
+            journal.fail(point, LOST + str(error))
+            raise
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
             failed.add(point)
             if first:
@@ -265,7 +272,9 @@ def _together_points(ranks: Ranks, octaves: Sequence[int]) -> tuple[list[Point],
     largest = int(min(octaves[-1], OVERLAP_LARGEST))
     overlaps = patterns.overlap_points(ranks.world, ranks.local, largest, main, weight=0.9)
     first = sum(point.weight >= 1.0 for point in points)
-    return points[:first] + overlaps + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(octaves)
+    return points[:first] + overlaps + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(
+        octaves
+    )
 
 
 def _communicator(run: Run) -> None:
