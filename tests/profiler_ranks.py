@@ -271,7 +271,7 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
 
 def beside(place: Any, say: Callable[[Any], None]) -> None:
     """Overlap of every collective that has an asynchronous form."""
-    from planner.lab.profile.collective_timing import measure_overlap
+    from planner.lab.profile.overlap_timing import measure_overlap
     from planner.lab.profile.patterns import overlap_points
     from planner.lab.profile.rank_groups import Buffers
 
@@ -305,11 +305,13 @@ class FakeCuda:
         def record(self, stream: Any = None) -> None:
             self.at = time.perf_counter()
 
+        def query(self) -> bool:
+            return False  # the device is as far as the host: it is never ahead of it
+
         def elapsed_time(self, end: Any) -> float:
             return (end.at - self.at) * 1000.0
 
     def __init__(self) -> None:
-        import contextlib
         from types import SimpleNamespace
 
         self.synchronised = 0
@@ -318,7 +320,7 @@ class FakeCuda:
             self.synchronised += 1
 
         self.cuda = SimpleNamespace(
-            Event=self.Event, synchronize=synchronize, Stream=object, stream=lambda _: contextlib.nullcontext()
+            Event=self.Event, synchronize=synchronize, _sleep=lambda cycles: time.sleep(cycles * 1e-9)
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -331,25 +333,22 @@ class FakeCuda:
 
 
 def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
-    """The code for device events and streams, on gloo with a stand-in for torch.cuda."""
+    """The code for device events between processes, on gloo with a stand-in for torch.cuda; streams: ``virtual_cuda``."""
     from planner.lab.profile import collective_timing as collectives
-    from planner.lab.profile import rank_groups, tensors
-    from planner.lab.profile.patterns import Pattern, collective_point, overlap_points
+    from planner.lab.profile import device_timing, rank_groups
+    from planner.lab.profile.patterns import Pattern, collective_point
     from planner.lab.profile.rank_groups import Ranks
 
     ranks = joined(place, say)
     fake: Any = FakeCuda()
-    collectives.torch = tensors.torch = fake
+    collectives.torch = device_timing.torch = fake
     buffers = rank_groups.Buffers(2**18, "cpu")
     ranks.device = "cuda"
     Ranks.backend = property(lambda _: "gloo")
-    collectives.SIDES["cuda"] = (64, 128)
     found = {}
     for op in ("all_reduce", "send_recv"):
         point = collective_point(op, Pattern(n=2, stride=1), 2**16, "fp32", 2)
         found[op] = collectives.measure_collective(point, ranks, buffers, 0.05)
-    for point in overlap_points(2, 2, 2**18, "fp32", 1.0)[:2]:
-        found[str(point["of"])] = collectives.measure_overlap(point, ranks, buffers, 0.05)
     assert fake.synchronised > 10
     ranks.watch.done()
     say({name: (one.median, one.clock) for name, one in found.items()})

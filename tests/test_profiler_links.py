@@ -122,7 +122,7 @@ def test_a_collective_that_the_library_lacks_is_left_out_with_its_reason(tmp_pat
 def test_the_code_for_gpus_times_with_events() -> None:
     """Not on a GPU: the calls, their order and their units, with a stand-in for torch.cuda."""
     for found in ranks.together(2, ranks.as_on_a_gpu).values():
-        assert set(found) == {"all_reduce", "send_recv", "gemm", "collective"}, found
+        assert set(found) == {"all_reduce", "send_recv"}, found
         for name, (median, clock) in found.items():
             assert clock == "cuda_events" and 1e-6 < median < 1.0, name
 

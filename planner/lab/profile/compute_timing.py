@@ -141,8 +141,8 @@ def yardstick_fact(point: Point, _: str, __: float) -> Measured:
 
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:
-    """Seconds per kernel of one element back to back: in a stream whose queue is full, or inside a CUDA graph; or those of a layer of
-    nothing, which are the host's. ``eager_us``: per kernel of a stream whose queue is empty, what the host needs for one."""
+    """Seconds per kernel of one element back to back: in a stream whose queue is full, or inside a CUDA graph; or those of a layer
+    of nothing, which are the host's. ``eager_us``: per kernel of a stream whose queue is empty, what the host needs for one."""
     if point["kind"] in HOST_LAYER:
         layer = operators.operator(HOST_LAYER[point["kind"]], device)
         return _timed(layer, device, budget_s, ahead=False).measured(point)
