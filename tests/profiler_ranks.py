@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "planner.lab.profile.worker"]
-)
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "planner.lab.profile.worker"])
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET."""
 
@@ -352,3 +350,44 @@ def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
     assert fake.synchronised > 10
     ranks.watch.done()
     say({name: (one.median, one.clock) for name, one in found.items()})
+
+
+def forms(place: Any, say: Callable[[Any], None]) -> None:
+    """Forms of collectives on gloo with a stand-in for torch.cuda: times, and NCCL_ALGO when each group was formed."""
+    import torch.distributed as dist
+
+    from planner.lab.profile import collective_forms, collective_timing, device_timing, rank_groups
+    from planner.lab.profile.patterns import form_points
+    from planner.lab.profile.rank_groups import Ranks
+
+    ranks = joined(place, say)
+    fake: Any = FakeCuda()
+    collective_forms.torch = collective_timing.torch = device_timing.torch = fake
+    buffers = rank_groups.Buffers(2**14, "cpu")
+    ranks.device = "cuda"
+    Ranks.backend = property(lambda _: "gloo")
+    formed, gone, real, destroy = [], [], dist.new_group, dist.destroy_process_group
+
+    def new_group(*members: Any, **more: Any) -> Any:
+        formed.append(os.environ.get("NCCL_ALGO"))
+        return real(*members, **more)
+
+    def destroyed(group: Any) -> None:
+        gone.append(group)
+        destroy(group)
+
+    collective_forms.dist.new_group, collective_forms.dist.destroy_process_group = new_group, destroyed
+    found = {}
+    for point in form_points(2, 2, [2**10, 2**14], "fp32", 0.5):
+        if point["form"] in ("in_place", "no_nvls", "eager"):
+            one = collective_forms.measure_form(point, ranks, buffers, 0.01)
+            found[point["form"], point["op"], point["size"]] = one.median
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    try:
+        collective_forms.measure_form(
+            point.of("collective_form", **point.values | {"form": "no_nvls"}), ranks, buffers, 0.01
+        )
+    except collective_timing.NotMeasuredError as error:
+        found["refused"] = str(error)
+    ranks.watch.done()
+    say((found, formed, len(gone), "NCCL_ALGO" in os.environ))

@@ -53,19 +53,19 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
     with ranks.watch.doing(in_words(point), everyone[0]):
         group = ranks.group(pattern)
         operation = Operation(op, size, dtype, group, buffers) if group else None
-        _check(operation, ranks, point)
+        check(operation, ranks, point)
         if operation:
             operation.calm()
         samples, own, details = sample(operation, ranks, budget_s, taker_of(operation, ranks))
         ranks.watch.again()
-        _check(operation, ranks, point)
+        check(operation, ranks, point)
         if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
             details["slowest_group"], details["over_median"] = slowest_group(everyone, ranks.collect(median(own)))
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
     return found.measured(point, bus_bandwidth=size / found.median * factor(op, pattern.n), **details)
 
 
-def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
+def check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
     """Runs it once on a known content and compares every element; the first run also makes the connections."""
     wrong = ""
     if operation:
@@ -90,14 +90,14 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
         )
 
 
-def taker_of(operation: Operation | None, ranks: Ranks, *, ahead: bool = True) -> Taker:
-    """Samples of this rank, 0 where it only waits. All ranks leave a barrier before each.
+def taker_of(operation: Operation | None, ranks: Ranks, *, ahead: bool = True, run: Run | None = None) -> Taker:
+    """Samples of this rank, of ``run`` where that is not the operation itself. All ranks leave a barrier before each.
 
     On a GPU that is an all-reduce of one element queued before the first event, so that the devices start together, and the device
     spins before it until the host has queued the sample; without ``ahead`` it does not. A collective makes the current stream
     wait for its own.
     """
-    run: Run = operation.run if operation else lambda: None
+    run = run or (operation.run if operation else lambda: None)
     if ranks.device != "cuda":
         return taker(run, "wall", ranks.barrier)
     one, everyone = torch.zeros(1, device="cuda"), ranks.group(Pattern(n=ranks.world, stride=1))

@@ -21,6 +21,7 @@ from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
 from planner.lab.profile import compute_timing, patterns, timing
 from planner.lab.profile.all_ranks import measure_ranks, measure_shared, rank_point, shared_points
+from planner.lab.profile.collective_forms import measure_form
 from planner.lab.profile.collective_timing import NoSuchCollectiveError, NotMeasuredError, measure_collective
 from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
@@ -269,7 +270,7 @@ def _together(run: Run) -> None:
         kind = (point.family, point["op"], point["dtype"])  # what a library can or cannot do
         if kind in run.cannot:
             continue
-        measure = measure_overlap if point.family == "overlap" else measure_collective
+        measure = {"overlap": measure_overlap, "collective_form": measure_form}.get(point.family, measure_collective)
         try:
             found = measure(point, ranks, buffers, budget)
         except NoSuchCollectiveError as error:  # whatever its size
@@ -291,8 +292,9 @@ def _together_points(ranks: Ranks, octaves: Sequence[int]) -> tuple[list[Point],
     points = patterns.collective_points(ranks.world, ranks.local, octaves[-1], main=main, other=other)
     largest = int(min(octaves[-1], OVERLAP_LARGEST[ranks.device]))
     overlaps = patterns.overlap_points(ranks.world, ranks.local, largest, main, weight=0.9)
+    forms = patterns.form_points(ranks.world, ranks.local, octaves, main, weight=0.5) if ranks.device == "cuda" else []
     first = sum(point.weight >= 1.0 for point in points)
-    return points[:first] + overlaps + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(
+    return points[:first] + overlaps + forms + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(
         octaves
     )
 
