@@ -110,3 +110,49 @@ def test_a_device_that_is_lost_ends_with_a_sentence_and_resume_goes_on_behind_it
     again = one_after_the_other(monkeypatch, tmp_path, lambda _: None, resume=True)
     assert [one.point["m"] for one in again.of("gemm")] == [64, 128, 160]
     assert [(point["m"], reason.startswith(LOST)) for point, reason in again.failed] == [(96, True)]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("hardware", ["h100-sxm", "b200-sxm"])
+def test_every_forward_point_of_the_default_profile_takes_its_operands(
+    monkeypatch: pytest.MonkeyPatch, hardware: str
+) -> None:
+    """torch's own shape functions for CUDA, without a GPU: layouts, alignment, types and scales.
+
+    A build without CUDA cannot slice or copy fake tensors of the device: parts of longer keys, rotations and copies are checked
+    on those of the processor. Gradients, and products that add to an fp32 gradient, need a build with CUDA; layers run elsewhere.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from planner.lab.profile import tensors
+    from planner.lab.profile.compute_points import compute_points
+    from planner.lab.profile.operator_runs import attention_shapes, operator
+
+    monkeypatch.setattr(tensors, "cache_bytes", lambda _: 0.0)
+    tensors._drawn()  # cached: not a fake one
+    checked: dict[tuple[str, str], int] = {}
+    for point in compute_points((), hardware, "cuda"):
+        value = point.values
+        if value.get("pass") in (None, "backward", definitions.ACCUMULATING) or point.family == "layer":
+            continue
+        here = "seq_kv" in value or value.get("op") in ("rope", "copy")
+        kernel = {COMPILED: definitions.EAGER, "cudnn": "default" if here else "cudnn"}.get(str(value.get("kernel")))
+        like = Point.of(
+            point.family, **value | ({"kernel": kernel} if kernel else {})
+        )  # uncompiled, and what a CPU has
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            made = operator(like, "cpu" if here else "cuda")()
+        shapes = [tuple(one.shape) for one in (made if isinstance(made, list | tuple) else [made]) if one is not None]
+        if point.family == "gemm":
+            assert shapes == [definitions.rows_columns_depth(point)[:2]], point.label
+        if point.family == "grouped_gemm":
+            rows, n, k, groups = (int(value[name]) for name in ("tokens", "n", "k", "groups"))
+            wanted = {"forward": (rows * groups, n), "dgrad": (rows * groups, k), "wgrad": (groups, n, k)}
+            assert shapes == [wanted[str(value["pass"])]], point.label
+        if point.family == "attention":
+            queries, _, values = attention_shapes(point)
+            assert all(one[:2] + one[3:] == (*queries[:2], values[3]) for one in shapes), point.label
+        kind = str(value["dtype"]), "here" if here else "cuda"
+        checked[kind] = checked.get(kind, 0) + 1
+    assert sum(checked.values()) > 500
+    assert {dtype for dtype, where in checked if where == "cuda"} >= {"bf16", "fp16", "tf32", *definitions.SCALED}
