@@ -71,6 +71,8 @@ class Split:
     """Largest norm of the gradient."""
     learning_rate: float = 0.1
     """Of either optimizer."""
+    attention: str = "best"
+    """Kernel that attention is priced as, the trainer's ``attention_kernel``."""
 
     @property
     def world(self) -> int:
@@ -111,7 +113,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
-        learning_rate=3e-4,
+        learning_rate=3e-4, attention=trainer.kernels.attention_kernel,
     )  # fmt: skip
 
 

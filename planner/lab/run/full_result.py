@@ -19,7 +19,7 @@ from planner import library
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
-from planner.lab.run.comparison import device_memory, memory_row, rank_memory
+from planner.lab.run.comparison import attention_said, device_memory, memory_row, rank_memory
 from planner.lab.run.eager_pricing import (
     UPDATE,
     EagerRun,
@@ -79,6 +79,12 @@ class FullRun:
     def not_compiled(self) -> dict[str, str]:
         """Operators of a GPU that ran as several kernels because no compiler made one of them, and why."""
         return {name: why for one in self.entries for name, why in one.get("not_compiled", {}).items()}
+
+    @property
+    def attention(self) -> list[str]:
+        """Which kernels attention ran on GPUs, as a sentence."""
+        ran = (name for one in self.entries for name in one.get("attention", ()))
+        return attention_said(self.task.asked.split.attention, ran)
 
     @property
     def plain(self) -> bool:
@@ -204,7 +210,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         traces.append({"what": "predicted", "file": str(path)})
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
-        "changes": list(asked.changes), "outcome": outcome, "failure": failure,
+        "changes": [*asked.changes, *run.attention], "outcome": outcome, "failure": failure,
         "device": {
             "name": entries[0]["name"] if entries and not run.on_cpu else task.machine.name, "kind": task.machine.device,
             "ranks": asked.split.world, "hosts": sorted({one["host"] for one in entries}),

@@ -24,7 +24,7 @@ from planner.lab.run.assembled_step import (
     predicted_step,
     priced_as_run,
 )
-from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
+from planner.lab.run.comparison import attention_said, device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
 from planner.lab.run.learn import not_compared
 from planner.lab.run.levels import FIRST, ONE_PROCESS, SETTING_UP, Task, kills, position, step_limits
@@ -138,6 +138,7 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
     changes.append(f"collectives are local copies of the same bytes{taken if copies else ''}")
     eager = found[0].not_compiled.items()
     changes += [f"{name} ran as several kernels, not as one: {why}" for name, why in eager]
+    changes += attention_said(split.attention, (name for one in found for name in one.attention))
     if split.model.is_moe:
         changes.append("every expert gets the same number of tokens: without neighbours routing means nothing")
     return changes
