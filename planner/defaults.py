@@ -10,7 +10,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
-from planner.detect import local_device, profile_of
+from planner.detect import asked_driver, memory_is_off, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
@@ -22,7 +22,7 @@ from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
-from planner.units import format_count, format_seconds
+from planner.units import format_bytes, format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
 
 HARDWARE = "h100-sxm"
@@ -252,11 +252,18 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
 
 
 def _hardware(assumed: list[Assumption]) -> str:
-    """The local GPU when there is one that the library knows, else the common training card."""
-    device = local_device()
+    """The local GPU when there is one that the library knows, with its memory, else the common training card."""
+    driver = asked_driver()
+    device = driver.names[0] if driver.names else None
     profile = profile_of(device) if device else None
     why = f"the local {device} is not in the library" if device else "no GPU found on this machine"
-    why = f"found here: {device}" if profile else why
+    if driver.problem:
+        why = driver.problem
+    if profile is not None:
+        why, usable = f"found here: {device}", float(load_hardware(profile).usable_memory)
+        if memory_is_off(driver.memory[0], usable):
+            why = f"the local {device} has {format_bytes(driver.memory[0])}, {profile} of the library {format_bytes(usable)}"
+            profile = None
     assumed.append(Assumption("hardware", profile or HARDWARE, why, "--hardware"))
     return profile or HARDWARE
 

@@ -17,6 +17,7 @@ from typing import Any
 from planner import detect
 from planner.cluster import Cluster
 from planner.errors import PlannerError, nearest_first
+from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
 from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
@@ -133,6 +134,8 @@ class Machine:
     """Cores that this process may use."""
     place: Place | None
     """Where this process stands among the ranks that torchrun or srun started; None = started by hand."""
+    gpu_memory: tuple[float, ...] = ()
+    """Bytes of the first GPU as its driver says; none where there is no GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,17 +230,10 @@ LEVELS = (
 
 def machine_here(device: str | None, environment: Mapping[str, str] = os.environ) -> Machine:
     """This machine. ``device`` cpu or cuda, None = cuda where there is a GPU. Raises PlannerError."""
-    names = [] if device == "cpu" else detect.local_devices()
-    gpus = len(names)
-    if not gpus and device != "cpu" and (device == "cuda" or Path("/dev/kfd").exists()):
-        from planner.lab.launch.torchrun import count_by_torch  # drivers without nvidia-smi
-
-        gpus = count_by_torch()
-    if device == "cuda" and not gpus:
-        raise PlannerError("--device cuda: neither the driver nor torch reports a GPU here; leave it out")
+    gpus = gpus_here(device)
     return Machine(
-        device="cuda" if gpus else "cpu", gpus=gpus, name=names[0] if names else "GPU" if gpus else detect.processor(),
-        memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment),
+        device="cuda" if gpus.count else "cpu", gpus=gpus.count, name=gpus.names[0] if gpus.count else detect.processor(),
+        memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment), gpu_memory=gpus.memory[:1],
     )  # fmt: skip
 
 

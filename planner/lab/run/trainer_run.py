@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.detect import local_device
+from planner.detect import asked_driver
 from planner.errors import PlannerError
 from planner.lab.launch.state import Pace, State
 from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
@@ -211,7 +211,7 @@ def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -
             outcome = "failed"
             failure = _failure(None, "reading the log", str(error))
     on_cpu = re.search(r"INFO - CPU capacity:", text) is not None  # torchtitan's own words
-    name = "CPU" if on_cpu else (log.gpu if log else "") or local_device() or ""
+    name = "CPU" if on_cpu else (log.gpu if log else "") or next(iter(asked_driver().names), "")
     return {
         "rung": "trainer",
         "why": f"--trainer {asked.trainer}: " + ("its log was given" if asked.log is not None else "the plan's export was run"),
