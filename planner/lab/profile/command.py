@@ -19,6 +19,7 @@ from planner.detect import PATIENT, asked_driver, memory_is_off, profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.lab.launch.gpus import Gpus, gpus_here, require_ranks, sizes_differ
+from planner.lab.launch.nccl import without_multicast
 from planner.lab.launch.place import Place, commands, place_from
 from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import InterruptedRunError, need_torch, run_here
@@ -167,7 +168,9 @@ def _from_here(settings: Settings, ranks: int) -> HardwareProfile:
     before = stamp()
     try:
         with Bar() as bar:
-            seconds = profile_here(settings, ranks, bar.show)
+            seconds = without_multicast(
+                lambda again: profile_here(replace(settings, resume=True) if again else settings, ranks, bar.show)
+            )
     except PlannerError as error:  # a journal that this run could not use holds nothing of it
         stopped = isinstance(error, InterruptedRunError)
         kept = [_kept(settings)] if stamp() != before else ["nothing was measured"] if stopped else []

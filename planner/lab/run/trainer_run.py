@@ -23,6 +23,7 @@ from planner.detect import asked_driver
 from planner.errors import PlannerError
 from planner.lab.launch.state import Pace, State
 from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
+from planner.lab.run.levels import PREDICTED
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.runs.mapping import columns
@@ -80,7 +81,7 @@ class TrainerRun:
 
     def silence(self, plan: Plan) -> float:
         """Seconds after which a trainer that has printed no further step has hung."""
-        return max(self.timeout, 10.0 * plan.prediction.step_time_s)
+        return max(self.timeout, PREDICTED * plan.prediction.step_time_s)
 
 
 def run_trainer(
