@@ -192,7 +192,10 @@ def test_two_ranks_on_one_gpu_are_refused_when_they_meet() -> None:
     assert isinstance(found, list) and [one["gpu"] for one in found] == ["x", "y"]
     said = _seen_by_first(store("x", "y", "x"), place(0, 3), 1.0)
     assert "ranks 0 and 2 on a have the same GPU (H100, x): 3 ranks were started there" in said
-    assert _seen_by_first(store("", ""), place(0, 2), 1.0) != "", "processors have no such name"
+    assert isinstance(_seen_by_first(store("", ""), place(0, 2), 1.0), list), "processors have no such name"
+    other = store("x", "y")
+    other["here/1"] = other["here/1"].replace(b"H100", b"A100")
+    assert "the ranks have different devices: rank 0 (a) has H100, rank 1 (a) has A100" in _seen_by_first(other, place(0, 2), 1.0)
 
 
 def test_open_files_are_enough_or_said(monkeypatch: pytest.MonkeyPatch) -> None:

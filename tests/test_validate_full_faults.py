@@ -190,3 +190,26 @@ def test_a_step_may_take_ten_times_what_is_predicted(tmp_path: Path, monkeypatch
     monkeypatch.setattr(one_rank, "measure_all", measured)
     one_rank._emulated(slow, [0])
     assert alone == pytest.approx([638.0])
+
+
+@needs_torch
+def test_groups_of_a_mesh_have_the_limit_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from planner.lab.run.full_rank import limit_groups
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(dist.distributed_c10d, name, timedelta(minutes=10))  # as before, after the test
+    limit_groups(timedelta(seconds=2582))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "tp"))
+        made = dist.new_group([0])
+        groups = [made, mesh.get_group("pp"), mesh.get_group("tp")]
+        limits = [one._get_backend(torch.device("cpu")).options._timeout for one in groups]
+        assert limits == [timedelta(seconds=2582)] * 3
+    finally:
+        dist.destroy_process_group()

@@ -154,7 +154,7 @@ def _seen_by_first(store: Any, place: Place, wait: float) -> list[dict[str, Any]
         return f"the nodes have different numbers of ranks ({counts}); start as many on each"
     if nodes != sorted(nodes):
         return "the ranks are not numbered node by node; start them with torchrun, or srun --distribution=block"
-    return _shared(everyone) or everyone
+    return _shared(everyone) or _unlike(everyone) or everyone
 
 
 def _missing(place: Place, ranks: list[int], wait: float) -> str:
@@ -162,6 +162,17 @@ def _missing(place: Place, ranks: list[int], wait: float) -> str:
         f"{len(ranks)} of {place.world} ranks did not come within {wait:g} s: rank {', '.join(map(str, ranks[:8]))}; look at their "
         f"machines, and at the address {place.address}:{place.port}"
     )
+
+
+def _unlike(everyone: list[dict[str, Any]]) -> str:
+    """The sentence about ranks on different devices, of which one profile or plan says nothing; "" where there are none."""
+    first: dict[str, int] = {}
+    for rank, one in enumerate(everyone):
+        first.setdefault(one["name"], rank)
+    if len(first) == 1:
+        return ""
+    where = [f"rank {rank} ({everyone[rank]['host']}) has {name}" for name, rank in list(first.items())[:4]]
+    return f"the ranks have different devices: {', '.join(where)}; start them on machines of one kind"
 
 
 def _shared(everyone: list[dict[str, Any]]) -> str:

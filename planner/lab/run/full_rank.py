@@ -315,15 +315,24 @@ def _read(store: Any, world: int) -> list[dict[str, Any]]:
 def _job(one: OneRank) -> None:
     """From the process group to the last step."""
     task, place, met = one.task, one.place, one.met
+    limit = timedelta(seconds=task.step_seconds * FIRST + SLACK)
+    limit_groups(limit)
     with one.doing("joining the process group", SETTING_UP):
         dist.init_process_group(
             "gloo" if one.on_cpu else "cpu:gloo,cuda:nccl", store=dist.PrefixStore("job", met.store),
-            rank=place.rank, world_size=place.world, timeout=timedelta(seconds=task.step_seconds * FIRST + SLACK),
+            rank=place.rank, world_size=place.world, timeout=limit,
         )  # fmt: skip
     one.run()
     with one.doing("the end"):
         dist.barrier()
     met.watch.done()
+
+
+def limit_groups(limit: timedelta) -> None:
+    """Process groups that torch makes by itself, for the dimensions of a mesh, get this limit: they have torch's own otherwise, ten
+    minutes, whatever a step may take, and a mesh takes none."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(dist.distributed_c10d, name, limit)
 
 
 def facts(error: BaseException, device: str) -> dict[str, Any]:
