@@ -11,7 +11,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
-from planner.detect import local_device, profile_of
+from planner.detect import asked_driver, memory_is_off, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
@@ -24,7 +24,7 @@ from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
-from planner.units import format_count, format_seconds
+from planner.units import format_bytes, format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
 
 HARDWARE = "h100-sxm"
@@ -284,16 +284,24 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
 
 
 def _hardware(request: Request, assumed: list[Assumption]) -> str:
-    """What is asked for by its name in the library; else the local GPU where the library knows it, else the common card."""
+    """What is asked for by its name in the library; else the local GPU where the library knows it, with its memory, else the
+    common training card."""
     if request.hardware is not None:
         found, name = profile_named(request.hardware), request.hardware
         if re.sub("[-_ ]", "", found.lower()) != re.sub("[-_ ]", "", name.lower()) and found != name:
             assumed.append(Assumption("hardware", found, f"what '{name}' usually is", "--hardware"))
         return found
-    device = local_device()
+    driver = asked_driver()
+    device = driver.names[0] if driver.names else None
     profile = profile_of(device) if device else None
     why = f"the local {device} is not in the library" if device else "no GPU found on this machine"
-    why = f"found here: {device}" if profile else why
+    if driver.problem:
+        why = driver.problem
+    if profile is not None:
+        why, usable = f"found here: {device}", float(load_hardware(profile).usable_memory)
+        if memory_is_off(driver.memory[0], usable):
+            why = f"the local {device} has {format_bytes(driver.memory[0])}, {profile} of the library {format_bytes(usable)}"
+            profile = None
     assumed.append(Assumption("hardware", profile or HARDWARE, why, "--hardware"))
     return profile or HARDWARE
 
