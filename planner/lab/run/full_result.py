@@ -227,7 +227,8 @@ def _parity(found: dict[str, Any]) -> dict[str, Any]:
     rounded = found.get("rounded")
     return {
         "compared_parameters": found["parameters"], "compared_values": found["values"],
-        "largest_error": max(found["parameter_error"], found["loss_and_norm_error"]), "tolerance": found["tolerance"],
+        "largest_error": found["parameter_error"], "tolerance": found["tolerance"],
+        **{name: found[name] for name in ("loss_error", "loss_tolerance", "norm_error", "norm_tolerance", "why")},
         "precision": found.get("precision", "fp64"), "equal": found["equal"] and (rounded is None or rounded["equal"]),
         "rounded": None if rounded is None else {k: v for k, v in _parity(rounded).items() if k != "rounded"},
     }  # fmt: skip
@@ -250,8 +251,7 @@ def _outcome(
     if parity is not None and not parity["equal"]:
         worst, outcome, phase = parity["rounded"] or parity, "not_equal", "parity"
         sentence = (
-            f"a tiny model with the plan's degrees does not train like one process: error {worst['largest_error']:.1e} in "
-            f"{worst['precision']}, {worst['tolerance']:.1g} is allowed; nothing was timed"
+            f"a tiny model with the plan's degrees does not train like one process: {worst['why']}; nothing was timed"
         )
     elif not all(math.isfinite(one) for one in losses):
         outcome, phase = "failed", "the measured steps"

@@ -171,11 +171,11 @@ def _circumstances(found: dict[str, Any]) -> Iterator[str]:
 
 def _parity(found: dict[str, Any]) -> str:
     """One comparison of the tiny model with one process."""
-    equal = found["largest_error"] <= found["tolerance"]
-    verdict = "trains like one process" if equal else "does NOT train like one process"
+    verdict = "does NOT train like one process" if found["why"] else "trains like one process"
     return (
         f"parity in {found['precision']}: a tiny model with these degrees {verdict}: {found['compared_parameters']} parameters"
-        f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed"
+        f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed, of losses {found['loss_error']:.1e} "
+        f"of {found['loss_tolerance']:.1g}, of norms {found['norm_error']:.1e} of {found['norm_tolerance']:.1g}"
     )
 
 
