@@ -107,8 +107,13 @@ class FullRun:
     def update(self) -> float:
         """Predicted seconds of the update, on a processor with the gradient's norm, of the stage where it takes longest."""
         if not self.on_cpu:
-            return self.prediction.time_s["optimizer"]
+            return self.priced_update
         return float(np.max(update_seconds(self.priced, self.task.asked.split, self.host)))
+
+    @property
+    def priced_update(self) -> float:
+        """Predicted seconds of the update, with what states on the host add."""
+        return self.prediction.time_s["optimizer"] + self.prediction.time_s["offload"]
 
     @cached_property
     def step_range(self) -> tuple[float, float, float]:
@@ -118,7 +123,7 @@ class FullRun:
             return step, low, high
         bare = processor_seconds(self.priced, self.task.asked.split, None)
         more = self.replay(self.passes) - self.replay(bare)
-        whole = step + more + self.update - self.prediction.time_s["optimizer"]
+        whole = step + more + self.update - self.priced_update
         return whole, low * whole / step, high * whole / step
 
     @cached_property
@@ -204,7 +209,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         traces.append({"what": "predicted", "file": str(path)})
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
-        "changes": list(asked.changes), "outcome": outcome, "failure": failure,
+        "changes": list(asked.changes), "unchecked": list(asked.unchecked), "outcome": outcome, "failure": failure,
         "device": {
             "name": entries[0]["name"] if entries and not run.on_cpu else task.machine.name, "kind": task.machine.device,
             "ranks": asked.split.world, "hosts": sorted({one["host"] for one in entries}),

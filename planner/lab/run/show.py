@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WORDS = {
-    "optimizer_states": "optimizer states", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
+    "optimizer_states": "optimizer states", "host": "on the host", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
     "replayed_step": "step replayed", "F": "forward", "B": "backward", "W": "weight gradients",
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
@@ -42,6 +42,8 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     yield f"rung {found['rung']}: {found['why']}"
     for change in found["changes"]:
         yield f"changed to compare: {change}"
+    for what in found["unchecked"]:
+        yield f"not checked here: {what}"
     yield from _circumstances(found)
     if found["failure"] is not None:
         yield _failure(found)
