@@ -112,7 +112,7 @@ def result(task: Task, found: list[Emulation]) -> dict[str, Any]:
     failed = [one for one in found if one.failure is not None]
     done = [one for one in found if one.outcome == "completed" or (one.totals and one.outcome != "out_of_memory")]
     content: dict[str, Any] = {
-        "rung": "rank", "trainer": task.asked.trainer.name, "changes": [*task.asked.changes, *_changes(task, found)],
+        "rung": "rank", "trainer": task.asked.trainer.name, "changes": [*task.asked.changes, *_changes(task, found)], "unchecked": list(task.asked.unchecked),
         "layout": task.asked.layout.to_dict(), "num_gpus": int(task.asked.layout.num_gpus),
         "outcome": failed[0].outcome if failed else "completed", "failure": _failure(failed[0]) if failed else None,
         "device": {"name": task.machine.name, "kind": task.machine.device, "ranks": 1},
