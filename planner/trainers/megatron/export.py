@@ -95,7 +95,8 @@ def _sharding(job: ExportJob) -> mcore.Fields:
     sums = "fp32" if mcore.sums_in_fp32(job) else "bf16"
     return {
         "use_megatron_fsdp": True, "data_parallel_sharding_strategy": STRATEGIES[job.layout.zero],
-        "use_distributed_optimizer": True, "init_model_with_meta_device": True, "ckpt_format": "fsdp_dtensor", "megatron_fsdp_main_params_dtype": "fp32",
+        "use_distributed_optimizer": True, "init_model_with_meta_device": True, "ckpt_format": "fsdp_dtensor",
+        "megatron_fsdp_main_params_dtype": "fp32",
         "megatron_fsdp_main_grads_dtype": sums, "megatron_fsdp_grad_comm_dtype": sums,
     }  # fmt: skip
 
