@@ -39,6 +39,14 @@ class Reading:
     """One of workload.PRECISIONS."""
     optimizer: str = "adam"
     """One of workload.OPTIMIZERS."""
+    lora_rank: int | None = None
+    """Rank of the adapters, 0 = every weight is trained; None = the trainer's habit."""
+    lora_targets: str = "all"
+    """One of workload.LORA_TARGETS."""
+    frozen_weights: str | None = None
+    """Dtype of the base under adapters, one of workload.FROZEN_WEIGHTS; None = the trainer's habit."""
+    objective: str = "lm"
+    """One of workload.OBJECTIVES."""
     num_gpus: int | None = None
     """GPUs, where the configuration says how many."""
     hardware: str | None = None
@@ -51,6 +59,8 @@ class Reading:
 
 SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
 """What a user may say in addition to the configuration; it goes before what was read."""
+WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "frozen_weights", "objective")
+"""What the configuration alone says of the workload."""
 NEEDED = {
     "model": ("which model it trains", "--model"), "num_gpus": ("how many GPUs run it", "--gpus"),
     "sequence_length": ("how long its sequences are", "--sequence-length"),
@@ -66,7 +76,7 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     for name, (what, flag) in NEEDED.items():
         if values[name] is None:
             raise PlannerError(f"the configuration does not say {what}; give {flag}")
-    resolved = resolve(Request(**values, precision=reading.precision, optimizer=reading.optimizer))
+    resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
