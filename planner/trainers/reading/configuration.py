@@ -31,6 +31,8 @@ class Reading:
     """Fields of Layout that the configuration says; what is not said keeps the planner's default."""
     model: ModelSpec | None = None
     """The architecture; None = the configuration does not say it."""
+    model_name: str = ""
+    """What the configuration calls it, where that is no preset."""
     sequence_length: int | None = None
     """Tokens per sequence; None = not said."""
     global_batch_size: int | None = None
@@ -74,6 +76,11 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     what neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
     for name, (what, flag) in NEEDED.items():
+        if name == "model" and values[name] is None and reading.model_name:
+            raise PlannerError(
+                f"the configuration trains {reading.model_name}, which is no preset; give --model with its name on the hub, its "
+                "config.json or a preset that is like it"
+            )
         if values[name] is None:
             raise PlannerError(f"the configuration does not say {what}; give {flag}")
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
