@@ -22,7 +22,9 @@ QUIET = re.compile(
     r"|flash_attention|bfloat16|fp16|image_\w+|rl|ddp_\w+|batch_flattening|device_map|type_of_model|bnb_config_kwargs.*"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
-FOREIGN = ("relora", "lisa_step_interval", "diffusion", "reward_model", "process_reward_model", "qat", "unfrozen_parameters", "use_ray")
+FOREIGN = (
+    *("relora", "lisa_step_interval", "diffusion", "reward_model", "process_reward_model", "qat", "unfrozen_parameters"),
+)
 
 
 def read(path: Path, num_gpus: int | None = None) -> Reading:
@@ -52,7 +54,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     checkpoints = given.get("gradient_checkpointing", False)
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=given.get("base_model"),
-        micro_batch_size=micro or 1, accumulation=steps or (None if given.get("batch_size") else 1), batch=given.number("batch_size"),
+        micro_batch_size=micro or 1, accumulation=steps or (None if given.get("batch_size") else 1),
+        batch=given.number("batch_size"),
         sequence_length=given.size("sequence_len", 512), precision=precision, half_weights=precision in ("bf16", "fp8"),
         optimizer=optimizer(given, given.get("optimizer", "adamw_torch_fused"), "optimizer"),
         recompute=checkpoints not in (False, "false", None),

@@ -14,7 +14,8 @@ OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
 NO_REFERENCE = ("orpo", "simpo")
 FOREIGN = {
     "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_dora": "DoRA",
-    "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro", "use_hyper_parallel": "HyperParallel", "use_mca": "Megatron (MCA)",
+    "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro",
+    "use_hyper_parallel": "HyperParallel", "use_mca": "Megatron (MCA)",
     "use_kt": "KTransformers", "use_asft_loss": "the reference model of ASFT",
 }  # fmt: skip
 """Settings that change what is stored, and that the planner has no word for."""
@@ -26,7 +27,7 @@ QUIET = re.compile(
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
     r"|ref_model|use_fast_tokenizer|use_swanlab|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
 )
-"""Settings of LLaMA-Factory that decide nothing of a plan: the length stands in cutoff_len, checkpointing in disable_gradient_checkpointing."""
+"""Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
 
 def read(path: Path, num_gpus: int | None = None) -> Reading:

@@ -23,13 +23,18 @@ OPTIMIZERS = {
     "paged_adamw_8bit": "paged_adam_8bit", "pagedadamw8bit": "paged_adam_8bit", "adafactor": "adafactor",
     "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",
 }  # fmt: skip
-"""Optimizers by their names in transformers, DeepSpeed, torch and bitsandbytes.  [transformers, training_args.py: OptimizerNames]"""
+"""Optimizers by their names in transformers, DeepSpeed, torch and bitsandbytes.  [transformers, training_args.py]"""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
+JOINT = {
+    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv"), "qkv"),
+    **dict.fromkeys(("linear_proj", "output_proj", "out_proj", "attention_dense"), "o"),
+}
+"""Linear layers of attention under other names, by the letters of their parts."""
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
 QUIET = re.compile(
     r"(.*\.)?(output_dir|overwrite_output_dir|logging_\w+|save_\w+|eval\w*|do_\w+|report_to|run_name|seed|data_seed|learning_rate"
-    r"|lr_\w+|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset\w*"
+    r"|lr_.*|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset.*"
     r"|dataloader_\w+|ddp_timeout|ddp_find_unused_parameters|remove_unused_columns|resume_from_checkpoint|trust_remote_code"
     r"|chat_template\w*|model_revision|per_device_eval_batch_size|disable_tqdm|load_best_model_at_end|metric_for_best_model"
     r"|greater_is_better|group_by_length|tf32|special_tokens.*|preprocessing_num_workers|plot_loss|max_samples|template|system"
@@ -104,8 +109,11 @@ def reading(job: FineTuning) -> Reading:
     frozen, noted = _frozen(job)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
+    if not job.lora_rank:
+        options.pop("adapter_dropout", None)
     return Reading(
-        trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""), sequence_length=job.sequence_length,
+        trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
+        sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=job.optimizer, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets=job.lora_targets if job.lora_rank else "all",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
@@ -157,9 +165,7 @@ def adapter_targets(names: Any) -> str:
     parts = set()
     for word in words:
         tail = str(word).strip().rpartition(".")[2].lower()
-        short = {"qkv_proj": "qkv", "linear_qkv": "qkv", "query_key_value": "qkv", "c_attn": "qkv", "attention_qkv": "qkv",
-                 "wqkv": "qkv", "linear_proj": "o", "output_proj": "o", "out_proj": "o", "attention_dense": "o"}.get(tail, tail)  # fmt: skip
-        parts |= set("qkv") if short == "qkv" else {short.removesuffix("_proj")}
+        parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
     found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
     return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
 

@@ -1,4 +1,4 @@
-"""How a job of Hugging Face's Trainer is split: DeepSpeed's JSON, the YAML of accelerate, the fsdp settings of TrainingArguments."""
+"""How a job of Hugging Face's Trainer is split: DeepSpeed's JSON, the YAML of accelerate, fsdp of TrainingArguments."""
 
 import dataclasses
 import re
@@ -29,8 +29,8 @@ PRESETS: dict[str, dict[str, int]] = {
     "deepspeed_configs/zero3.json": {"zero": 3}, "deepspeed_configs/zero3_bf16.json": {"zero": 3},
     "deepspeed_configs/zero3_bf16_cpuoffload_all.json": {"zero": 3, **HOST_ALL},
 }  # fmt: skip
-"""Names whose file is known: words of ms-swift (swift/config), LLaMA-Factory's examples/deepspeed, axolotl's deepspeed_configs, in which
-zero2 keeps optimizer states on the host.  [modelscope/ms-swift, hiyouga/LLaMA-Factory, axolotl-ai-cloud/axolotl, main, 2026-11]"""
+"""Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
+(deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
 QUIET_ZERO = re.compile(
     r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
     r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
@@ -167,8 +167,8 @@ def accelerate(path: Path) -> Sharding:
 
 
 def accelerate_named(given: Settings) -> Sharding | None:
-    """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file or in a
-    script beside it; None = nobody names one. Raises PlannerError when it is not there."""
+    """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
+    script beside it or in a README.md above; None = nobody names one. Raises PlannerError when it is not there."""
     name = given.get("accelerate") or _launched_with(given.path)
     if name is None:
         return None
@@ -183,11 +183,14 @@ def accelerate_named(given: Settings) -> Sharding | None:
 
 def _launched_with(path: Path) -> str | None:
     """The file of accelerate in the command that launches a recipe."""
-    texts = [path, *sorted(path.parent.glob("*.sh"))[:20]] if path.suffix in (".yaml", ".yml", ".json") else []
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return None
+    guides = [folder / "README.md" for folder in (path.parent, path.parent.parent)]
+    texts = [path, *sorted(path.parent.glob("*.sh"))[:20], *(one for one in guides if one.is_file())]
     for one in texts:
         text = re.sub(r"\\\n[ #]*", " ", read_text(one))
         for command in re.findall(r"accelerate launch[^\n]*", text):
-            if one != path and path.name not in command:
+            if one != path and "/".join(path.parts[-2 if one in guides else -1 :]) not in command:
                 continue
             if (found := re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)) is not None:
                 return found[1]
@@ -242,9 +245,8 @@ def _deepspeed_yaml(given: Settings) -> Sharding:
     )
     fields = {"zero": part.size("zero_stage", 2, least=0), **_host(given, optimizer, weights, Settings(given.path, {}))}
     steps = part.get("gradient_accumulation_steps")
-    return Sharding(
-        kind="deepspeed", fields=fields, accumulation=None if steps in (None, "auto") else part.number("gradient_accumulation_steps"),
-    )  # fmt: skip
+    number = None if steps in (None, "auto") else part.number("gradient_accumulation_steps")
+    return Sharding(kind="deepspeed", fields=fields, accumulation=number)
 
 
 def _megatron_yaml(given: Settings) -> Sharding:

@@ -17,7 +17,9 @@ QUIET = re.compile(
     r"|decontaminate|use_logits_to_keep|bos_token|is_decoder|config|token|auto_insert_empty_system_msg|preprocessing_num_workers"
     r"|fsdp_transformer_layer_cls_to_wrap|aux_loss_enabled|router_aux_loss_coef|use_auth_token|project|dataset_mixer.*|instruct_\w+"
 )
-NOT_LM = {"orpo": "ORPO", "kto": "KTO", "grpo": "GRPO", "ppo": "PPO", "rloo": "RLOO", "cpo": "CPO", "gkd": "GKD", "reward": "reward training"}
+NOT_LM = {
+    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd")}, "reward": "reward training",
+}  # fmt: skip
 """Trainers of TRL whose step is not one of a language model or of DPO, as words of a path."""
 LENGTH = 1024
 """max_length of SFTConfig and DPOConfig."""
