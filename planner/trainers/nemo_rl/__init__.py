@@ -1,0 +1,4 @@
+"""NeMo-RL."""
+
+PLACE = 109
+FORM = ("yaml yml", r"^policy:")
