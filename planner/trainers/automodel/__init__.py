@@ -1,4 +1,4 @@
 """NeMo AutoModel."""
 
-PLACE = 107
+PLACE = 6
 FORM = ("yaml yml", r"(?m)_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:")

@@ -1,4 +1,4 @@
 """NeMo-RL."""
 
-PLACE = 109
-FORM = ("yaml yml", r"^policy:")
+PLACE = 5
+FORM = ("yaml yml", r"^policy:|^defaults:\s*[\"']?[./\w-]+\.ya?ml")

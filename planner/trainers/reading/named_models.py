@@ -11,6 +11,7 @@ _SOURCE = re.compile(r"^source:.*?Hugging Face [\w.-]+/([\w.-]+)", re.MULTILINE)
 _FORM = re.compile(
     r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking)$"
 )
+_PART = re.compile(r"-(instruct|chat|base|it)\b")
 """Endings that change neither sizes nor layers: tuned, converted, quantised. Versions stay: their sizes may differ."""
 
 
@@ -34,7 +35,7 @@ def preset_of(name: str) -> str | None:
     asked = name.strip("/").rpartition("/")[2].lower().replace("_", "-")
     known = _known()
     while asked:
-        for one in (asked, asked.removeprefix("meta-"), re.sub(r"-(instruct|chat|base)\b", "", asked)):
+        for one in (asked, asked.removeprefix("meta-"), _PART.sub("", asked)):
             if one in known:
                 return known[one]
         shorter = _FORM.sub("", asked)
@@ -54,8 +55,8 @@ def _known() -> dict[str, str]:
             tail = repository.lower()
             while (shorter := _FORM.sub("", tail)) != tail:
                 tail = shorter
-            found.setdefault(tail, path.stem)
-            found.setdefault(tail.removeprefix("meta-"), path.stem)
+            for one in (tail, tail.removeprefix("meta-"), _PART.sub("", tail)):
+                found.setdefault(one, path.stem)
     for alias, preset in library.read_yaml(library.profiles_directory() / "model_aliases.yaml").items():
         found.setdefault(str(alias).rpartition("/")[2], str(preset))
     return found
