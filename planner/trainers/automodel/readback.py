@@ -9,6 +9,7 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer, quantised
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
@@ -31,9 +32,9 @@ FP8 = {
 }  # fmt: skip
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(file_settings(path, "a recipe of NeMo AutoModel"))), num_gpus)
+    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of NeMo AutoModel")))), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

@@ -8,6 +8,7 @@ from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.values import quotient
@@ -21,9 +22,9 @@ FROZEN = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.int8-training": "int8"}
 LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False, "mlp": False}
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, file_settings(path, "a configuration of LitGPT")), num_gpus)
+    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT"))), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

@@ -7,6 +7,7 @@ from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
 
@@ -30,9 +31,9 @@ QUIET = re.compile(
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, file_settings(path, "a configuration of LLaMA-Factory")), num_gpus)
+    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory"))), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:

@@ -10,6 +10,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
@@ -23,9 +24,9 @@ READ_HERE = re.compile(
 """Of all other settings those are shown that may change time or memory of the step; generation is not part of the plan."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(extended(path, "a configuration of NeMo-RL"))), num_gpus)
+    return parse(Settings(path, resolved(said.filled(extended(path, "a configuration of NeMo-RL")))), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

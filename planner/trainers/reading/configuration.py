@@ -9,11 +9,11 @@ from typing import Any
 
 from planner import library
 from planner.defaults import Request, resolve
-from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.rules import check
+from planner.trainers.reading.given import Question, ask
 
 NOT_ARCHITECTURE = (
     "name", "source", "published_parameters", "published_active_parameters", "max_sequence_length", "num_shared_experts",
@@ -55,8 +55,12 @@ class Reading:
     """Profile, where the configuration says it."""
     unread: tuple[str, ...] = ()
     """Settings that a plan does not hold, each with its value: listed, never dropped silently."""
+    noise: tuple[str, ...] = ()
+    """Names of settings that change neither time nor memory: counted, not listed."""
     notes: tuple[str, ...] = ()
     """What was taken for what."""
+    questions: tuple[Question, ...] = ()
+    """What decides time or memory and could not be read: asked for before the plan is priced."""
 
 
 SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
@@ -64,30 +68,33 @@ SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_b
 WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "frozen_weights", "objective")
 """What the configuration alone says of the workload."""
 NEEDED = {
-    "model": ("which model it trains", "--model"), "num_gpus": ("how many GPUs run it", "--gpus"),
-    "sequence_length": ("how long its sequences are", "--sequence-length"),
-    "global_batch_size": ("its global batch", "--global-batch-size"),
-}  # fmt: skip
+    "model": Question(name="--model NAME", about="which model it trains"),
+    "num_gpus": Question(name="--gpus N", about="how many GPUs run it"),
+    "sequence_length": Question(name="--sequence-length S", about="how long its sequences are"),
+    "global_batch_size": Question(name="--global-batch-size B", about="sequences per step"),
+}
 """What a plan cannot be without, and the flag that says it."""
 
 
 def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) -> Plan:
-    """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError for
-    what neither says."""
+    """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
+    sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    for name, (what, flag) in NEEDED.items():
-        if name == "model" and values[name] is None and reading.model_name:
-            raise PlannerError(
-                f"the configuration trains {reading.model_name}, which is no preset; give --model with its name on the hub, its "
-                "config.json or a preset that is like it"
-            )
-        if values[name] is None:
-            raise PlannerError(f"the configuration does not say {what}; give {flag}")
+    questions = [*reading.questions, *(_needed(name, reading) for name in NEEDED if values[name] is None)]
+    if questions:
+        ask("the configuration", questions)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def _needed(name: str, reading: Reading) -> Question:
+    if name == "model" and reading.model_name:
+        about = f"{reading.model_name} is no preset: its name on the hub, its config.json, or a preset that is like it"
+        return dataclasses.replace(NEEDED[name], about=about)
+    return NEEDED[name]
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:

@@ -9,6 +9,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Question
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
@@ -79,6 +80,7 @@ class FineTuning:
     """Ranks that share one sequence, beside those of ``sharding``."""
     quiet: re.Pattern[str] = QUIET
     notes: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
 
 
 def reading(job: FineTuning) -> Reading:
@@ -89,7 +91,7 @@ def reading(job: FineTuning) -> Reading:
     fields = {**shard.fields}
     split = fields.get("tp", 1) * fields.get("cp", 1) * fields.get("pp", 1)
     micro, steps = job.micro_batch_size, job.accumulation
-    batch = None
+    batch = micro * (steps or 1)  # of one replica: to_plan asks for the GPUs first
     if gpus is not None:
         dp = quotient(gpus, split, f"{where}: GPUs by tensor, pipeline and sequence parallel degrees")
         if steps is None:
@@ -118,7 +120,7 @@ def reading(job: FineTuning) -> Reading:
         lora_targets=job.lora_targets if job.lora_rank else "all",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
-        notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
+        questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
     )  # fmt: skip
 
 
@@ -153,7 +155,8 @@ def optimizer(given: Settings, name: Any, setting: str) -> str:
     word = str(name).lower().removeprefix("optimizernames.")
     if word not in OPTIMIZERS:
         raise PlannerError(
-            f"{given.where(setting)} is {shown(name)}, whose states are not modelled; say --set {setting}=NAME with one like it: "
+            f"{given.where(setting)} is {shown(name)}, whose states are not modelled; say --set {given.place}{setting}=NAME with one "
+            f"like it: "
             f"{', '.join(one for one in OPTIMIZERS if one in ('adamw_torch', 'adamw_8bit', 'adafactor', 'lion', 'sgd', 'muon'))}"
         )
     return OPTIMIZERS[word]

@@ -8,6 +8,7 @@ from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
@@ -24,9 +25,9 @@ SIZES = {"0_5b": "0.5b", "1_5b": "1.5b", "0_6b": "0.6b", "1_7b": "1.7b"}
 DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "bf16_true"}
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(file_settings(path, "a recipe of torchtune"))), num_gpus)
+    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of torchtune")))), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:
@@ -55,7 +56,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         "offload_parameters": int(given.flag("fsdp_cpu_offload") or given.flag("fsdp.cpu_offload")),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}),
     }  # fmt: skip
-    batch = None
+    batch = micro * steps  # of one replica: to_plan asks for the GPUs first
     if gpus is not None:
         fields["dp"] = quotient(gpus, tp * cp, f"{given.path}: GPUs by tensor_parallel_dim x context_parallel_dim")
         batch = micro * steps * fields["dp"]

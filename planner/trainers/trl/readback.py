@@ -7,6 +7,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
 
@@ -25,9 +26,9 @@ LENGTH = 1024
 """max_length of SFTConfig and DPOConfig."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, file_settings(path, "a recipe of TRL")), num_gpus)
+    return parse(Settings(path, said.filled(file_settings(path, "a recipe of TRL"))), said.num_gpus)
 
 
 def parse(
@@ -40,11 +41,8 @@ def parse(
     adapters = given.flag("use_peft") or (given.get("lora_r") is not None and given.get("use_peft") is None)
     bits = 4 if given.flag("load_in_4bit") else 8 if given.flag("load_in_8bit") else 0
     found = sharding or accelerate_named(given) or from_arguments(given)
-    if found is None and num_gpus != 1:
-        raise PlannerError(
-            f"{given.path}: how the job is split stands in the configuration of accelerate that launches it; give its file with "
-            "--set accelerate=FILE, or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard or --gpus 1"
-        )
+    about = "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...) or --set fsdp=full_shard"
+    open_ = (Question(name="accelerate", choices=("FILE",), about=about),) if found is None and num_gpus != 1 else ()
     return fine_tuning.reading(FineTuning(
         given=given, trainer="trl", model=given.get("model_name_or_path"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
@@ -56,6 +54,7 @@ def parse(
         lora_targets=adapter_targets(given.get("lora_target_modules", ["q_proj", "v_proj"])),
         frozen_weights=quantised(bits, given.flag("use_bnb_nested_quant")) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        questions=open_,
     ))  # fmt: skip
 
 
