@@ -31,6 +31,8 @@ class Reading:
     """Fields of Layout that the configuration says; what is not said keeps the planner's default."""
     model: ModelSpec | None = None
     """The architecture; None = the configuration does not say it."""
+    model_name: str = ""
+    """What the configuration calls it, where that is no preset."""
     sequence_length: int | None = None
     """Tokens per sequence; None = not said."""
     global_batch_size: int | None = None
@@ -39,6 +41,14 @@ class Reading:
     """One of workload.PRECISIONS."""
     optimizer: str = "adam"
     """One of workload.OPTIMIZERS."""
+    lora_rank: int | None = None
+    """Rank of the adapters, 0 = every weight is trained; None = the trainer's habit."""
+    lora_targets: str = "all"
+    """One of workload.LORA_TARGETS."""
+    frozen_weights: str | None = None
+    """Dtype of the base under adapters, one of workload.FROZEN_WEIGHTS; None = the trainer's habit."""
+    objective: str = "lm"
+    """One of workload.OBJECTIVES."""
     num_gpus: int | None = None
     """GPUs, where the configuration says how many."""
     hardware: str | None = None
@@ -55,6 +65,8 @@ class Reading:
 
 SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
 """What a user may say in addition to the configuration; it goes before what was read."""
+WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "frozen_weights", "objective")
+"""What the configuration alone says of the workload."""
 NEEDED = {
     "model": Question(name="--model NAME", about="which model it trains"),
     "num_gpus": Question(name="--gpus N", about="how many GPUs run it"),
@@ -68,14 +80,21 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
     sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    questions = [*reading.questions, *(question for name, question in NEEDED.items() if values[name] is None)]
+    questions = [*reading.questions, *(_needed(name, reading) for name in NEEDED if values[name] is None)]
     if questions:
         ask("the configuration", questions)
-    resolved = resolve(Request(**values, precision=reading.precision, optimizer=reading.optimizer))
+    resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def _needed(name: str, reading: Reading) -> Question:
+    if name == "model" and reading.model_name:
+        about = f"{reading.model_name} is no preset: its name on the hub, its config.json, or a preset that is like it"
+        return dataclasses.replace(NEEDED[name], about=about)
+    return NEEDED[name]
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:
