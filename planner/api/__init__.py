@@ -7,7 +7,7 @@ Each call imports what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import fspath
@@ -320,20 +320,31 @@ def plot_profile(name: File, picture: File) -> None:
     plot(load_hardware(fspath(name)), path)
 
 
-def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:
+def import_config(
+    file: File,
+    *,
+    format: str | None = None,
+    settings: Mapping[str, str] | Sequence[str] = (),
+    micro_batch_size: int | None = None,
+    **said: Unpack[JobKeywords],
+) -> Imported:
     """A trainer's configuration as a plan, priced. Keywords go before what is read: model, gpus, hardware, trainer,
     sequence_length, global_batch_size.
 
-    ``format``: 'megatron', 'torchtitan', 'deepspeed' or 'nanotron'; None = by its content. Raises PlannerError for what
-    neither says.
+    ``format``: a trainer that has a reader; None = by the file's content. ``settings``: values of variables of a script and of
+    keys of a configuration, {'PP_SIZE': '8'} or ['PP_SIZE=8']; ``micro_batch_size``: sequences per forward pass where the file
+    leaves it to the command line. Raises PlannerError with what decides time or memory and is said nowhere.
     """
     from planner.trainers.reading import read
     from planner.trainers.reading.configuration import SAID, to_plan
+    from planner.trainers.reading.given import Given, parse_settings
 
     require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
     fields = {name: value for name, value in request_fields(said).items() if name in SAID}
-    reading = read(Path(file), format, fields.get("num_gpus"))
-    return Imported(to_plan(reading, fields), unread=reading.unread, notes=reading.notes)
+    beside = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
+    given = Given(**beside, micro_batch_size=micro_batch_size, settings=parse_settings(settings))
+    reading = read(Path(file), format, given)
+    return Imported(to_plan(reading, fields), unread=reading.unread, noise=reading.noise, notes=reading.notes)
 
 
 __all__ = [

@@ -226,6 +226,8 @@ class Imported(Plan):
 
     unread: tuple[str, ...] = ()
     """Settings that a plan does not hold, each with its value."""
+    noise: tuple[str, ...] = ()
+    """Names of settings that change neither time nor memory."""
     notes: tuple[str, ...] = ()
     """What was taken for what."""
 
