@@ -9,6 +9,8 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.trainers.reading.given import Question, ask
+from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
@@ -32,6 +34,8 @@ class Settings:
             return self.section(head).get(rest, default)
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name)
+        if isinstance(value, str) and is_open(value):
+            ask(str(self.path), [Question(name=one, about=f"of {self.place}{name}") for one in roots(value)])
         return default if value is None or value == "" else value
 
     def first(self, *names: str, default: Any = None) -> Any:
@@ -85,7 +89,7 @@ class Settings:
             if isinstance(value, Mapping) and name not in self.asked:
                 yield from Settings(self.path, value, f"{name}.", self.asked).left()
             elif name not in self.asked and value not in (None, "", False, {}, []):
-                yield f"{name} = {shown(value)}"
+                yield f"{name} = {shown(shown_text(value) if isinstance(value, str) else value)}"
 
 
 def parsed(text: str) -> Any:
