@@ -37,7 +37,7 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
     kind = str(given.get("rlhf_type", "dpo"))
     if mode == "rlhf" and kind != "dpo":
         raise PlannerError(f"{given.where('rlhf_type')} is {shown(kind)}, which is not modelled; dpo is")
-    name = str(given.first("model", "load", default=""))
+    name = given.label("model", "load")
     model, notes = named_model(name, given.path) if name else (None, ())
     fields = _layout(given)
     batch = given.size("global_batch_size", 16)

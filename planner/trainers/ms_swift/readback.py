@@ -22,7 +22,8 @@ QUIET = re.compile(
     r"|attn_impl|lazy_tokenize|label_smoothing|beta|rpo_alpha|sft_alpha|loss_type|max_pixels|loss_weights|new_special_tokens|check_model"
     r"|deepspeed_autotp_size|use_chat_template|response_prefix|enable_thinking|add_non_thinking_prefix|router_aux_loss_coef|max_epochs"
     r"|external_plugins|callbacks|use_logits_to_keep|modules_to_save.*|enable_dft_loss|rope_scaling|norm_bbox|ignore_data_skip|task_type"
-    r"|train_dataloader_shuffle|cached_\w+|write_batch_size|model_kwargs|init_weights|metric|acc_strategy|optim_args|merge_lora|ddp_backend"
+    r"|train_dataloader_shuffle|cached_\w+|write_batch_size|model_kwargs|init_weights|metric|acc_strategy|optim_args|merge_lora"
+    r"|ddp_backend"
 )
 PROGRAM = r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)"
 OBJECTIVES = {"dpo": "dpo"}
@@ -42,7 +43,8 @@ def read(path: Path, said: Given) -> Reading:
     gpus = said.num_gpus or found.num_gpus
     if "megatron" in found.program:
         return parse_megatron(given, mode, gpus)
-    if (found.visible or 1) > (found.num_gpus or 1) and said.num_gpus is None and (found.sharding or Sharding()).num_gpus is None:
+    told = said.num_gpus or (found.sharding or Sharding()).num_gpus
+    if (found.visible or 1) > (found.num_gpus or 1) and told is None:
         raise PlannerError(
             f"{path}: {found.num_gpus or 1} processes see {found.visible} GPUs: layers spread over GPUs by device_map are not modelled; "
             "set NPROC_PER_NODE, or say --gpus N where every GPU has a process"
@@ -67,12 +69,14 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     precision = "fp16" if half else "fp32" if single else "bf16"
     bits = given.number("quant_bits", least=2, most=8) or given.number("quantization_bit", 0, 0, 8)
     found, double = _sharding(given, sharding), given.flag("bnb_4bit_use_double_quant", True)
+    optim = "muon" if given.get("optimizer") == "muon" else optimizer(given, given.get("optim", "adamw_torch_fused"), "optim")
     return fine_tuning.reading(FineTuning(
-        given=given, trainer="ms-swift", model=given.first("model", "model_id_or_path"),
+        given=given, trainer="ms-swift", model=given.label("model", "model_id_or_path"),
         micro_batch_size=given.number("per_device_train_batch_size") or given.size("batch_size"),
-        accumulation=given.number("gradient_accumulation_steps"), batch=16, sequence_length=given.number("max_length"),
+        accumulation=given.number("gradient_accumulation_steps"), batch=16,
+        sequence_length=given.number("max_length"),
         precision=precision, half_weights=dtype != "float32",
-        optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim") if given.get("optimizer") != "muon" else "muon",
+        optimizer=optim,
         recompute=given.flag("gradient_checkpointing", True), lora_rank=given.size("lora_rank", 8) if tuner == "lora" else 0,
         lora_targets=adapter_targets(given.get("target_modules", "all-linear")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if dtype == "float32" else "bf16",

@@ -43,6 +43,19 @@ class Settings:
         found = [self.get(name) for name in names]
         return next((value for value in found if value is not None), default)
 
+    def label(self, *names: str) -> str:
+        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for a name that is unknown."""
+        for name in names:
+            section, _, last = name.rpartition(".")
+            part = self.section(section) if section and "." not in section else self
+            value = part.data.get(last if part is not self else name)
+            if isinstance(value, str) and is_open(value) and "/" in value and not is_open(value.rstrip("/").rpartition("/")[2]):
+                part.asked.add(f"{part.place}{last}")
+                return value.rstrip("/").rpartition("/")[2]
+            if (found := self.get(name)) is not None:
+                return str(found)
+        return ""
+
     def flag(self, name: str, default: bool = False) -> bool:
         """Yes or no. Raises PlannerError."""
         value = self.get(name)
@@ -100,6 +113,8 @@ def parsed(text: str) -> Any:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
+    if value is None:
+        return None
     return value if isinstance(value, bool | int | float | str | list | dict) else text
 
 
