@@ -148,7 +148,8 @@ def test_ulysses_trains_as_one_process(tmp_path: Path) -> None:
     data = ("--deepspeed", "ds_config.json", "--dataset", "data", "--tokenizer", "tokenizer", "--steps", "3")
     runs = []
     for processes, folder in enumerate(folders, 1):
-        start = ("torchrun", "--standalone", "--nproc-per-node", str(processes), str(Path(__file__).with_name("deepspeed_on_cpu.py")))
+        begins = str(Path(__file__).with_name("deepspeed_on_cpu.py"))
+        start = ("torchrun", "--standalone", "--nproc-per-node", str(processes), begins)
         runs.append(re.findall(r"'train_loss': '([\d.]+)'", ran(folder, *data, start=start)))
     assert runs[0] and set(runs[0]) == set(runs[1])
     assert "'train_loss'" in ran(folders[1], *data, "--sft", start=start)
