@@ -59,7 +59,8 @@ def advise(
     """Changes that make a job fit: of fine-tuning first those that need no other GPUs, cheapest first; else more GPUs, other GPUs,
     then the others.
 
-    ``needed``: bytes that the closest attempt needs; cards with clearly less are not tried. ``ask`` is what the user's command asks for with some flags replaced, ``command`` its text; ``progress`` hears what is tried.
+    ``needed``: bytes that the closest attempt needs; cards with clearly less are not tried. ``ask`` is what the user's command asks
+    for with some flags replaced, ``command`` its text; ``progress`` hears what is tried.
     """
 
     def tried(changes: Iterator[Change], most: int = 1) -> list[Advice]:
