@@ -123,6 +123,30 @@ def every_operation(place: Any, say: Callable[[Any], None], sizes: tuple[int, ..
     say(found)
 
 
+def few_communicators(place: Any, say: Callable[[Any], None]) -> None:
+    """Every pattern there and back twice where few may be formed at once: (most patterns, groups of the library, limits said)."""
+    import torch.distributed as dist
+
+    from planner.lab.profile import rank_groups
+    from planner.lab.profile.collective_timing import measure_collective
+    from planner.lab.profile.patterns import Pattern, collective_point
+
+    rank_groups.MOST_COMMUNICATORS = 2
+    ranks = joined(place, say)
+    limits: list[Any] = []
+    again = ranks.watch.again
+    ranks.watch.again = lambda seconds=None: (limits.append(seconds), again(seconds))[1]  # type: ignore[method-assign]
+    patterns = [Pattern(n=2, stride=1), Pattern(n=2, stride=2), Pattern(n=4, stride=1)]
+    buffers, formed, open_ = rank_groups.Buffers(4096, "cpu"), [], []
+    for pattern in [*patterns, *patterns[::-1]] * 2:
+        point = collective_point("all_reduce", pattern, 4096, "fp32", ranks.local)
+        assert measure_collective(point, ranks, buffers, 0.002) is not None
+        formed.append(sorted((one.n, one.stride) for one in ranks.groups))
+        open_.append(len(dist.distributed_c10d._world.pg_map))
+    ranks.watch.done()
+    say((formed, max(open_), max(one for one in limits if one)))
+
+
 def wrong_data(place: Any, say: Callable[[Any], None]) -> None:
     """An all-reduce that loses one element on the last rank."""
     import torch.distributed as dist

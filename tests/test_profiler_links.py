@@ -32,6 +32,27 @@ def test_every_operation_returns_right_data_and_a_time(world: int, operations: i
     assert all(one == found for one in said.values()), "every rank has the slowest rank's time"
 
 
+@pytest.mark.proof
+def test_groups_are_ended_before_a_node_has_too_many() -> None:
+    """A pattern of pairs has two groups on a node of four, which is all that is allowed here beside the one that was used last."""
+    said = ranks.together(4, ranks.few_communicators)
+    formed, most, longest = said[0]
+    assert formed[:4] == [[(2, 1)], [(2, 1), (2, 2)], [(2, 2), (4, 1)], [(2, 2), (4, 1)]]
+    assert max(map(len, formed)) == 2 and len(formed) == 12, "three patterns, and ended ones are formed again"
+    assert most == 3 and longest == 120.0, "the control group and two more; the first collective has a limit of its own"
+
+
+def test_sums_are_known_without_adding_ranks() -> None:
+    import torch
+
+    from planner.lab.profile.rank_groups import added, content
+
+    index = torch.arange(40)
+    for n in (2, 3, 8, 51, 200, 1024):
+        one_by_one = sum((content(rank, index, n) for rank in range(1, n)), content(0, index, n))
+        assert torch.equal(added(index, n), one_by_one), n
+
+
 def test_wrong_data_is_a_failed_profile() -> None:
     said = ranks.together(2, ranks.wrong_data)
     for sentence in said.values():

@@ -170,8 +170,9 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
         collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
         for number, (dtype, entries) in enumerate(rounds)
         if dtype
-        for places in coarse_first(len(octaves))
-        for pattern, ops in entries.items()
+        for turn, places in enumerate(coarse_first(len(octaves)))
+        # There and back: groups that are still formed come first.
+        for pattern, ops in list(entries.items())[:: -1 if turn % 2 else 1]
         for op in ops
         if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
         for place in places

@@ -186,13 +186,13 @@ class Journal:
         if not path.exists():
             raise PlannerError(f"{path}: nothing was measured")
         journal = cls(path, header or {})
+        data = library.parse_json(library.read_text(path), f"{path}: is not a journal of a profile")
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
             if data["digest"] != digest(data):
                 raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
             measured = [Measured.from_dict(entry) for entry in data["measured"]]
             failed = {Point.from_dict(entry["point"]): entry["reason"] for entry in data["failed"]}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
         for key, value in journal.header.items():
             before = data["header"].get(key)

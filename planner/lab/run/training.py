@@ -27,6 +27,7 @@ from planner.lab.reference import transformer
 from planner.lab.reference.fused_operators import VocabularyLoss
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import FORWARD, Experts, Part, Place, angles
+from planner.lab.run.host_states import HostStates
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -241,8 +242,11 @@ class Run:
         """Adam as one kernel for all tensors, without temporary memory; DTensor has no such SGD."""
         rate = self.split.learning_rate
         if self.split.optimizer == "sgd":
-            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9)
-        return torch.optim.AdamW(part.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+            make: Any = partial(torch.optim.SGD, lr=rate, momentum=0.9)
+        else:
+            make = partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        share = self.split.host_states / 100.0
+        return HostStates(part.parameters(), share, make) if share else make(part.parameters())
 
     def examples(self, number: int) -> tuple[Tensor, Tensor]:
         """Input and output of a stage, without memory."""
