@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from virtual_cuda import VirtualCuda, VirtualRanks, operation
+from virtual_cuda import Event, VirtualCuda, VirtualRanks, operation
 
 from planner import units
 from planner.errors import PlannerError
@@ -115,6 +115,31 @@ def test_overlap_is_neither_dispatch_nor_skew(
     assert message.details["slowdown"] == pytest.approx(slower[1], rel=0.02)
     assert message.details["alone"] == pytest.approx(collective, rel=0.02)
     assert gemm.details["alone"] == pytest.approx(1.5e-3, rel=0.02)
+
+
+def test_one_queue_of_all_streams_shows_no_overlap(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Megatron sets it: collectives behind the first would begin before any product beside them."""
+    ranks: Any = on(VirtualCuda((0.0, 0.0)))
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(collective_timing.NotMeasuredError, match="CUDA_DEVICE_MAX_CONNECTIONS=1 makes one queue"):
+        overlap_timing.measure_overlap(overlap_points(2, 2, 2**28, "bf16", 1.0)[0], ranks, None, 0.05)  # type: ignore[arg-type]
+
+
+def test_what_ends_too_early_is_queued_longer_or_refused(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GEMMs that end before the collective does, and a host that is slower than the spin, are seen, and tried again."""
+    ranks: Any = on(VirtualCuda((0.0, 30e-6), (1.3, 1.3)), collective=2e-3)
+    gemm, message = overlap_points(2, 2, 2**28, "bf16", 1.0)[:2]
+    for name, value in (("COVER", 0.2), ("START_SPIN", 50e-6)):  # too few of them, too short a spin at first
+        with monkeypatch.context() as patch:
+            patch.setattr(overlap_timing, name, value)
+            for point in (gemm, message):
+                found = overlap_timing.measure_overlap(point, ranks, None, 0.05)  # type: ignore[arg-type]
+                assert found.details["slowdown"] == pytest.approx(1.3, rel=0.02)
+    monkeypatch.setattr(Event, "query", lambda _: True)  # the device is there before the host, however long it spins
+    with pytest.raises(
+        collective_timing.NotMeasuredError, match="the device began before the host had queued it, 4 times"
+    ):
+        overlap_timing.measure_overlap(gemm, ranks, None, 0.05)  # type: ignore[arg-type]
 
 
 def test_an_overlap_of_launches_is_refused(on: Any) -> None:
