@@ -13,7 +13,7 @@ from virtual_cuda import Event, VirtualCuda, VirtualRanks, operation
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile import definitions
+from planner.lab.profile import compute_points, definitions
 from planner.lab.profile.patterns import Pattern, collective_point, factor, form_points, overlap_points
 from planner.lab.profile.points import Journal, Measured, Point, Settings
 
@@ -217,7 +217,7 @@ def test_what_neighbours_share_is_measured_on_all_ranks_and_the_slowest_counts(
         assert one.median == pytest.approx(1.25 * mine[one.point.family])
         assert (one.details["slowest"], one.details["over_median"]) == (slowest, pytest.approx(1.25))
     alone = [
-        Measured.fact(Point.of(p.family, **{k: v for k, v in p.key if k != "ranks"}), mine["host_copy"])
+        Measured.fact(replace(p, key=tuple(pair for pair in p.key if pair[0] != "ranks")), mine["host_copy"])
         for p in points[1:]
     ]
     guess = load_hardware("h100-sxm")
@@ -311,7 +311,7 @@ def test_a_whole_profile_of_a_virtual_node_is_that_of_the_node(
         monkeypatch.setattr(module, "Operation", made)
     monkeypatch.setattr(collective_forms, "InPlace", made)
     monkeypatch.setattr(collective_forms, "dist", SimpleNamespace(all_reduce=lambda *_, **__: None))
-    monkeypatch.setattr(collective_forms, "torch", collective_timing.torch)
+    monkeypatch.setattr(collective_forms, "torch", cuda.as_torch())
     monkeypatch.setattr(operators, "operator", operator)
     hot = 1.1 * seconds_of(definitions.gemm("bf16", "forward", 8192, 8192, 8192))
     monkeypatch.setattr(compute_timing, "_product", lambda *_: lambda: cuda.kernel(hot, 6e-6))
@@ -327,7 +327,7 @@ def test_a_whole_profile_of_a_virtual_node_is_that_of_the_node(
     monkeypatch.setattr(worker, "Buffers", lambda *_: None)
     monkeypatch.setattr(worker, "_communicator", lambda _: None)
     monkeypatch.setattr(all_ranks, "SECONDS", {"cuda": 2.0})
-    monkeypatch.setitem(compute_timing.planned.SUSTAINED_SECONDS, "cuda", 2.5)
+    monkeypatch.setitem(compute_points.SUSTAINED_SECONDS, "cuda", 2.5)
 
     ranks.place, ranks.names = SimpleNamespace(rank=0, world=2), ["NVIDIA H100 80GB HBM3"] * 2
     ranks.from_first = lambda values, meanwhile=None: [float(one) for one in values]
