@@ -24,7 +24,7 @@ from planner.lab.launch.place import commands, first_host, place_from
 from planner.lab.launch.state import State
 from planner.lab.profile import fit_links
 from planner.lab.profile import profile_file as assemble
-from planner.lab.profile.collective_timing import rank_point
+from planner.lab.profile.all_ranks import rank_point
 from planner.lab.profile.patterns import (
     Pattern,
     asked_patterns,

@@ -113,17 +113,21 @@ def test_what_trains_differently_is_not_timed(tmp_path: Path) -> None:
         "parameters": 21,
         "values": 9,
         "parameter_error": 0.3,
-        "loss_and_norm_error": 0.1,
+        "loss_error": 0.1,
+        "norm_error": 0.1,
         "tolerance": 1e-12,
+        "loss_tolerance": 1e-12,
+        "norm_tolerance": 1e-12,
+        "why": "error of parameters 3.0e-01 in fp64, 1e-12 is allowed",
         "equal": False,
     }
     found = result(task(plan_file(tmp_path)), [entry(rank, 0.1, steps=[], parity=parity) for rank in (0, 1)], None)
-    assert found["outcome"] == "not_equal" and "error 3.0e-01 in fp64, 1e-12 is allowed" in found["failure"]["sentence"]
+    assert found["outcome"] == "not_equal" and parity["why"] in found["failure"]["sentence"]
     assert found["times"] == [] and found["rates"] is None
-    exact = parity | {"parameter_error": 0.0, "loss_and_norm_error": 0.0, "equal": True, "precision": "fp64"}
-    parity = exact | {"rounded": parity | {"tolerance": 0.08, "precision": "bf16"}}
+    exact = parity | {"parameter_error": 0.0, "equal": True, "precision": "fp64", "why": ""}
+    parity = exact | {"rounded": parity | {"precision": "bf16", "why": "gradients are summed over ranks in bfloat16"}}
     found = result(task(plan_file(tmp_path)), [entry(rank, 0.1, steps=[], parity=parity) for rank in (0, 1)], None)
-    assert found["outcome"] == "not_equal" and "error 3.0e-01 in bf16, 0.08 is allowed" in found["failure"]["sentence"]
+    assert found["outcome"] == "not_equal" and "summed over ranks in bfloat16; nothing was timed" in found["failure"]["sentence"]
     assert (
         not found["parity"]["equal"]
         and found["parity"]["largest_error"] == 0

@@ -25,6 +25,7 @@ from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, heed_signals
 from planner.lab.reference import fused_operators
+from planner.lab.reference.attention_kernel import RAN
 from planner.lab.run.clock import PASSES, Clock, Timed, memory, reset_memory, states
 from planner.lab.run.eager_pricing import UPDATE, host_is_measured, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP, Task
@@ -57,6 +58,7 @@ class OneRank:
         self.entry: dict[str, Any] = {
             "rank": place.rank, "host": met.watch.hosts[place.rank], "name": met.names[place.rank], "steps": [],
             "pressure": [pressure()], "parity": None, "loss": [], "memory": {}, "host_seconds": None, "not_compiled": {},
+            "attention": [],
         }  # fmt: skip
         self.core: Core | None = None
         """On a processor."""
@@ -162,6 +164,7 @@ class OneRank:
         """Keeps the times of one step."""
         self.entry["steps"].append(summary(timed, slowed))
         self.entry["not_compiled"] = dict(fused_operators.NOT_COMPILED)
+        self.entry["attention"] = sorted(set(RAN.values()))
         self.put()
 
     def _trace(self, made: Run) -> None:

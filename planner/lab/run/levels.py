@@ -6,6 +6,7 @@ run it, or "". The limits of time are the same on every level and are said befor
 """
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -26,7 +27,7 @@ from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced, price
 from planner.trainer import Trainer, load_trainer
 from planner.units import KIB, format_seconds
-from planner.workload import Workload
+from planner.workload import LOW_PRECISIONS, Workload
 
 START = 120.0
 """Seconds that ranks wait for each other."""
@@ -62,6 +63,8 @@ class Question:
     split: Split
     changes: tuple[str, ...]
     """What was changed so that the torch model can be compared with it, in words; empty for plans of torch's own trainers."""
+    unchecked: tuple[str, ...] = ()
+    """What of the plan is neither run nor priced here, a sentence each."""
 
     @property
     def job(self) -> Job:
@@ -77,6 +80,7 @@ class Question:
 def question(plan: Plan) -> Question:
     """What to run and to price for a plan. Raises PlannerError for what the torch model cannot say anything about."""
     trainer, layout, changes = plan.load_trainer(), plan.layout, []
+    workload, unchecked = _without(plan.workload)
     if trainer.code_base not in LIKE_TORCH:
         changes.append(f"trainer torchtitan instead of {trainer.name}, whose memory the torch model has not")
         trainer = load_trainer("torchtitan")
@@ -84,7 +88,8 @@ def question(plan: Plan) -> Question:
         changes += more
     cluster = plan.cluster()
     try:
-        check(Job(workload=plan.workload, cluster=cluster, trainer=trainer), layout)
+        on_device = layout.replace(offload_optimizer=0)  # states on the host are run whichever trainer has them
+        check(Job(workload=workload, cluster=cluster, trainer=trainer), on_device)
     except PlannerError as error:
         if not changes:
             raise
@@ -93,9 +98,32 @@ def question(plan: Plan) -> Question:
             f"refused: {error}; plan with --trainer torchtitan or fsdp"
         ) from error
     return Question(
-        workload=plan.workload, cluster=cluster, trainer=trainer, layout=layout,
-        split=split_of(plan.workload, trainer, layout), changes=tuple(changes),
+        workload=workload, cluster=cluster, trainer=trainer, layout=layout,
+        split=split_of(workload, trainer, layout), changes=tuple(changes), unchecked=tuple(unchecked),
     )  # fmt: skip
+
+
+def _without(workload: Workload) -> tuple[Workload, list[str]]:
+    """The workload without what the torch model has not, and can be left out of the run and of the prediction alike; each named."""
+    unchecked = []
+    if workload.precision in LOW_PRECISIONS:
+        unchecked.append(
+            f"precision {workload.precision}: linear layers run and are priced in bf16; their casts, products and bytes in "
+            f"{workload.precision} are not"
+        )
+        workload = dataclasses.replace(workload, precision="bf16")
+    if workload.model.mtp_layers:
+        modules = "prediction modules" if workload.model.mtp_layers > 1 else "prediction module"
+        unchecked.append(
+            f"{workload.model.mtp_layers} multi-token {modules}: left out of the run and of the prediction; on the last stage their "
+            "weights, activations and passes come on top"
+        )
+        model = dataclasses.replace(workload.model, mtp_layers=0, published_parameters=0.0, published_active_parameters=0.0)
+        workload = dataclasses.replace(workload, model=model)
+    if workload.model.is_moe and workload.expert_imbalance != 1.0:
+        unchecked.append("routing of a trained router: here every expert gets the same number of tokens, in the run and in the prediction")
+        workload = dataclasses.replace(workload, expert_imbalance=1.0)
+    return workload, unchecked
 
 
 def _as_torchtitan(layout: Layout) -> tuple[Layout, list[str]]:

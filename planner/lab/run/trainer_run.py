@@ -31,7 +31,7 @@ from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
-from planner.trainers.logs import parse_log
+from planner.trainers.logs import MOST_BYTES, parse_log
 from planner.trainers.reading.log_facts import Log, Steady, steady
 from planner.trainers.targets import load_target
 from planner.units import GIB, parse
@@ -94,10 +94,7 @@ def run_trainer(
     target = load_target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
-        try:
-            log = asked.log.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise PlannerError(f"{asked.log}: cannot be read ({error.strerror})") from error
+        log = library.read_text(asked.log, most=MOST_BYTES, errors="replace")
         return _found(plan, asked, log, Ended(code=0, hung=False, text=log), str(asked.log))
     require_expressible(target, job, file)
     if not asked.command:
