@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from planner.lab.profile.bisection import Group, find_slow, matches
+from planner.lab.profile.health_words import draw, sentences, tables
+from planner.library import read_yaml
 
 
 class MadeCluster:
@@ -73,3 +76,78 @@ def test_everyone_meets_everyone_once(count: int) -> None:
     assert sorted(pair for one in rounds for pair in one) == list(combinations(range(count), 2))
     assert all(len({member for pair in one for member in pair}) == 2 * len(one) for one in rounds)
     assert len(rounds) == (0 if count == 1 else count - 1 + count % 2)
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def a_check(**more: Any) -> dict[str, Any]:
+    """Of four healthy nodes of two GPUs."""
+    hosts = ["a", "b", "c", "d"]
+    inside = [[None, 200e9], [200e9, None]]
+    return {
+        "device": "NVIDIA H100 80GB HBM3", "hosts": hosts, "ranks_per_node": 2,
+        "product": {"over_median": 1.01, "slowest": 1, "host": "a"},
+        "inside": [inside for _ in hosts], "rails": [[48e9, 49e9] for _ in hosts],
+        "between": [[None if a == b else 97e9 for b in range(4)] for a in range(4)],
+        "bisection": {
+            "members": "nodes", "healthy": 380e9, "tolerance": 0.1, "slow": [], "links": [], "undecided": [],
+            "rounds": [
+                [{"members": [0, 1, 2, 3], "bandwidth": 300e9}],
+                [{"members": [0, 1], "bandwidth": 380e9}, {"members": [2, 3], "bandwidth": 150e9}],
+            ],
+        },
+        **more,
+    }  # fmt: skip
+
+
+def slow_node(**more: Any) -> dict[str, Any]:
+    healthy = a_check()
+    return {**healthy, "bisection": {**healthy["bisection"], "slow": [{"member": 2, "share": 0.4, "path": []}]}, **more}
+
+
+def test_a_sentence_names_what_is_slow_by_how_much_and_where_to_look() -> None:
+    assert sentences(a_check()) == []
+    rails = [[48e9, 49e9], [48e9, 49e9], [48e9, 20e9], [48e9, 49e9]]
+    [said] = sentences(slow_node(rails=rails))
+    assert said.startswith("node 2 (c) is slow: its all-reduce with a healthy one reaches 40% of 353.9 GiB/s")
+    assert "it is the NIC of its GPU 1: look at its NICs (ibstat" in said
+    [said] = sentences(slow_node(rails=[[48e9, 49e9], [48e9, 49e9], [18e9, 20e9], [48e9, 49e9]]))
+    assert "and at PCIe switches and ACS" in said
+    [said] = sentences(slow_node())
+    assert "its NICs are as fast as others one by one: look at its clock, power limit and heat" in said
+    [said] = sentences(a_check(rails=rails))
+    assert said.startswith("the NIC of GPU 1 of node 2 (c) moves 18.63 GiB/s, 42% of the median: look at its NICs")
+    inside = [[[None, 200e9], [200e9, None]] for _ in range(4)]
+    inside[3][0][1] = 90e9
+    [said] = sentences(a_check(inside=inside))
+    assert said.startswith("from rank 6 to 7 on d: 83.82 GiB/s, 45% of others: look at nvidia-smi nvlink --status")
+    [said] = sentences(a_check(product={"over_median": 1.3, "slowest": 5, "host": "c"}))
+    assert said.startswith("rank 5 (c) computes 30% longer than the median: look at its clock")
+
+
+def test_tables_and_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from rich.console import Console
+
+    out = Console(width=120, record=True, file=io.StringIO())
+    for table in tables(a_check()):
+        out.print(table)
+    text = out.export_text()
+    assert "From GPU to GPU on a, GB/s" in text and "Each NIC, by GPU, GB/s" in text and "2 of 2" in text
+    assert draw(a_check(), tmp_path / "x.png") and (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.proof
+def test_a_slow_node_is_found_by_real_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import profiler_ranks as ranks
+
+    said = ranks.together(4, ranks.health_with_a_slow_node, str(tmp_path / "health.yaml"), local=1)
+    assert said[1] is None and any("node 2 (" in one and "is slow" in one for one in said[0]), said
+    found = read_yaml(tmp_path / "health.yaml")["health"]
+    assert [one["member"] for one in found["bisection"]["slow"]] == [2] and found["bisection"]["slow"][0]["share"] < 0.5
+    between = found["between"]
+    assert all(between[a][b] is not None for a in range(4) for b in range(4) if a != b)
+    assert max(between[2][b] for b in (0, 1, 3)) < min(between[0][1], between[1][0], between[0][3]), "what it sends is late"
+    assert found["rails"][2][0] < 0.5 * found["rails"][0][0] and len(found["inside"]) == 4

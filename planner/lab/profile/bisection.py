@@ -15,6 +15,8 @@ Measure = Callable[[Sequence[Group]], Sequence[float]]
 BEHIND = 0.10
 """A group is slow that stays behind by more than this, or by SCATTERS of its fellows' scatter where that is more."""
 SCATTERS = 5.0
+LARGEST = 0.6
+"""However much everything scatters, what stays behind by more than this is slow."""
 NORMAL = 1.4826  # Standard deviation over the median absolute deviation of normal samples
 
 
@@ -53,8 +55,9 @@ def halves(group: Group) -> list[Group]:
     return [group[:middle], group[middle:]] if len(group) > 3 else [group]
 
 
-def find_slow(count: int, measure: Measure) -> Found:
-    """The slow ones of ``count`` members; nothing for a single one."""
+def find_slow(count: int, measure: Measure, scatter: Callable[[], float] = lambda: 0.0) -> Found:
+    """The slow ones of ``count`` members; nothing for a single one. ``scatter``: of what was measured so far, relative, from sample
+    to sample (standard deviation of a median)."""
     found, groups = Found(), [tuple(range(count))]
     if count < 2:
         return found
@@ -68,6 +71,7 @@ def find_slow(count: int, measure: Measure) -> Found:
     while (smaller := [half for group in groups for half in halves(group)]) != groups:
         groups, last = smaller, take(smaller)
     found.healthy, found.tolerance = _usual(list(last.values()))
+    found.tolerance = min(max(found.tolerance, SCATTERS * scatter()), LARGEST)
     least = found.healthy * (1.0 - found.tolerance)
     suspects = [group for group, pace in last.items() if pace < least]
     partners = [one for group, pace in last.items() if pace >= least for one in group]
