@@ -158,7 +158,7 @@ TOPOLOGY = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tPIX\t0-47\nGPU1\t
 
 
 def test_conditions_of_a_node_are_in_the_profile(made: MadeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    from planner.lab.profile import conditions
+    from planner.lab.profile import node_state as conditions
 
     gpu = "345 MHz, 1980 MHz, 2619 MHz, 0x0000000000000001, {} W, 700.00 W, 31, Enabled, Disabled, Default"
     made.answers(("--query-gpu=*", "\n".join([gpu.format("700.00"), gpu.format("500.00")])), ("topo*", TOPOLOGY))
@@ -178,7 +178,7 @@ def test_conditions_of_a_node_are_in_the_profile(made: MadeGpus, monkeypatch: py
 
 
 def test_a_node_in_another_state_is_named() -> None:
-    from planner.lab.profile.conditions import unlike
+    from planner.lab.profile.node_state import unlike
 
     same = {"power.limit": "700.00 W", "ecc.mode.current": "Enabled", "temperature.gpu": "31"}
     nodes = {"a": same, "b": {**same, "temperature.gpu": "40"}, "c": {**same, "power.limit": "500.00 W"}}

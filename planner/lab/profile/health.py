@@ -25,8 +25,8 @@ from planner.lab.launch.watch import heed_signals
 from planner.lab.profile.all_ranks import measure_ranks, rank_point
 from planner.lab.profile.bisection import NORMAL, Group, find_slow, matches
 from planner.lab.profile.collective_timing import taker_of
-from planner.lab.profile.conditions import conditions, unlike
 from planner.lab.profile.health_words import sentences
+from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.points import Settings
 from planner.lab.profile.rank_groups import Ranks, header, join, quiet
 
@@ -137,11 +137,12 @@ class Check:
 
     def of_nodes(self, rails: dict[Pair, float]) -> list[list[float | None]]:
         """From node to node, all rails together."""
-        local, found = self.ranks.local, [[None] * self.nodes for _ in range(self.nodes)]  # type: list[Any]
+        local = self.ranks.local
+        found: list[list[float | None]] = [[None] * self.nodes for _ in range(self.nodes)]
         for (source, target), rate in rails.items():
             row, column = found[source // local], target // local
             row[column] = (row[column] or 0.0) + rate
-        return list(found)
+        return found
 
     def of_rails(self, rails: dict[Pair, float]) -> list[list[float]]:
         """Median over partners and both ways of each GPU's number on each node: of its NIC, where each GPU has one."""

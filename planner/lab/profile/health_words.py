@@ -149,6 +149,7 @@ def draw(found: Mapping[str, Any], path: Path) -> bool:
     """Heat maps of the matrices as a picture; False where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         return False
     matrices = _matrices(found)
@@ -162,7 +163,7 @@ def draw(found: Mapping[str, Any], path: Path) -> bool:
         axes.set_title(f"{title}, GB/s", fontsize=9)
         if len(rows) <= LARGEST_TABLE:
             axes.set_yticks(range(len(rows)), rows)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.colorbar(image, ax=axes)
     figure.savefig(path, dpi=120)
     return True

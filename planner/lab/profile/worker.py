@@ -23,7 +23,7 @@ from planner.lab.profile import compute_timing, patterns, timing
 from planner.lab.profile.all_ranks import measure_ranks, measure_shared, rank_point, shared_points
 from planner.lab.profile.collective_forms import measure_form
 from planner.lab.profile.collective_timing import NoSuchCollectiveError, NotMeasuredError, measure_collective
-from planner.lab.profile.conditions import conditions, unlike
+from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
