@@ -44,7 +44,7 @@ class Settings:
         return next((value for value in found if value is not None), default)
 
     def label(self, *names: str) -> str:
-        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for a name that is unknown."""
+        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for what is open."""
         for name in names:
             section, _, last = name.rpartition(".")
             part = self.section(section) if section and "." not in section else self

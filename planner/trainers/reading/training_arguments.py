@@ -49,7 +49,8 @@ def parse(
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     mixed = given.flag("bf16", habits.bf16 and not given.flag("fp16"))
     precision = "fp16" if given.flag("fp16") else "bf16" if mixed or half else "fp32"
-    adapters = given.flag("use_peft") or given.flag("use_lora") or (given.get("lora_r") is not None and given.get("use_peft") is None)
+    named = given.get("lora_r") is not None and given.get("use_peft") is None
+    adapters = given.flag("use_peft") or given.flag("use_lora") or named
     bits = 4 if given.flag("load_in_4bit") or given.flag("q_lora") else 8 if given.flag("load_in_8bit") else 0
     found = sharding or accelerate_named(given) or from_arguments(given)
     about = "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...) or --set fsdp=full_shard"
