@@ -45,7 +45,8 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
     if gpus is not None:
         # On several devices every block is wrapped and recomputed; pre-training does not and shards in a node.
-        fields |= {"dp": gpus, "num_microbatches": quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")}
+        steps = quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")
+        fields |= {"dp": gpus, "num_microbatches": steps}
         if gpus > 1:
             fields |= {"zero": 3, "recompute": int(Recompute.NONE if pretrain else Recompute.FULL)}
             if pretrain and nodes > 1:

@@ -71,7 +71,8 @@ def parse(
 
 
 def _length(given: Settings) -> int | None:
-    found = [given.number(name) for name in ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length")]
+    names = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length")
+    found = [given.number(name) for name in names]
     return next((one for one in found if one is not None), None)
 
 
