@@ -58,8 +58,8 @@ def plan(*, top: int = 5, progress: Progress = silent, **keywords: Unpack[Keywor
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
     said = request_fields(keywords)
-    for name, flag in (("model", "--model"), ("num_gpus", "--gpus")):
-        if name not in said:
+    for names, flag in ((("model",), "--model"), (("num_gpus", "nodes"), "--gpus, or --nodes,")):
+        if not said.keys() & set(names):
             raise PlannerError(f"which job? {flag} is missing")
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 100:
         raise PlannerError(f"top is {top!r}; it must be a whole number from 1 to 100")
@@ -184,7 +184,7 @@ def sensitivity(
         flag = flag_of(next(iter(said)))
         name = base.name or "the plan" if isinstance(base, Plan) else base
         raise PlannerError(f"{name} says the whole job, and so does {flag}; to look at a changed job, plan it first")
-    if base is None and not {"model", "num_gpus"} <= said.keys():
+    if base is None and not ("model" in said and {"num_gpus", "nodes"} & said.keys()):
         raise PlannerError("which job? give a plan file, or --model and --gpus")
     resolved = resolve(Request(**said)) if base is None else resolved_of(loaded(base).file)
     found = look(resolved, pins=Pins(values=layout_values(keywords)), reach=reach, progress=progress)
@@ -206,9 +206,17 @@ def doctor(
     from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
 
-    seconds = parse(measured, "seconds", what="--measured") if isinstance(measured, str) else measured
+    seconds = _seconds(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
     return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
+
+
+def _seconds(text: str) -> float:
+    """A time with its unit, or seconds."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse(text, "seconds", what="--measured")
 
 
 @dataclass(frozen=True, repr=False)

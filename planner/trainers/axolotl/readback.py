@@ -7,6 +7,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given
@@ -30,7 +31,10 @@ FOREIGN = (
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, said.filled(file_settings(path, "a configuration of axolotl"))), said.num_gpus)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return parse(Settings(path, said.filled(file_settings(path, "a configuration of axolotl"))), said.num_gpus)
+    found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
+    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
 
 
 def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
@@ -54,7 +58,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     offload = given.get("activation_offloading", False) not in (False, "false")
     checkpoints = given.get("gradient_checkpointing", False)
     return fine_tuning.reading(FineTuning(
-        given=given, trainer="axolotl", model=given.get("base_model"),
+        given=given, trainer="axolotl", model=given.label("base_model"),
         micro_batch_size=micro or 1, accumulation=steps or (None if given.get("batch_size") else 1),
         batch=given.number("batch_size"),
         sequence_length=given.size("sequence_len", 512), precision=precision, half_weights=precision in ("bf16", "fp8"),

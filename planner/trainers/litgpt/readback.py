@@ -44,7 +44,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         raise PlannerError(f"{given.where('quantize')} is {shown(quantize)}; a plan knows {', '.join(FROZEN)}")
     fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
     if gpus is not None:
-        # On several devices every block is wrapped and recomputed; pre-training does not, and shards inside a node alone.
+        # On several devices every block is wrapped and recomputed; pre-training recomputes nothing and shards in a node.
         fields |= {"dp": gpus, "num_microbatches": quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")}
         if gpus > 1:
             fields |= {"zero": 3, "recompute": int(Recompute.NONE if pretrain else Recompute.FULL)}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given
@@ -33,7 +34,10 @@ QUIET = re.compile(
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory"))), said.num_gpus)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory"))), said.num_gpus)
+    found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|src/train(?:_bash)?\.py)")
+    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
 
 
 def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
@@ -60,7 +64,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     double = given.flag("double_quantization", True)
     muon = "muon" if given.flag("use_muon") else None
     found = FineTuning(
-        given=given, trainer="llama-factory", model=given.get("model_name_or_path"),
+        given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=given.size("cutoff_len", 2048), precision=precision, half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),

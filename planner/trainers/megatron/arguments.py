@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given, Question
@@ -118,11 +116,8 @@ def of_mapping(data: Mapping[str, Any], where: str, given: Given) -> Arguments:
 
 def mapping_of(text: str, where: str) -> dict[str, Any]:
     """The mapping of arguments in a YAML text. Raises PlannerError."""
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PlannerError(f"{where}: not YAML ({str(error).splitlines()[0]})") from error
-    data = data.get("MODEL_ARGS", data) if isinstance(data, dict) else data
+    data = library.parse_yaml(text, where)
+    data = data.get("MODEL_ARGS", data)
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of arguments, found {type(data).__name__}")
     return data

@@ -155,8 +155,8 @@ def optimizer(given: Settings, name: Any, setting: str) -> str:
     word = str(name).lower().removeprefix("optimizernames.")
     if word not in OPTIMIZERS:
         raise PlannerError(
-            f"{given.where(setting)} is {shown(name)}, whose states are not modelled; say --set {given.place}{setting}=NAME with one "
-            f"like it: "
+            f"{given.where(setting)} is {shown(name)}, whose states are not modelled; say --set "
+            f"{given.place}{setting}=NAME with one like it: "
             f"{', '.join(one for one in OPTIMIZERS if one in ('adamw_torch', 'adamw_8bit', 'adafactor', 'lion', 'sgd', 'muon'))}"
         )
     return OPTIMIZERS[word]

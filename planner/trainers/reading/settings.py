@@ -9,6 +9,8 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.trainers.reading.given import Question, ask
+from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
@@ -32,12 +34,27 @@ class Settings:
             return self.section(head).get(rest, default)
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name)
+        if isinstance(value, str) and is_open(value):
+            ask(str(self.path), [Question(name=one, about=f"of {self.place}{name}") for one in roots(value)])
         return default if value is None or value == "" else value
 
     def first(self, *names: str, default: Any = None) -> Any:
         """The first of the settings that has a value; all of them count as read."""
         found = [self.get(name) for name in names]
         return next((value for value in found if value is not None), default)
+
+    def label(self, *names: str) -> str:
+        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for a name that is unknown."""
+        for name in names:
+            section, _, last = name.rpartition(".")
+            part = self.section(section) if section and "." not in section else self
+            value = part.data.get(last if part is not self else name)
+            if isinstance(value, str) and is_open(value) and "/" in value and not is_open(value.rstrip("/").rpartition("/")[2]):
+                part.asked.add(f"{part.place}{last}")
+                return value.rstrip("/").rpartition("/")[2]
+            if (found := self.get(name)) is not None:
+                return str(found)
+        return ""
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Yes or no. Raises PlannerError."""
@@ -85,7 +102,7 @@ class Settings:
             if isinstance(value, Mapping) and name not in self.asked:
                 yield from Settings(self.path, value, f"{name}.", self.asked).left()
             elif name not in self.asked and value not in (None, "", False, {}, []):
-                yield f"{name} = {shown(value)}"
+                yield f"{name} = {shown(shown_text(value) if isinstance(value, str) else value)}"
 
 
 def parsed(text: str) -> Any:
@@ -96,6 +113,8 @@ def parsed(text: str) -> Any:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
+    if value is None:
+        return None
     return value if isinstance(value, bool | int | float | str | list | dict) else text
 
 

@@ -3,11 +3,11 @@
 import ast
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES
@@ -108,10 +108,7 @@ def _sections(path: Path, text: str) -> dict[str, dict[str, Any]]:
     if path.suffix == ".py":
         return _python(path, text)
     if path.suffix == ".toml":
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise PlannerError(f"{path}: not a TOML file: {error}") from error
+        data = library.parse_toml(text, str(path))
         mode = data.get("activation_checkpoint", {}).get("mode", "selective")
         return {**_plain(data), "other": {"recompute": _mode(path, mode)}}
     if path.suffix == ".json":
