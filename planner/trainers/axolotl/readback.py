@@ -101,7 +101,7 @@ def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
     plugins: Any = given.get("plugins") or []
     named = " ".join(map(str, plugins if isinstance(plugins, list) else [plugins])).lower()
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.0) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     if given.flag("liger_fused_linear_cross_entropy") or "cut_cross_entropy" in named:
         options["loss"] = "fused_linear"
     kernel = str(given.get("attn_implementation", "flash_attention_2" if given.flag("flash_attention") else "")).lower()

@@ -52,7 +52,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
             if pretrain and nodes > 1:
                 fields["dp_shard"] = gpus // nodes
     options = {"compile": "on"} if pretrain else {}
-    if adapters and float(given.get("lora_dropout", 0.05) or 0.0) > 0.0:
+    if adapters and given.above_zero("lora_dropout", 0.05):
         options["adapter_dropout"] = "on"
     named = [one for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on)]
     short = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj", "mlp": "up_proj"}

@@ -103,7 +103,7 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
 
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the arguments set."""
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.05) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]

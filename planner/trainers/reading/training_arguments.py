@@ -96,7 +96,7 @@ def _objective(given: Settings, script: str) -> str:
 
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.05) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_implementation", "")).lower()
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
