@@ -68,7 +68,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         lora_rank=given.size("lora_r", 8) if adapter else 0, lora_targets=_targets(given),
         frozen_weights=quantised(bits, True) if bits else "bf16", objective=objective,
         # Its own preparation of FSDP2 shards weights as they were loaded.  [monkeypatch/accelerate/fsdp2.py]
-        upcasts=(given.number("fsdp_version") or given.number("fsdp_config.fsdp_version", 1)) != 2, sharding=_parallel(given, found), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        upcasts=(given.number("fsdp_version") or given.number("fsdp_config.fsdp_version", 1)) != 2,
+        sharding=_parallel(given, found), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
     ))  # fmt: skip
 
 

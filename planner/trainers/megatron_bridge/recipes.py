@@ -52,11 +52,14 @@ def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, Any]], depth: int = 0) -> dict[str, Any]:
     """Settings that a function of a module leaves, by dotted names; ``known``: recipes that it may start from."""
     constants = {
-        node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }  # fmt: skip
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
     function = functions(tree)[name]
     names = [*function.args.args, *function.args.kwonlyargs]
-    defaults = [*[None] * (len(function.args.args) - len(function.args.defaults)), *function.args.defaults, *function.args.kw_defaults]
+    bare = len(function.args.args) - len(function.args.defaults)
+    defaults = [*[None] * bare, *function.args.defaults, *function.args.kw_defaults]
     constants |= {one.arg: value for one, value in zip(names, defaults, strict=False) if value is not None}
     return _followed(function.body, tree, known, constants, depth)
 
