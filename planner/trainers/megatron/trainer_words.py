@@ -111,7 +111,9 @@ def gradient_type(found: Arguments) -> str:
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
         said = str(found.get("megatron_fsdp_main_grads_dtype", "auto"))
         if said == "auto":
-            found.notes.append("Megatron-FSDP adds gradients up in fp32, unless 0.19 or newer finds no --megatron-fsdp-main-grads-dtype")
+            found.notes.append(
+                "Megatron-FSDP adds gradients up in fp32 (from 0.19 on only with --megatron-fsdp-main-grads-dtype)"
+            )
         return "bf16" if STATE_TYPES.get(said, said) == "bf16" or found.get("grad_reduce_in_bf16") else "fp32"
     main = str(found.get("main_grads_dtype", "fp32"))
     low = STATE_TYPES.get(main, main) == "bf16" and not found.get("accumulate_allreduce_grads_in_fp32")
