@@ -36,7 +36,7 @@ def sections(path: Path, text: str, given: Given) -> Sections:
             data = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PlannerError(f"{path}: not a TOML file: {error}") from error
-        return _tables(path, given.filled(data))
+        return tables(path, given.filled(data))
     if path.suffix == ".json":
         data = json_mapping(path, text, "a configuration saved by torchtitan")
         if "parallelism" not in data:
@@ -54,8 +54,8 @@ def _plain(data: Mapping[str, Any]) -> Sections:
 # ---------------------------------------------------------------------------------------------------------------- TOML
 
 
-def _tables(path: Path, data: dict[str, Any]) -> Sections:
-    """Tables of TOML, until 0.2, and with the names of 2024."""
+def tables(path: Path, data: dict[str, Any]) -> Sections:
+    """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
     found = _plain(data)
     experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
     for section in (found["training"], dict(experimental or {})):

@@ -12,7 +12,7 @@ from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.values import left_over, quotient, read_text, uneven, whole_number
-from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.forms import Sections, sections
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "parallelism": {
@@ -43,7 +43,11 @@ QUIET = ("context_parallel_load_balancer", "context_parallel_rotate_method", "sp
 def read(path: Path, said: Given | None = None) -> Reading:
     """The layout of a torchtitan configuration; the number of GPUs where data_parallel_shard_degree is -1. Raises PlannerError."""
     said = said or Given()
-    given = sections(path, read_text(path), said)
+    return reading_of(path, sections(path, read_text(path), said), said)
+
+
+def reading_of(path: Path, given: Sections, said: Given) -> Reading:
+    """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
     parallel, training = ({**known, **given.get(name, {})} for name, known in DEFAULTS.items())
     unread = [
