@@ -52,11 +52,8 @@ def read(path: Path, given: Given) -> Reading:
     experts = _block(path, data, "expert_parallel")
     ep = experts.get("autoep_size", 1) if experts.get("enabled") else 1
     offload = _block(path, zero, "offload_optimizer")
-    share = (
-        0
-        if offload.get("device", "none") == "none"
-        else percent(offload.get("ratio", 1.0), f"{path}: offload_optimizer.ratio")
-    )
+    ratio = percent(offload.get("ratio", 1.0), f"{path}: offload_optimizer.ratio")
+    share = 0 if offload.get("device", "none") == "none" else ratio
     unknown = left_over(data, KNOWN + QUIET) + left_over(zero, ZERO, "zero_optimization.")
     fields = {
         "tp": tp, "cp": cp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps,
@@ -72,8 +69,7 @@ def read(path: Path, given: Given) -> Reading:
     if length is not None:
         length = whole_number(length, f"{script}: sequence_length")
     notes: list[str] = []
-    if "auto" in [str(_block(path, data, one).get("enabled")) for one in ("bf16", "fp16")]:
-        notes.append(f"precision: 'auto' leaves it to the script; {_precision(path, data)} is taken")
+    notes += _auto_precision(path, data)
     optimizer = _optimizer(path, data) or NAMES.get(str(arguments.get("optim")), "adam")
     said, questions = given.setting("gradient_checkpointing"), []
     if said is not None:
@@ -146,6 +142,12 @@ def _batch(path: Path, micro: int | None, steps: int | None, batch: int | None, 
             f"{micro * steps * dp}"
         )
     return micro, steps, dp
+
+
+def _auto_precision(path: Path, data: Mapping[str, Any]) -> list[str]:
+    if "auto" not in [str(_block(path, data, one).get("enabled")) for one in ("bf16", "fp16")]:
+        return []
+    return [f"precision: 'auto' leaves it to the script; {_precision(path, data)} is taken"]
 
 
 def _precision(path: Path, data: Mapping[str, Any]) -> str:

@@ -9,7 +9,9 @@ import yaml
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model import ModelSpec, load_model
 
-NOT_KEYS = ("gradient_checkpointing", "config")
+ARGUMENTS = "ARGS"
+"""Setting that holds the words a script is started with."""
+NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS)
 """Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
