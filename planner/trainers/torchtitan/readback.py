@@ -65,7 +65,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     if questions:
         ask(str(path), [*questions, *([] if other.get("model") or said.model else [NEEDED["model"]])])
     if shard == -1:
-        shard = quotient(said.num_gpus, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
+        shard = quotient(said.num_gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = _pipeline(path, parallel, pp)
