@@ -9,6 +9,10 @@ import yaml
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model import ModelSpec, load_model
 
+ARGUMENTS = "ARGS"
+"""Setting that holds the words a script is started with."""
+NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS)
+"""Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
 
@@ -74,7 +78,7 @@ class Given:
         YAML reads them: numbers, true, null.
         """
         result = _copied(data)
-        for name in self.settings:
+        for name in (one for one in self.settings if one not in NOT_KEYS):
             for place in _places(result, name.split(".")):
                 section = result
                 for part in place[:-1]:
