@@ -130,10 +130,7 @@ def _mode(path: Path, mode: object) -> Recompute:
 
 def _python(path: Path, text: str) -> dict[str, dict[str, Any]]:
     """A configuration module is read, not run: keywords of ParallelismConfig and TrainingConfig, constants of the module."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise PlannerError(f"{path}: line {error.lineno}: not Python: {error.msg}") from error
+    tree = library.parse_python(text, str(path))
     constants = {
         node.targets[0].id: node.value
         for node in tree.body
@@ -174,7 +171,7 @@ def _constant(path: Path, node: ast.expr, constants: Mapping[str, ast.expr], key
         node = constants[node.id]
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise PlannerError(
             f"{path}: line {node.lineno}: {key} is {ast.unparse(node)}, which is computed; write its value to read it back"
         ) from error
