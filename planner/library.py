@@ -62,9 +62,14 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (profiles_directory() / kind).glob("*.yaml"))
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name is the path of a user's own YAML file."""
+    return name.endswith((".yaml", ".yml")) or os.sep in name
+
+
 def find(kind: str, name: str) -> Path:
     """Path of a library file by name, or of a user's own YAML file by path. Raises UnknownNameError."""
-    if name.endswith((".yaml", ".yml")) or os.sep in name:
+    if is_file_name(name):
         path = Path(name)
         if not os.path.lexists(path) and len(name) < 200:
             raise PlannerError(f"no such file: {_told(path)}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
+from planner.model_names import aliases, preset_named
 from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
@@ -339,25 +340,17 @@ def load_model(name_or_path: str) -> ModelSpec:
         return from_dict(library.read_yaml(path), where=str(path))
     if name.endswith(".json"):
         return _read_config(path, path.parent.name or path.stem)
-    preset = library.profiles_directory() / "models" / f"{name.lower()}.yaml"
-    if re.fullmatch(r"[\w.-]+", name) and not name.startswith("."):
-        if not preset.is_file() and name.lower() in (known := aliases()):
-            preset = preset.with_name(f"{known[name.lower()]}.yaml")
-        if preset.is_file():
-            return from_dict(library.read_yaml(preset), where=str(preset))
-    if path.is_dir() and name:
+    readable = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not name.startswith(".")
+    if path.is_dir() and name and not (readable and "/" not in name and preset_named(name)):
         return _read_config(path / "config.json", path.resolve().name)
+    if readable and (preset := preset_named(name)):
+        found = library.profiles_directory() / "models" / f"{preset}.yaml"
+        return from_dict(library.read_yaml(found), where=str(found))
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return _read_hub(name)
     if "/" in name:
         raise PlannerError(f"model '{name}': no such directory; give a preset, a YAML file, a config.json or org/name")
     raise UnknownNameError("model", name, [*library.names("models"), *aliases()])
-
-
-def aliases() -> dict[str, str]:
-    """Other names of presets: alias -> preset."""
-    data = library.read_yaml(library.profiles_directory() / "model_aliases.yaml")
-    return {str(alias): str(preset) for alias, preset in data.items()}
 
 
 def _read_config(path: Path, name: str) -> ModelSpec:
@@ -376,6 +369,7 @@ def _read_hub(name: str) -> ModelSpec:
             "install it, or give a preset or the path of a config.json"
         ) from None
     try:
+        huggingface_hub.logging.set_verbosity_error()  # its retries are no news
         path = Path(huggingface_hub.hf_hub_download(name, "config.json"))
     except Exception as error:  # the hub's errors have no common base: network, missing, gated
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

@@ -75,7 +75,9 @@ class PlanGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in COMMANDS and args[0] not in ("--help", "--version"):
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
+        if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             if not args[0].startswith("-"):
                 from planner.errors import nearest_first
 
@@ -83,6 +85,14 @@ class PlanGroup(click.Group):
                 raise click.UsageError(f"No such command '{args[0]}'. Nearest: {nearest}.", ctx)
             args = ["search", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Commands, and where none was typed the flags of the search."""
+        search = self.get_command(ctx, "search")
+        found = super().shell_complete(ctx, incomplete)
+        if search is not None and incomplete.startswith("-"):
+            found += search.shell_complete(click.Context(search, parent=ctx), incomplete)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -104,7 +114,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-@click.group(cls=PlanGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 120})
+@click.group(cls=PlanGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option(
     "--version",
     is_flag=True,

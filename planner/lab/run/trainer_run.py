@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.detect import local_device
+from planner.detect import asked_driver
 from planner.errors import PlannerError
 from planner.lab.launch.state import Pace, State
 from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
+from planner.lab.run.levels import PREDICTED
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.runs.mapping import columns
@@ -80,7 +81,7 @@ class TrainerRun:
 
     def silence(self, plan: Plan) -> float:
         """Seconds after which a trainer that has printed no further step has hung."""
-        return max(self.timeout, 10.0 * plan.prediction.step_time_s)
+        return max(self.timeout, PREDICTED * plan.prediction.step_time_s)
 
 
 def run_trainer(
@@ -208,7 +209,7 @@ def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -
             outcome = "failed"
             failure = _failure(None, "reading the log", str(error))
     on_cpu = re.search(r"INFO - CPU capacity:", text) is not None  # torchtitan's own words
-    name = "CPU" if on_cpu else (log.gpu if log else "") or local_device() or ""
+    name = "CPU" if on_cpu else (log.gpu if log else "") or next(iter(asked_driver().names), "")
     return {
         "rung": "trainer",
         "why": f"--trainer {asked.trainer}: " + ("its log was given" if asked.log is not None else "the plan's export was run"),

@@ -9,7 +9,8 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.model import ModelSpec, from_hugging_face, to_dict
-from planner.trainers.bundle.quoting import yaml_from
+from planner.trainers.bundle.quoting import json_text, yaml_from
+from planner.trainers.bundle.target import ExportJob
 
 _NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters", "quantised")
 
@@ -26,6 +27,12 @@ def model_config(model: ModelSpec) -> dict[str, Any] | None:
         except PlannerError:
             continue
     return None
+
+
+def config_file(job: ExportJob) -> str:
+    """Text of the config.json, whose longest sequence is at least the job's; a job whose model has no family has none."""
+    longest = max(job.model.max_sequence_length, job.workload.sequence_length)
+    return json_text({**(model_config(job.model) or {}), "max_position_embeddings": longest})
 
 
 def family(model: ModelSpec) -> str | None:
