@@ -30,6 +30,8 @@ MOST_VALUES = 1_000_000
 """Keys and values of a YAML file: some seconds and a gigabyte."""
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+BROKEN = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)
+"""What the reader of YAML raises; the last three after a !!tag."""
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket",
 }  # fmt: skip
@@ -133,7 +135,7 @@ def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:
         line = f" line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not YAML"
         raise PlannerError(f"{where}{line}: {problem}") from error
-    except (ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:  # the last three: after !!tag
+    except BROKEN as error:
         raise PlannerError(f"{where}: not valid YAML ({str(error)[:200]})") from error
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")

@@ -6,6 +6,7 @@ import json
 import random
 import shlex
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -245,20 +246,31 @@ def log(rng: random.Random, folder: Path) -> None:
         api.import_config(path, model="llama-8b", gpus=8)
 
 
+@cache
+def samples() -> tuple[dict[str, Any], ...]:
+    """The configurations of fine-tuning of test_import_samples, each with the files beside it."""
+    return tuple(yaml.safe_load((ROOT / "tests/data/import_samples.yaml").read_text()).values())
+
+
 def configuration(rng: random.Random, folder: Path) -> None:
-    name, text = rng.choice(configurations())
-    path = file_of(folder, name, text, rng)
-    said: dict[str, Any] = {
-        "model": "llama-8b",
-        "gpus": 8,
-        "hardware": "h100-sxm",
-        "sequence_length": 4096,
-        "global_batch_size": 64,
-    }
-    try:
-        api.import_config(path, **(said if rng.random() < 0.8 else {}))
-    finally:
-        path.unlink()
+    """A trainer's configuration, or one of the files beside it, is spoiled; some are values of ``--set``."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        place, settings = Path(name), {}
+        if rng.random() < 0.5:
+            sample = rng.choice(samples())
+            for file, text in sample["files"].items():
+                (place / file).parent.mkdir(parents=True, exist_ok=True)
+                (place / file).write_text(text)
+            spoiled_one = rng.choice(sorted(sample["files"]))
+            file_of((place / spoiled_one).parent, Path(spoiled_one).name, sample["files"][spoiled_one], rng)
+            path, settings = place / sample["read"], {**sample.get("set", {})}
+        else:
+            path = file_of(place, *rng.choice(configurations()), rng)
+        if settings and rng.random() < 0.3:
+            settings[rng.choice(list(settings))] = value(rng)
+        said: dict[str, Any] = {"model": "llama-8b", "gpus": 8, "sequence_length": 4096, "global_batch_size": 64}
+        given = [f"{key}={one}" for key, one in settings.items()]
+        api.import_config(path, hardware="h100-sxm", settings=given, **(said if rng.random() < 0.7 else {}))
 
 
 COMMANDS = (
@@ -311,7 +323,7 @@ def flags(rng: random.Random, folder: Path) -> None:
         words.append(rng.choice([*option.opts, *option.secondary_opts]))
         if not option.is_flag:
             choices = list(option.type.choices) if isinstance(option.type, click.Choice) else []
-            words.append(rng.choice([str(value(rng)).replace("\0", ""), *choices[:3], "8", "llama-8b"])[:3000])
+            words.append(rng.choice([str(value(rng)).replace("\0", ""), *choices[:3], "8", "llama-8b"])[:300])
     result = RUNNER.invoke(cli.main, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise AssertionError(shlex.join(words)) from result.exception
