@@ -149,8 +149,7 @@ def _scan(text: str, where: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MOST_DEPTH:
-                line = event.start_mark.line + 1
-                raise PlannerError(f"{where} line {line}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
+                raise PlannerError(f"{where}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if number > MOST_VALUES:

@@ -24,10 +24,10 @@ def odd_sizes(model: ModelSpec) -> Iterator[tuple[str, str]]:
         value = getattr(model, name)
         if value % STEP and value >= LEAST.get(name, 0):
             yield f"{name} {value}", f"no multiple of {STEP}, as kernels want it"
-    for name, (least, most) in WIDTHS.items():
+    for name, (low, high) in WIDTHS.items():
         value = getattr(model, name)
         used = model.num_plain_layers if name == "ffn_size" else value
-        if used and not least <= value / model.hidden_size <= most:
+        if used and not low <= value / model.hidden_size <= high:
             yield f"{name} {value}", f"{value / model.hidden_size:.3g} times hidden_size {model.hidden_size}"
     heads, width = model.num_heads, model.num_heads * model.head_dim
     if not model.is_mla and width != model.hidden_size:
