@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (1, "hugging_face"),
     (1, "model hardware. trainer_records trainer_options"),
     (1, "trainer"),
-    (2, "workload cluster costs keywords"),
+    (2, "workload cluster costs keywords plausible"),
     (3, "cost.parameters cost.state_dtypes rules. error_bars ties"),
     (3, "cost.layer. cost.pipeline. space"),
     (3, "cost.price."),

@@ -93,7 +93,7 @@ def _literal(text: str) -> Any:
     if text.startswith("["):
         try:
             return [str(one) for one in ast.literal_eval(text)]
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return text
     return text.removeprefix("torch.")
 

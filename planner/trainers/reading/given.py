@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model import ModelSpec, load_model
 
@@ -102,7 +103,7 @@ def value_of(text: str) -> Any:
         return text
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except library.BROKEN:
         return text
 
 
