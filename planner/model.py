@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
+from planner.model_constants import Constants, constants_of_preset
 from planner.schema import Rule, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
@@ -159,6 +160,8 @@ class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
     """Parameters per token that the publisher of a MoE model states; 0 = not stated."""
     source: str = ""
     """Where the values come from."""
+    constants: Constants | None = field(default=None, compare=False)
+    """What decides neither time nor memory, for exporters; None: not known."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -345,7 +348,7 @@ def load_model(name_or_path: str) -> ModelSpec:
         if not preset.is_file() and name.lower() in (known := aliases()):
             preset = preset.with_name(f"{known[name.lower()]}.yaml")
         if preset.is_file():
-            return from_dict(library.read_yaml(preset), where=str(preset))
+            return from_dict({"constants": constants_of_preset(preset.stem), **library.read_yaml(preset)}, where=str(preset))
     if path.is_dir() and name:
         return _read_config(path / "config.json", path.resolve().name)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
