@@ -155,6 +155,24 @@ def test_ulysses_trains_as_one_process(tmp_path: Path) -> None:
     assert "'train_loss'" in ran(folders[1], *data, "--sft", start=start)
 
 
+def test_the_pytorch_script_stretches_positions_as_transformers_does(tmp_path: Path) -> None:
+    installed("accelerate")
+    import runpy
+
+    import torch
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", top=1))[0]
+    folder = written("pytorch", ExportJob.of(plan), tmp_path / "script")
+    script, model = runpy.run_path(str(folder / "train.py")), json.loads((folder / "plan.json").read_text())["model"]
+    rates = script["Attention"](model).rates(torch.device("cpu"))
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=1))[0]
+    config = AutoConfig.from_pretrained(written("accelerate", ExportJob.of(plan), tmp_path / "hub") / "model")
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    assert config.rms_norm_eps == model["norm_eps"] and torch.allclose(rates, theirs, rtol=1e-6)
+
+
 def write_texts(folder: Path) -> None:
     """A data set of numbers and a tokenizer that knows them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
