@@ -17,11 +17,14 @@ from planner.trainers.targets import load_target
 from tests.trainers.plans import Wanted, found
 
 PACKAGES = {
-    "megatron": "megatron.training", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "accelerate": "trl", "megatron-bridge": "megatron.bridge",
+    "megatron": "megatron.training", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "accelerate": "trl",
+    "megatron-bridge": "megatron.bridge",
 }  # fmt: skip
 PLANS = {
     "megatron": Wanted(model="deepseek-v2-lite", gpus=16, pins=(("tp", 2), ("pp", 1), ("micro_batch_size", 1)), top=1),
-    "torchtitan": Wanted(model="llama-3.1-8b", gpus=64, trainer="torchtitan", pins=(("dp_shard", 8), ("dp", 64), ("zero", 3)), top=1),
+    "torchtitan": Wanted(
+        model="llama-3.1-8b", gpus=64, trainer="torchtitan", pins=(("dp_shard", 8), ("dp", 64), ("zero", 3)), top=1
+    ),
     "deepspeed": Wanted(model="llama-3.1-8b", gpus=16, trainer="deepspeed", pins=(("cp", 2), ("zero", 3)), top=1),
     "accelerate": Wanted(model="llama-3.1-8b", gpus=16, trainer="fsdp", pins=(("zero", 3),), top=1),
     "megatron-bridge": Wanted(model="llama-3.1-70b", gpus=64, pins=(("tp", 4), ("pp", 4)), top=1),
