@@ -64,7 +64,7 @@ def test_estimate_is_what_the_command_prints(run):
 def test_keywords_are_the_flags():
     known = set(Keywords.__annotations__)
     assert known == {*JOB, *FIELDS}
-    for command, names in ((search_command, {*JOB, *SEARCHED, "top"}), (estimate_command, {*JOB, *FIELDS, "file"})):
+    for command, names in ((search_command, {*JOB, *SEARCHED, "top", "tokens", "days", "price"}), (estimate_command, {*JOB, *FIELDS, "file"})):
         assert {one.name for one in command.params} - {"output", "as_json"} == names
 
 

@@ -23,6 +23,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.command()
 @job_options(required=True)
 @layout_options(SEARCHED)
+@click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
+@click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
+@click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
 @JSON
@@ -37,6 +40,7 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
       plan --model qwen3-235b-a22b --gpus 256 --hardware b200-sxm --top 10
       plan --model llama-8b --gpus 8 --trainer torchtitan --sequence-length 32768 --json
       plan --model llama-70b --gpus 64 --tp 8 --micro-batch-size 1 --output plan.yaml
+      plan --model llama-8b --hardware h100 --tokens 15T --days 30
     """
     from planner import api
 
