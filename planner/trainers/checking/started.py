@@ -9,25 +9,26 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 STARTERS = ("torchrun", "accelerate", "python", "ray")
+FIRST = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+"""Place of the first node."""
 LIMIT = 60.0
 """Seconds that a script may take; each takes a fraction of one."""
 _RECORD = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open({place!r}, 'w'))"
 
 
 def started(
-    folder: Path, script: str, program: str = "torchrun", said: Mapping[str, str] = MappingProxyType({})
+    folder: Path, script: str, program: str = "torchrun", said: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """Words and environment of ``program`` when a script of the folder starts it; other programs do nothing.
 
-    ``said``: variables of the user; what else the scripts ask for is made up. Raises RuntimeError with what a script said when it
-    stops before.
+    ``said``: variables of the user; None: what the scripts ask for is made up, for the first node. Raises RuntimeError with what a
+    script said when it stops before.
     """
-    texts = [(folder / name).read_text(encoding="utf-8") for name in (script, "environment.sh")]
-    asked = {name: "x" for text in texts for name in re.findall(r"\$\{(\w+):\?", text)}
-    place_of_node = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    if said is None:
+        texts = [(folder / name).read_text(encoding="utf-8") for name in (script, "environment.sh")]
+        said = {name: "x" for text in texts for name in re.findall(r"\$\{(\w+):\?", text)} | FIRST
     with tempfile.TemporaryDirectory() as place:
         seen = Path(place) / "seen.json"
         for name in {program, *STARTERS}:
@@ -38,7 +39,7 @@ def started(
         path = f"{place}{os.pathsep}/usr/bin{os.pathsep}/bin"
         done = subprocess.run(
             ["bash", script], cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False,
-            env={**asked, **place_of_node, "PATH": path, "HOME": place, **said},
+            env={"PATH": path, "HOME": place, **said},
         )  # fmt: skip
         if done.returncode or not seen.exists():
             raise RuntimeError(done.stderr.strip() or f"{script} ended with {done.returncode} and started nothing")
