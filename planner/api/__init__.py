@@ -60,7 +60,8 @@ def plan(
     """The ``top`` best plans of a job: ``plan(model="llama-70b", gpus=8, tp=8)``. Fields of a layout that are given stay.
 
     ``tokens`` ('15T') asks what training on them takes with the best plan, at ``price`` USD per GPU-hour; with ``days`` and without
-    ``gpus`` the job gets the fewest GPUs that do it in time. Empty when nothing fits. Raises PlannerError when the job cannot be read, or no layout of it is legal.
+    ``gpus`` the job gets the fewest GPUs that do it in time. Empty when nothing fits. Raises PlannerError when the job cannot be read,
+    or no layout of it is legal.
     """
     from planner.api.plans_of import plans_of
     from planner.api.token_budget import fewest, read_budget, training
@@ -83,7 +84,9 @@ def plan(
     resolved = resolve(Request(**said))
     resolved = replace(resolved, assumptions=(*counted, *resolved.assumptions))
     found = plans_of(resolved, pins, top, keywords, progress)
-    return found if budget is None or not found else replace(found, training=training(budget, found.resolved, found[0].estimate.step_time))
+    if budget is None or not found:
+        return found
+    return replace(found, training=training(budget, found.resolved, found[0].estimate.step_time))
 
 
 def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -> Plan:
