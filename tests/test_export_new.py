@@ -85,3 +85,31 @@ def test_what_automodel_has_not_is_refused() -> None:
     assert "prediction modules" in said("automodel", job_of("automodel", model="deepseek-v3", zero=3, ep=8))
     assert "at least pp" in said("automodel", job_of("automodel", zero=2, pp=2, dp=4, num_microbatches=1))
     assert "no model of NeMo" in said("automodel", job_of("automodel", model="mixtral-8x7b", zero=3, ep=8))
+
+
+# ------------------------------------------------------------------------------------------------ ms-swift
+
+
+def test_swift_is_started_with_transformers_or_with_megatron() -> None:
+    files = files_of("ms-swift", job_of("ms-swift", zero=3, recompute=2))
+    run, shards = yaml.safe_load(files["ms_swift.yaml"]), json.loads(files["fsdp.json"])
+    assert (run["fsdp"], run["torch_dtype"], run["bf16"], run["packing"]) == ("fsdp.json", "float32", True, True)
+    assert shards["fsdp_config"]["activation_checkpointing"] and shards["fsdp"].startswith("full_shard")
+    assert "exec swift" in files["run.sh"] and "--max_steps" in files["run.sh"]
+    adapters = yaml.safe_load(files_of("ms-swift", job_of("ms-swift", work={"lora_rank": 8}))["ms_swift.yaml"])
+    assert (adapters["tuner_type"], adapters["lora_rank"], adapters["target_modules"]) == ("lora", 8, ["all-linear"])
+    job = job_of("ms-swift-megatron", zero=1, tp=2, pp=2, vpp=2, schedule=2, dp=2, sequence_parallel=1)
+    files = files_of("ms-swift", job)
+    run = yaml.safe_load(files["ms_swift.yaml"])
+    assert "fsdp.json" not in files and "exec megatron" in files["run.sh"] and "--train_iters" in files["smoke.sh"]
+    assert run["pipeline_model_parallel_layout"] == "Et*8|(t*8|)*2t*8L"
+    assert (run["tensor_model_parallel_size"], run["global_batch_size"], run["main_grads_dtype"]) == (2, 32, "fp32")
+
+
+def test_what_swift_has_not_is_refused() -> None:
+    assert "replicas of shards" in said("ms-swift", job_of("ms-swift", zero=3, dp_shard=4))
+    assert "tp 2: ms-swift runs" in said("ms-swift", job_of("ms-swift", zero=3, tp=2, dp=4))
+    assert "rank order" in said("ms-swift", job_of("ms-swift-megatron", zero=1, order=1))
+    work = {"lora_rank": 8, "frozen_weights": "nf4"}
+    assert "bitsandbytes" in said("ms-swift", job_of("ms-swift", zero=3, work=work))
+    assert "optimizer muon" in said("ms-swift", job_of("ms-swift-megatron", zero=1, work={"optimizer": "muon"}))

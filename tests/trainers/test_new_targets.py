@@ -44,6 +44,7 @@ class Cases:
     """Level that all reach; default the target's."""
 
 
+PARTS = {"sequence_parallel": 1}
 LLAMA, QWEN_MOE = "llama-3.1-8b", "qwen3-30b-a3b"
 CASES = {
     "automodel": Cases(
@@ -70,6 +71,27 @@ CASES = {
             ("model/config.json", '"num_hidden_layers": 32', '"num_hidden_layers": 31'),
         ),
         "model built",
+    ),
+    "ms-swift": Cases(
+        "swift",
+        (
+            ("ms-swift", LLAMA, {}, {"zero": 3, "recompute": 2}),
+            ("ms-swift", LLAMA, {}, {"zero": 2}),
+            ("ms-swift", LLAMA, {"lora_rank": 8}, {"zero": 0, "recompute": 2}),
+            ("ms-swift", "qwen3-32b", {"lora_rank": 8, "frozen_weights": "nf4_dq"}, {"zero": 0}),
+            ("ms-swift-megatron", LLAMA, {}, {"zero": 1, "tp": 2, "pp": 2, "vpp": 2, "schedule": 2, "dp": 2, **PARTS}),
+            ("ms-swift-megatron", QWEN_MOE, {"lora_rank": 8}, {"zero": 1, "ep": 8}),
+            ("ms-swift-megatron", "qwen2.5-7b", {}, {"zero": 1, "cp": 2, "dp": 4, "recompute": 2}),
+            ("ms-swift-megatron", LLAMA, {"optimizer": "adam_bf16"}, {"zero": 1, "recompute": 1, "recompute_modules": 1}),
+        ),
+        (
+            ("ms_swift.yaml", "gradient_accumulation_steps: 16", "gradient_accumulation_steps: 8"),
+            ("fsdp.json", '"reshard_after_forward": true', '"reshard_after_forward": false'),
+            ("fsdp.json", '"activation_checkpointing": true', '"activation_checkpointing": false'),
+            ("ms_swift.yaml", "max_length", "max_lengths"),
+            ("ms_swift.yaml", "packing: true", "packing: false"),
+            ("ms_swift.yaml", "attn_impl: flash_attn", "attn_impl: sdpa"),
+        ),
     ),
 }
 
