@@ -11,4 +11,4 @@ SOURCE = (
     "ms-swift 4.6.0: arguments/sft_args.py, arguments/base_args, megatron/arguments/megatron_args.py, cli/main.py, "
     "config/fsdp2.json"
 )
-NO_WORD = ("muon",)
+NO_WORD = ("muon", "fp8")
