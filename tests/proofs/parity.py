@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             result = found.get("error") or (
                 f"{found['parameters']} parameters, {found['values']} values: error {found['parameter_error']:.1e}, "
-                f"loss and norm {found['loss_and_norm_error']:.1e}"
+                f"loss {found['loss_error']:.1e}, norm {found['norm_error']:.1e}  {found['why']}"
             )
             verdict = "equal" if found["equal"] else "WRONG"
             print(f"{row:3} {name:7} {found['split']:80} {found['seconds']:5.1f} s  {verdict}  {result}", flush=True)

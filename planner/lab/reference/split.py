@@ -71,6 +71,10 @@ class Split:
     """Largest norm of the gradient."""
     learning_rate: float = 0.1
     """Of either optimizer."""
+    attention: str = "best"
+    """Kernel that attention is priced as, the trainer's ``attention_kernel``."""
+    host_states: int = 0
+    """Percent of the optimizer states in host memory, where their update runs."""
 
     @property
     def world(self) -> int:
@@ -111,7 +115,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
-        learning_rate=3e-4,
+        learning_rate=3e-4, attention=trainer.kernels.attention_kernel, host_states=int(layout.offload_optimizer),
     )  # fmt: skip
 
 
@@ -129,7 +133,6 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         "attention sinks": model.attention_sinks,
         "an image encoder": model.vision is not None,
         f"layers of its own ({model.variant})": bool(model.variant),
-        "multi-token prediction": model.mtp_layers > 0,
         "biases of experts or router": model.expert_bias or model.router_bias,
         "clamped activations": model.clamped_activation,
         "a rotary embedding with a factor": model.scaled_rope,
@@ -139,15 +142,13 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         *((found, f"{model.name} has {what}, which the torch model of `plan validate` has not; validate a model without")
           for what, found in missing.items()),
         (work.precision not in ("bf16", "fp32"),
-         f"precision {work.precision}: the torch model computes in bf16 or fp32; plan with one of them"),
+         f"precision {work.precision}: the torch model computes in bf16 or fp32 (an fp8 plan is run in bf16); plan with one of them"),
         (work.optimizer not in ("adam", "sgd"),
          f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them"),
         (work.lora_rank, f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters"),
         (work.objective != "lm", f"objective {work.objective}: the torch model predicts the next token; plan with objective lm"),
         (work.document_length,
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
-        (work.model.is_moe and work.expert_imbalance != 1.0,
-         "routing of a trained router: here every expert gets the same; 'plan estimate PLAN --expert-imbalance 1 --output PLAN'"),
         *_of_layout(model, layout),
     )  # fmt: skip
     return [sentence for wrong, sentence in reasons if wrong]
@@ -181,5 +182,6 @@ def _of_layout(model: ModelSpec, layout: Layout) -> tuple[tuple[object, str], ..
          "selective recompute by module: the torch model has every_second_matmul; use it, or full or none"),
         (int(layout.recompute_layers),
          f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"),
-        (bool(layout.offloads), "offload: the torch model keeps weights, states and activations on the GPU; plan without"),
+        (bool(layout.offload_activations or layout.offload_parameters),
+         "offload of weights or activations: the torch model keeps both on the GPU; plan without, or with offload_optimizer"),
     )  # fmt: skip

@@ -75,8 +75,13 @@ def predicted_of(priced: Priced) -> Predicted:
         computed=with_copies(priced, found),
         exchanged={part: np.array([seconds["F"], seconds["B"]]) for part, seconds in exchanged.items()},
         ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(len(found["F"]))],
-        update=priced.shared.optimizer[:, 0],
+        update=priced.shared.optimizer[:, 0] + on_host(priced),
     )  # fmt: skip
+
+
+def on_host(priced: Priced) -> Floats:
+    """Seconds of copies and update of states in host memory by kind of stage, (3,): part of the update that is measured."""
+    return priced.shared.on_host(np.asarray(priced.assigned.num_microbatches, dtype=float))[:, 0]
 
 
 def with_copies(priced: Priced, passes: Passes) -> Passes:

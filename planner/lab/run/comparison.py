@@ -5,7 +5,7 @@ left out on both sides: those below LEAST bytes, in a small model below a part o
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from planner.units import GIB
 
 NAMES = {**{name: name for name in ALLOCATED}, "workspace": "temporary"}
 """Component of the cost model -> category of the memory tracker."""
-BOUNDS = {"weights": 0.001, "gradients": 0.001, "optimizer_states": 0.001, "activations": 0.03, "peak": 0.05}
+BOUNDS = {"weights": 0.001, "gradients": 0.001, "optimizer_states": 0.001, "activations": 0.03, "peak": 0.05, "host": 0.03}
 """Differences beyond which one of the two is wrong. Temporary memory has no bound of its own: it is in the peak."""
 LEAST = 1 << 20
 """Bytes of the smallest buffer that is compared."""
@@ -45,7 +45,12 @@ def predicted_memory(asked: Question, stage: int) -> dict[str, float]:
     found = {NAMES.get(name, name): float(values[where, 0]) for name, values in parts.items()}
     for name in ("temporary", "peak"):
         found[name] -= asked.cluster.hardware.workspace_memory
-    return found
+    return found | {"host": predicted_host(asked, stage)}
+
+
+def predicted_host(asked: Question, stage: int) -> float:
+    """Bytes in host memory of one stage's optimizer states, with the copies of gradients and weights there."""
+    return float(np.ravel(asked.priced().shared.host)[position(stage, asked.split.pp)]) if asked.split.host_states else 0.0
 
 
 def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, float]:
@@ -58,6 +63,12 @@ def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, floa
     reserved = sum(size[name] for name in RESERVED)
     device = (reserved if alone else sum(size.values())) + asked.cluster.hardware.context_memory
     return {"allocated": sum(size[name] for name in ALLOCATED), "reserved": reserved, "device": device}
+
+
+def attention_said(priced: str, ran: Iterable[str]) -> list[str]:
+    """Which kernels of torch attention ran on a GPU; nothing where none did."""
+    names = sorted(set(ran))
+    return [f"attention ran as torch's {' and '.join(names)} kernel; it is priced as {priced}"] if names else []
 
 
 def memory_row(what: str, predicted: float, measured: float) -> dict[str, Any]:
@@ -75,7 +86,7 @@ def rank_memory(
 ) -> dict[str, Any]:
     """Memory of one rank as every level writes it; ``measured`` has bytes of the categories that were seen, and of the peak."""
     predicted = predicted_memory(asked, stage)
-    names = [name for name in (*NAMES.values(), "peak") if name in measured]
+    names = [name for name in (*NAMES.values(), "host", "peak") if name in measured]
     return {
         "rank": rank, "stage": stage, "priced_as": POSITIONS[position(stage, asked.split.pp)],
         "memory": [memory_row(name, predicted[name], measured[name]) for name in names],
@@ -86,8 +97,9 @@ def rank_memory(
 def tracked_rank(asked: Question, measured: Any) -> dict[str, Any]:
     """Everything about a rank whose step was tracked (``meta.Measured``), as plain data."""
     most = measured.most
+    seen = {**most.held, **({"host": measured.host_bytes} if measured.host_bytes else {}), "peak": most.total}
     return {
-        **rank_memory(asked, measured.rank, measured.stage, {**most.held, "peak": most.total}, most.parts),
+        **rank_memory(asked, measured.rank, measured.stage, seen, most.parts),
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
         "layers_run": measured.layers_run, "traffic": compared_traffic(asked, measured),

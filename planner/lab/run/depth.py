@@ -59,7 +59,7 @@ def beyond(first: Any, second: Any, times: float) -> Any:
     return dataclasses.replace(
         second, points=points, parameters=_line(first.parameters, second.parameters, times),
         collectives=[_often(first.collectives, one, times) for one in second.collectives],
-        seconds=max(first.seconds, second.seconds),
+        seconds=max(first.seconds, second.seconds), host_bytes=_line(first.host_bytes, second.host_bytes, times),
     )  # fmt: skip
 
 

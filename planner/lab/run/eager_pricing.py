@@ -94,7 +94,8 @@ def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
     held = [sum(len(one.layers) for one in split.stages if one.rank == rank) for rank in range(split.pp)]
     layers = np.array([held[0], max(held[1:-1], default=0), held[-1]], dtype=float)
     at_ends = np.array([ends, 0.0, ends]) / min(split.pp, 2)
-    return priced.shared.optimizer[:, 0] + clip + np.maximum(each * layers + at_ends, 0.0)
+    moved = priced.shared.on_host(np.asarray(layout.num_microbatches, dtype=float))[:, 0]  # states on the host
+    return priced.shared.optimizer[:, 0] + moved + clip + np.maximum(each * layers + at_ends, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ passes

@@ -19,7 +19,7 @@ from planner import library
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
-from planner.lab.run.comparison import device_memory, memory_row, rank_memory
+from planner.lab.run.comparison import attention_said, device_memory, memory_row, rank_memory
 from planner.lab.run.eager_pricing import (
     UPDATE,
     EagerRun,
@@ -34,7 +34,7 @@ from planner.lab.run.eager_pricing import (
     update_seconds,
 )
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import FIRST, LONGER, SETTING_UP, START, Task
+from planner.lab.run.levels import FIRST, SETTING_UP, START, Task, longer
 from planner.lab.run.record import measured_row, rates, time_row
 from planner.plan_file import Prediction, predict
 from planner.questions.report.trace import trace_of
@@ -81,6 +81,12 @@ class FullRun:
         return {name: why for one in self.entries for name, why in one.get("not_compiled", {}).items()}
 
     @property
+    def attention(self) -> list[str]:
+        """Which kernels attention ran on GPUs, as a sentence."""
+        ran = (name for one in self.entries for name in one.get("attention", ()))
+        return attention_said(self.task.asked.split.attention, ran)
+
+    @property
     def plain(self) -> bool:
         """Whether what ran is not compiled."""
         return self.on_cpu or bool(self.not_compiled)
@@ -107,8 +113,13 @@ class FullRun:
     def update(self) -> float:
         """Predicted seconds of the update, on a processor with the gradient's norm, of the stage where it takes longest."""
         if not self.on_cpu:
-            return self.prediction.time_s["optimizer"]
+            return self.priced_update
         return float(np.max(update_seconds(self.priced, self.task.asked.split, self.host)))
+
+    @property
+    def priced_update(self) -> float:
+        """Predicted seconds of the update, with what states on the host add."""
+        return self.prediction.time_s["optimizer"] + self.prediction.time_s["offload"]
 
     @cached_property
     def step_range(self) -> tuple[float, float, float]:
@@ -118,7 +129,7 @@ class FullRun:
             return step, low, high
         bare = processor_seconds(self.priced, self.task.asked.split, None)
         more = self.replay(self.passes) - self.replay(bare)
-        whole = step + more + self.update - self.prediction.time_s["optimizer"]
+        whole = step + more + self.update - self.priced_update
         return whole, low * whole / step, high * whole / step
 
     @cached_property
@@ -195,7 +206,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     asked, run = task.asked, FullRun(task=task, entries=entries)
     before, after = (*run.pressure, None, None)[:2]
     parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
-    outcome, failure = _outcome(entries, verdict, parity)
+    outcome, failure = _outcome(task, entries, verdict, parity)
     passes = _stages(run)
     traces = [{"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")]
     if task.trace and traces:
@@ -204,7 +215,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         traces.append({"what": "predicted", "file": str(path)})
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
-        "changes": list(asked.changes), "outcome": outcome, "failure": failure,
+        "changes": [*asked.changes, *run.attention], "unchecked": list(asked.unchecked), "outcome": outcome, "failure": failure,
         "device": {
             "name": entries[0]["name"] if entries and not run.on_cpu else task.machine.name, "kind": task.machine.device,
             "ranks": asked.split.world, "hosts": sorted({one["host"] for one in entries}),
@@ -216,8 +227,8 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         "ranks": [_memory(run, one) for one in entries if "states" in one["memory"]],
         "rates": _rates(run), "parity": parity, "traces": traces,
         "limits": {
-            "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
-            "first_step_seconds": FIRST * task.timeout,
+            "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.step_seconds,
+            "first_step_seconds": FIRST * task.step_seconds,
         },
     }  # fmt: skip
 
@@ -227,14 +238,15 @@ def _parity(found: dict[str, Any]) -> dict[str, Any]:
     rounded = found.get("rounded")
     return {
         "compared_parameters": found["parameters"], "compared_values": found["values"],
-        "largest_error": max(found["parameter_error"], found["loss_and_norm_error"]), "tolerance": found["tolerance"],
+        "largest_error": found["parameter_error"], "tolerance": found["tolerance"],
+        **{name: found[name] for name in ("loss_error", "loss_tolerance", "norm_error", "norm_tolerance", "why")},
         "precision": found.get("precision", "fp64"), "equal": found["equal"] and (rounded is None or rounded["equal"]),
         "rounded": None if rounded is None else {k: v for k, v in _parity(rounded).items() if k != "rounded"},
     }  # fmt: skip
 
 
 def _outcome(
-    entries: Sequence[dict[str, Any]], verdict: Verdict | None, parity: dict[str, Any] | None
+    task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | None, parity: dict[str, Any] | None
 ) -> tuple[str, dict[str, Any] | None]:
     """How it ended, and what is known of a failure: rank, phase, sentence, GiB allocated on that rank."""
     if verdict is not None:
@@ -243,15 +255,14 @@ def _outcome(
         known = memory.get("allocated", memory.get("peak"))
         return outcome, {
             "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase,
-            "sentence": verdict.sentence + (LONGER.format(what="a step") if outcome == "hung" else ""),
+            "sentence": verdict.sentence + (longer(task) if outcome == "hung" else ""),
             "allocated_gib": verdict.facts.get("allocated_gib", None if known is None else known / GIB),
         }  # fmt: skip
     losses = _losses(entries)
     if parity is not None and not parity["equal"]:
         worst, outcome, phase = parity["rounded"] or parity, "not_equal", "parity"
         sentence = (
-            f"a tiny model with the plan's degrees does not train like one process: error {worst['largest_error']:.1e} in "
-            f"{worst['precision']}, {worst['tolerance']:.1g} is allowed; nothing was timed"
+            f"a tiny model with the plan's degrees does not train like one process: {worst['why']}; nothing was timed"
         )
     elif not all(math.isfinite(one) for one in losses):
         outcome, phase = "failed", "the measured steps"

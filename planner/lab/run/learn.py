@@ -99,6 +99,8 @@ def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
     """Why nothing was measured that the plan predicts; '' = something was."""
     if found["rung"] not in RAN:
         return PARTS.get(found["rung"], f"rung {found['rung']} measures a part of the plan and prices the rest")
+    if found.get("unchecked"):
+        return f"what ran is not the plan: {'; '.join(found['unchecked'])}"
     if found["outcome"] not in ("completed", "out_of_memory"):
         return f"the run ended as {found['outcome'].replace('_', ' ')}"
     other = other_device(plan.cluster().hardware, found.get("device") or {})

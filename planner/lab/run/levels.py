@@ -6,6 +6,7 @@ run it, or "". The limits of time are the same on every level and are said befor
 """
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from planner import detect
 from planner.cluster import Cluster
 from planner.errors import PlannerError, nearest_first
+from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
 from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
@@ -25,7 +27,7 @@ from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced, price
 from planner.trainer import Trainer, load_trainer
 from planner.units import KIB, format_seconds
-from planner.workload import Workload
+from planner.workload import LOW_PRECISIONS, Workload
 
 START = 120.0
 """Seconds that ranks wait for each other."""
@@ -35,6 +37,8 @@ FIRST = 4.0
 """The first steps may take so many times longer: kernels are chosen, communicators are made."""
 OUT_OF_MAIN_MEMORY = "because main memory was used up"
 """Why the kernel ended a process, at the end of a sentence."""
+PREDICTED = 10.0
+"""A step may take so many times what is predicted for it, whatever --timeout is."""
 LONGER = "; if {what} only needs longer, raise --timeout"
 """Said of what has hung."""
 
@@ -59,6 +63,8 @@ class Question:
     split: Split
     changes: tuple[str, ...]
     """What was changed so that the torch model can be compared with it, in words; empty for plans of torch's own trainers."""
+    unchecked: tuple[str, ...] = ()
+    """What of the plan is neither run nor priced here, a sentence each."""
 
     @property
     def job(self) -> Job:
@@ -74,6 +80,7 @@ class Question:
 def question(plan: Plan) -> Question:
     """What to run and to price for a plan. Raises PlannerError for what the torch model cannot say anything about."""
     trainer, layout, changes = plan.load_trainer(), plan.layout, []
+    workload, unchecked = _without(plan.workload)
     if trainer.code_base not in LIKE_TORCH:
         changes.append(f"trainer torchtitan instead of {trainer.name}, whose memory the torch model has not")
         trainer = load_trainer("torchtitan")
@@ -81,7 +88,8 @@ def question(plan: Plan) -> Question:
         changes += more
     cluster = plan.cluster()
     try:
-        check(Job(workload=plan.workload, cluster=cluster, trainer=trainer), layout)
+        on_device = layout.replace(offload_optimizer=0)  # states on the host are run whichever trainer has them
+        check(Job(workload=workload, cluster=cluster, trainer=trainer), on_device)
     except PlannerError as error:
         if not changes:
             raise
@@ -90,9 +98,32 @@ def question(plan: Plan) -> Question:
             f"refused: {error}; plan with --trainer torchtitan or fsdp"
         ) from error
     return Question(
-        workload=plan.workload, cluster=cluster, trainer=trainer, layout=layout,
-        split=split_of(plan.workload, trainer, layout), changes=tuple(changes),
+        workload=workload, cluster=cluster, trainer=trainer, layout=layout,
+        split=split_of(workload, trainer, layout), changes=tuple(changes), unchecked=tuple(unchecked),
     )  # fmt: skip
+
+
+def _without(workload: Workload) -> tuple[Workload, list[str]]:
+    """The workload without what the torch model has not, and can be left out of the run and of the prediction alike; each named."""
+    unchecked = []
+    if workload.precision in LOW_PRECISIONS:
+        unchecked.append(
+            f"precision {workload.precision}: linear layers run and are priced in bf16; their casts, products and bytes in "
+            f"{workload.precision} are not"
+        )
+        workload = dataclasses.replace(workload, precision="bf16")
+    if workload.model.mtp_layers:
+        modules = "prediction modules" if workload.model.mtp_layers > 1 else "prediction module"
+        unchecked.append(
+            f"{workload.model.mtp_layers} multi-token {modules}: left out of the run and of the prediction; on the last stage their "
+            "weights, activations and passes come on top"
+        )
+        model = dataclasses.replace(workload.model, mtp_layers=0, published_parameters=0.0, published_active_parameters=0.0)
+        workload = dataclasses.replace(workload, model=model)
+    if workload.model.is_moe and workload.expert_imbalance != 1.0:
+        unchecked.append("routing of a trained router: here every expert gets the same number of tokens, in the run and in the prediction")
+        workload = dataclasses.replace(workload, expert_imbalance=1.0)
+    return workload, unchecked
 
 
 def _as_torchtitan(layout: Layout) -> tuple[Layout, list[str]]:
@@ -133,6 +164,8 @@ class Machine:
     """Cores that this process may use."""
     place: Place | None
     """Where this process stands among the ranks that torchrun or srun started; None = started by hand."""
+    gpu_memory: tuple[float, ...] = ()
+    """Bytes of the first GPU as its driver says; none where there is no GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +185,7 @@ class Task:
     warmup: int = 2
     """Steps before them that are not."""
     timeout: float = 60.0
-    """Seconds after which a step has hung."""
+    """--timeout: seconds after which a step has hung, where ten times its prediction are not more."""
     parity: bool = True
     """Train a tiny model with the same degrees first and compare it with one process."""
     trace: Path | None = None
@@ -163,6 +196,11 @@ class Task:
     """Which run it is of several, said by a bar."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds after which a step has hung: --timeout, or ten times its prediction where that is more."""
+        return max(self.timeout, PREDICTED * self.plan.prediction.step_time_s)
 
     def to_json(self) -> str:
         """What a rank of level ``full`` has to know; ``task_of_rank`` reads it."""
@@ -188,12 +226,20 @@ def task_of_rank(text: str, place: Place) -> Task:
     return Task(plan=plan, asked=question(plan), machine=machine, trace=Path(trace) if trace else None, **given)
 
 
-def step_limits(timeout: float, steps: int) -> str:
+def step_limits(task: Task, steps: int) -> str:
     """The part of the sentence about limits that all levels with steps share."""
+    limit, predicted = task.step_seconds, format_seconds(task.plan.prediction.step_time_s)
+    what = "--timeout" if limit == task.timeout else f"{PREDICTED:.0f} times the {predicted} that are predicted"
     return (
-        f"{format_seconds(timeout)} for each of {steps} steps ({format_seconds(FIRST * timeout)} for the first, --timeout), then "
+        f"{format_seconds(limit)} for each of {steps} steps ({what}; {format_seconds(FIRST * limit)} for the first), then "
         "what hangs is named and ended"
     )
+
+
+def longer(task: Task) -> str:
+    """The end of the sentence about a step that has hung."""
+    predicted, limit = format_seconds(task.plan.prediction.step_time_s), format_seconds(task.step_seconds)
+    return f" (predicted: {predicted}; it may take {limit}){LONGER.format(what='a step')}"
 
 
 # ------------------------------------------------------------------------------------------------ the levels
@@ -227,17 +273,10 @@ LEVELS = (
 
 def machine_here(device: str | None, environment: Mapping[str, str] = os.environ) -> Machine:
     """This machine. ``device`` cpu or cuda, None = cuda where there is a GPU. Raises PlannerError."""
-    names = [] if device == "cpu" else detect.local_devices()
-    gpus = len(names)
-    if not gpus and device != "cpu" and (device == "cuda" or Path("/dev/kfd").exists()):
-        from planner.lab.launch.torchrun import count_by_torch  # drivers without nvidia-smi
-
-        gpus = count_by_torch()
-    if device == "cuda" and not gpus:
-        raise PlannerError("--device cuda: neither the driver nor torch reports a GPU here; leave it out")
+    gpus = gpus_here(device)
     return Machine(
-        device="cuda" if gpus else "cpu", gpus=gpus, name=names[0] if names else "GPU" if gpus else detect.processor(),
-        memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment),
+        device="cuda" if gpus.count else "cpu", gpus=gpus.count, name=gpus.names[0] if gpus.count else detect.processor(),
+        memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment), gpu_memory=gpus.memory[:1],
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.lab.reference.transformer import ForwardPass
+from planner.lab.run.host_states import HostStates
 
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensors that hold another one and no memory."""
@@ -160,6 +161,7 @@ class MemoryTracker(TorchDispatchMode):
             (FSDPState, "_post_forward", no_forward_pass),
             # DTensor finds shapes by operations on tensors of the global size, which exist nowhere
             (ShardingPropagator, "_propagate_tensor_meta_non_cached", _while_it_runs(self, "_blind", True)),
+            (HostStates, "update_on_host", _while_it_runs(self, "_blind", True)),  # host memory is counted apart
         )
         with contextlib.ExitStack() as stack:
             for owner, name, wrap in wrapped:

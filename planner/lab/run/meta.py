@@ -30,6 +30,7 @@ from planner.errors import PlannerError
 from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import beyond, depths, place
+from planner.lab.run.host_states import HostStates
 from planner.lab.run.levels import ONE_PROCESS, Question, Task, kills
 from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
 from planner.lab.run.training import Run
@@ -71,7 +72,7 @@ def result(asked: Question, ranks: Sequence[Measured]) -> dict[str, Any]:
     """The whole validation as plain data; the rank with the highest peak first."""
     rows = sorted((tracked_rank(asked, one) for one in ranks), key=lambda one: -one["memory"][-1]["measured_gib"])
     return {
-        "rung": "meta", "trainer": asked.trainer.name, "changes": list(asked.changes),
+        "rung": "meta", "trainer": asked.trainer.name, "changes": list(asked.changes), "unchecked": list(asked.unchecked),
         "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus), "ranks": rows,
     }  # fmt: skip
 
@@ -120,6 +121,8 @@ class Measured:
     """That it took."""
     layers_run: int
     """Layers of the rank that were run; the rest is their straight line (depth.py)."""
+    host_bytes: int = 0
+    """Of optimizer states, gradients and weights in host memory."""
 
     @property
     def most(self) -> Most:
@@ -248,6 +251,7 @@ class RankAlone:
             rank=rank, stage=self.run.rank["pp"], points=tracker.points, parameters=self.parameters,
             microbatches=self.split.num_microbatches, unseen_receive_bytes=unseen, collectives=tracker.collectives(),
             seconds=time.perf_counter() - self.started, layers_run=sum(len(part.layers) for part in self.run.parts),
+            host_bytes=sum(optimizer.host_bytes for optimizer in self.run.optimizers if isinstance(optimizer, HostStates)),
         )  # fmt: skip
 
     def step(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from planner.runs.rows import VERSION
 
 FOUND: dict[str, Any] = {
-    "rung": "", "why": "", "trainer": "", "layout": {}, "num_gpus": 0, "changes": [], "outcome": "completed",
+    "rung": "", "why": "", "trainer": "", "layout": {}, "num_gpus": 0, "changes": [], "unchecked": [], "outcome": "completed",
     "failure": None, "device": None, "limits": None, "times": [], "stages": [], "as_run": None, "ranks": [], "rates": None,
     "parity": None, "traces": [], "likeliest": None, "no_run": None, "run": None,
 }  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WORDS = {
-    "optimizer_states": "optimizer states", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
+    "optimizer_states": "optimizer states", "host": "on the host", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
     "replayed_step": "step replayed", "F": "forward", "B": "backward", "W": "weight gradients",
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
@@ -42,6 +42,8 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     yield f"rung {found['rung']}: {found['why']}"
     for change in found["changes"]:
         yield f"changed to compare: {change}"
+    for what in found["unchecked"]:
+        yield f"not checked here: {what}"
     yield from _circumstances(found)
     if found["failure"] is not None:
         yield _failure(found)
@@ -171,11 +173,11 @@ def _circumstances(found: dict[str, Any]) -> Iterator[str]:
 
 def _parity(found: dict[str, Any]) -> str:
     """One comparison of the tiny model with one process."""
-    equal = found["largest_error"] <= found["tolerance"]
-    verdict = "trains like one process" if equal else "does NOT train like one process"
+    verdict = "does NOT train like one process" if found["why"] else "trains like one process"
     return (
         f"parity in {found['precision']}: a tiny model with these degrees {verdict}: {found['compared_parameters']} parameters"
-        f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed"
+        f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed, of losses {found['loss_error']:.1e} "
+        f"of {found['loss_tolerance']:.1g}, of norms {found['norm_error']:.1e} of {found['norm_tolerance']:.1g}"
     )
 
 

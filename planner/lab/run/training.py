@@ -27,6 +27,7 @@ from planner.lab.reference import transformer
 from planner.lab.reference.fused_operators import VocabularyLoss
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import FORWARD, Experts, Part, Place, angles
+from planner.lab.run.host_states import HostStates
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -165,7 +166,7 @@ class Run:
         self.split, self.device = split, device
         self.meshes = meshes or Meshes(split, device.type)
         self.rank = {name: self.meshes.all.get_local_rank(name) for name in ("pp", "replica", "shard", "cp", "tp")}
-        self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"))
+        self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"), attention=split.attention)
         self.mine = split.stages_of(self.rank["pp"])
         self.parts = [self._part(number) for number in self.mine]
         self.has_first, self.has_last = 0 in self.mine, len(split.stages) - 1 in self.mine
@@ -241,8 +242,11 @@ class Run:
         """Adam as one kernel for all tensors, without temporary memory; DTensor has no such SGD."""
         rate = self.split.learning_rate
         if self.split.optimizer == "sgd":
-            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9)
-        return torch.optim.AdamW(part.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+            make: Any = partial(torch.optim.SGD, lr=rate, momentum=0.9)
+        else:
+            make = partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        share = self.split.host_states / 100.0
+        return HostStates(part.parameters(), share, make) if share else make(part.parameters())
 
     def examples(self, number: int) -> tuple[Tensor, Tensor]:
         """Input and output of a stage, without memory."""

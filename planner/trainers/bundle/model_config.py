@@ -22,7 +22,7 @@ def model_config(model: ModelSpec) -> dict[str, Any] | None:
     for kind, keys in yaml_from("bundle", "families.yaml.j2", {"m": model}).items():
         config = {"architectures": [keys.pop("class")], "model_type": kind, "dtype": "bfloat16", **keys}
         try:
-            if _architecture(from_hugging_face(config, name=model.name)) == wanted:
+            if _architecture(from_hugging_face(config)) == wanted:
                 return config
         except PlannerError:
             continue

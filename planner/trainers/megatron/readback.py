@@ -13,6 +13,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments, read_arguments
 from planner.trainers.reading.configuration import Reading, known_model
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import MOST, MOST_LAYERS, percent, read_text, whole_number
 
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
@@ -30,9 +31,9 @@ STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8"}
 """Types of optimizer states as a dump prints them -> as flags say them."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, given: Given) -> Reading:
     """The job in a file; the number of GPUs is taken from it where it says one. Raises PlannerError."""
-    return parse(read_text(path), str(path), num_gpus)
+    return parse(read_text(path), str(path), given.num_gpus)
 
 
 def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:

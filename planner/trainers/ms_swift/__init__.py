@@ -1,6 +1,6 @@
-"""ms-swift."""
+"""ms-swift: swift sft over transformers, and megatron sft over Megatron Core."""
 
-PLACE = 95
+PLACE = 7
 TITLE = "ms-swift (YAML for swift pt/sft and megatron pt/sft)"
 TRAINERS = ("ms-swift", "ms-swift-megatron")
 OPTIONS = ("loss", "expert_dispatch", "router_dtype", "gradient_overlap", "gradient_dtype", "attention_kernel")
@@ -12,3 +12,4 @@ SOURCE = (
     "config/fsdp2.json"
 )
 NO_WORD = ("muon", "fp8")
+FORM = ("sh bash slurm sbatch txt yaml yml json", r"\b(swift|megatron)\s+(sft|pt|rlhf)\b|swift/cli/(sft|rlhf|pt)\.py|^tuner_type\s*:|^train_type\s*:")
