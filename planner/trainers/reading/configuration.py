@@ -107,7 +107,8 @@ def known_model(model: ModelSpec, name: str = "") -> ModelSpec:
 
 
 def _architecture(model: ModelSpec) -> tuple[object, ...]:
-    return tuple(getattr(model, one.name) for one in dataclasses.fields(ModelSpec) if one.name not in NOT_ARCHITECTURE)
+    named = (one.name for one in dataclasses.fields(ModelSpec) if one.compare)
+    return tuple(getattr(model, name) for name in named if name not in NOT_ARCHITECTURE)
 
 
 @cache
