@@ -113,3 +113,30 @@ def test_what_swift_has_not_is_refused() -> None:
     work = {"lora_rank": 8, "frozen_weights": "nf4"}
     assert "bitsandbytes" in said("ms-swift", job_of("ms-swift", zero=3, work=work))
     assert "optimizer muon" in said("ms-swift", job_of("ms-swift-megatron", zero=1, work={"optimizer": "muon"}))
+
+
+# ------------------------------------------------------------------------------------------------ torchtune
+
+
+def test_torchtune_writes_a_recipe_and_every_dimension() -> None:
+    files = files_of("torchtune", job_of("torchtune", zero=2, recompute=2, work={"precision": "bf16_true"}))
+    run = yaml.safe_load(files["torchtune.yaml"])
+    assert run["model"]["_component_"] == "torchtune.models.llama3_1.llama3_1"
+    assert (run["model"]["num_layers"], run["model"]["rope_base"], run["model"]["scale_factor"]) == (32, 500000, 8)
+    assert (run["batch_size"], run["gradient_accumulation_steps"], run["fsdp_reshard_after_forward"]) == (1, 16, False)
+    assert run["enable_activation_checkpointing"] and run["dtype"] == "bf16" and not run["optimizer_in_bwd"]
+    assert "full_finetune_distributed" in files["run.sh"] and "--nproc-per-node 8" in files["smoke.sh"]
+    work = {"precision": "bf16_true", "lora_rank": 8, "frozen_weights": "nf4_dq"}
+    files = files_of("torchtune", job_of("torchtune", model="qwen2.5-7b", dp=1, zero=0, work=work))
+    model = yaml.safe_load(files["torchtune.yaml"])["model"]
+    assert (model["_component_"], model["lora_rank"], model["quantize_base"]) == ("torchtune.models.qwen2.lora_qwen2", 8, True)
+    assert "lora_finetune_single_device" in files["run.sh"]
+
+
+def test_what_torchtune_has_not_is_refused() -> None:
+    work = {"precision": "bf16_true"}
+    assert "no context parallelism" in said("torchtune", job_of("torchtune", zero=3, cp=2, dp=4, work=work))
+    assert "window of 4096" in said("torchtune", job_of("torchtune", model="mistral-7b", zero=3, work=work))
+    assert "no builder" in said("torchtune", job_of("torchtune", model="qwen3-32b", zero=3, work=work))
+    assert "shard with FSDP2" in said("torchtune", job_of("torchtune", zero=0, work=work))
+    assert "precision fp16" in said("torchtune", job_of("torchtune", zero=3, work={"precision": "fp16"}))

@@ -45,6 +45,7 @@ class Cases:
 
 
 PARTS = {"sequence_parallel": 1}
+PURE = {"precision": "bf16_true"}
 LLAMA, QWEN_MOE = "llama-3.1-8b", "qwen3-30b-a3b"
 CASES = {
     "automodel": Cases(
@@ -77,6 +78,7 @@ CASES = {
         (
             ("ms-swift", LLAMA, {}, {"zero": 3, "recompute": 2}),
             ("ms-swift", LLAMA, {}, {"zero": 2}),
+            ("ms-swift", LLAMA, {}, {"zero": 3, "cp": 2, "dp": 4, "cp_method": 1}),
             ("ms-swift", LLAMA, {"lora_rank": 8}, {"zero": 0, "recompute": 2}),
             ("ms-swift", "qwen3-32b", {"lora_rank": 8, "frozen_weights": "nf4_dq"}, {"zero": 0}),
             ("ms-swift-megatron", LLAMA, {}, {"zero": 1, "tp": 2, "pp": 2, "vpp": 2, "schedule": 2, "dp": 2, **PARTS}),
@@ -91,6 +93,26 @@ CASES = {
             ("ms_swift.yaml", "max_length", "max_lengths"),
             ("ms_swift.yaml", "packing: true", "packing: false"),
             ("ms_swift.yaml", "attn_impl: flash_attn", "attn_impl: sdpa"),
+        ),
+    ),
+    "torchtune": Cases(
+        "torchtune",
+        (
+            ("torchtune", LLAMA, PURE, {"zero": 3}),
+            ("torchtune", LLAMA, PURE, {"zero": 2, "recompute": 2}),
+            ("torchtune", "qwen2.5-7b", {**PURE, "lora_rank": 8, "frozen_weights": "nf4_dq"}, {"zero": 3}),
+            ("torchtune", "llama-3.2-1b", {"precision": "fp32"}, {"zero": 3}),
+            ("torchtune", "llama-2-7b", PURE, {"zero": 0, "dp": 1, "num_microbatches": 1}),
+            ("torchtune", "llama-3.1-70b", PURE, {"zero": 3, "recompute": 2, "offload_parameters": 1}),
+        ),
+        (
+            ("torchtune.yaml", "batch_size: 1", "batch_size: 2"),
+            ("torchtune.yaml", "fsdp_reshard_after_forward: true", "fsdp_reshard_after_forward: false"),
+            ("torchtune.yaml", "custom_sharded_layers", "custom_shard"),
+            ("torchtune.yaml", "num_layers: 32", "num_layers: 31"),
+            ("torchtune.yaml", "fused", "fuse"),
+            ("smoke.sh", "full_finetune_distributed", "lora_finetune_distributed"),
+            ("run.sh", "max_steps_per_epoch=", "max_step="),
         ),
     ),
 }

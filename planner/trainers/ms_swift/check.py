@@ -91,6 +91,7 @@ def _transformers(asked: Request, settings: dict[str, Any], answer: Checked) -> 
     train = found.training_args
     batch = train.per_device_train_batch_size * train.gradient_accumulation_steps * layout["dp"]
     answer.same("global batch", batch, asked["batch"])
+    answer.same("context parallelism", found.sequence_parallel_size, layout["cp"])
     answer.same("length", (found.max_length, found.packing), (asked["length"], True))
     answer.same("one precision at most", all(precision), False)
     answer.same("FSDP2", bool(found.fsdp), layout["zero"] > 0)

@@ -27,7 +27,8 @@ def refusals(job: ExportJob) -> list[str]:
     if on_megatron(job):
         found = mcore.refusals(job, "ms-swift", MEGATRON_OPTIMIZERS)
     else:
-        found = front_end_refusals(job, "ms-swift") + unknown_modules(job, "ms-swift", Module(0))
+        found = [one for one in front_end_refusals(job, "ms-swift") if not one.startswith(f"cp {job.layout.cp}:")]
+        found += unknown_modules(job, "ms-swift", Module(0))
     return found + refused(job, "ms_swift", on_megatron=on_megatron(job))
 
 
