@@ -140,3 +140,17 @@ def test_what_torchtune_has_not_is_refused() -> None:
     assert "no builder" in said("torchtune", job_of("torchtune", model="qwen3-32b", zero=3, work=work))
     assert "shard with FSDP2" in said("torchtune", job_of("torchtune", zero=0, work=work))
     assert "precision fp16" in said("torchtune", job_of("torchtune", zero=3, work={"precision": "fp16"}))
+
+
+# ------------------------------------------------------------------------------------------------ Lightning
+
+
+def test_lightning_wraps_the_script() -> None:
+    job = job_of("torchtitan", zero=3, tp=2, dp=4, sequence_parallel=1)
+    files, plain = files_of("lightning", job), files_of("pytorch", job)
+    assert (files["train.py"], files["plan.json"]) == (plain["train.py"], plain["plan.json"])
+    compile(files["lightning_train.py"], "lightning_train.py", "exec")
+    assert "lightning_train.py" in files["run.sh"] and "--nodes 1" in files["smoke.sh"]
+    assert "data and tensor parallelism alone" in said("lightning", job_of("torchtitan", zero=2, pp=2, dp=4))
+    assert "one data-parallel axis" in said("lightning", job_of("torchtitan", zero=3, dp_shard=4))
+    assert "the script has dense layers" in said("lightning", job_of("torchtitan", model="qwen3-30b-a3b", zero=3, ep=8))

@@ -6,7 +6,10 @@ One process per trainer: its import takes most of the time. Where a package is m
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 
 from planner.layout import Layout, Module
-from planner.model import load_model
+from planner.model import ModelSpec, load_model
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.target import LEVELS, ExportJob
 from planner.trainers.checking.child import check_many
@@ -115,6 +118,23 @@ CASES = {
             ("run.sh", "max_steps_per_epoch=", "max_step="),
         ),
     ),
+    "lightning": Cases(
+        "lightning",
+        (
+            ("torchtitan", LLAMA, {}, {"zero": 3, "tp": 2, "dp": 4, **PARTS}),
+            ("torchtitan", LLAMA, {}, {"zero": 2, "recompute": 1, "recompute_modules": SECOND}),
+            ("fsdp", "llama-3.2-1b", {}, {"zero": 3, "recompute": 2}),
+            ("torchtitan", "qwen2.5-7b", {"precision": "fp32"}, {"zero": 3}),
+        ),
+        (
+            ("plan.json", '"tp": 2', '"tp": 4'),
+            ("plan.json", '"num_microbatches": 16', '"num_microbatches": 8'),
+            ("plan.json", '"zero": 3', '"zero": 2'),
+            ("plan.json", '"ffn_size": 14336', '"ffn_size": 14335'),
+            ("lightning_train.py", "accumulate_grad_batches=", "accumulate_batches="),
+            ("lightning_train.py", "data_parallel_size=", "data_size="),
+        ),
+    ),
 }
 
 
@@ -143,3 +163,25 @@ def test_every_plan_is_accepted_and_what_is_wrong_is_not(name: str, tmp_path: Pa
     assert not said
     for one, wrong in zip(results[len(jobs) :], cases.wrong, strict=True):
         assert one.problem, (wrong, one.text())
+
+
+def test_lightning_trains_as_the_script_does(tmp_path: Path) -> None:
+    """tp 2 x dp 2 on 4 processes of this machine: the losses and norms of train.py, which trains as one process does."""
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("NOT CHECKED: lightning is not installed here")
+    model = ModelSpec(name="tiny", num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=64,
+                      vocab_size=128, max_sequence_length=64)  # fmt: skip
+    layout = Layout(tp=2, dp=2, micro_batch_size=2, num_microbatches=2, zero=3, sequence_parallel=1)
+    tiny = ExportJob.of(plan_of("torchtitan", layout, model=model, sequence_length=32))
+    for name, text in load_target("lightning").render(tiny).files.items():
+        (tmp_path / name).write_text(text)
+    said = []
+    for script in ("train.py", "lightning_train.py"):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script]
+        done = subprocess.run(
+            [*words, "--device", "cpu", "--steps", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        said.append(re.findall(r"step \d loss ([\d.]+) gradient ([\d.]+)", done.stdout))
+    assert len(said[0]) == 3 and said[0] == said[1]
