@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
 from planner.lab.reference.split import Split
@@ -280,6 +280,15 @@ class Mixture(nn.Module):
         weights, chosen = exact(logits).softmax(-1).topk(self.top_k, -1)
         out = self.experts(rows, weights, chosen).view_as(x)
         return out if self.shared is None else out + self.shared(x)
+
+
+# FSDP's hooks around the experts of a layer open ranges of the profiler, not as often when the layer is repeated; to checkpoint
+# they are operations like others, and it would miss some.  [torch 2.13, utils/checkpoint.py: _CachedTorchDispatchMode]
+SAC_IGNORED_OPS.update(
+    getattr(packet, overload)
+    for packet in (torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_exit)
+    for overload in packet.overloads()
+)
 
 
 def every_second_matmul() -> Any:

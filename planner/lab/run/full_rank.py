@@ -269,7 +269,7 @@ def work(task: Task, place: Place, report: Report, show: Callable[[State], objec
     """Runs this rank. ``report`` is called on the first rank, or on the one that found out what is wrong; not where the ranks
     were started by another process of this machine, which reads their files."""
     warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # a failed pipeline logs its whole schedule
     torch.set_flush_denormal(True)
     directory = Path(os.environ[DIRECTORY]) if DIRECTORY in os.environ else None
     show = to_file(directory / "state.json") if directory else show

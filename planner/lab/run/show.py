@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WORDS = {
-    "optimizer_states": "optimizer states", "host": "on the host", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
+    "optimizer_states": "optimizer states", "host": "on the host",
+    "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
     "replayed_step": "step replayed", "F": "forward", "B": "backward", "W": "weight gradients",
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
