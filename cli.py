@@ -1,6 +1,6 @@
 """``python cli.py`` in a checkout is the installed command ``plan``."""
 
-from planner.commands.main import main_entry
+from planner.commands.start import start
 
 if __name__ == "__main__":
-    main_entry()
+    start()

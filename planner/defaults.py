@@ -1,6 +1,7 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,10 +11,11 @@ from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
-from planner.detect import local_device, profile_of
+from planner.detect import asked_driver, memory_is_off, profile_of
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
+from planner.hardware.names import profile_named
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
@@ -22,7 +24,7 @@ from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
-from planner.units import format_count, format_seconds
+from planner.units import format_bytes, format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
 
 HARDWARE = "h100-sxm"
@@ -52,7 +54,10 @@ class Request:
 
     model: str | ModelSpec
     """Name or path, or the model itself."""
-    num_gpus: int
+    num_gpus: int = 0
+    """0 = ``nodes`` says it."""
+    nodes: int | None = None
+    """Nodes of the hardware, all their GPUs."""
     hardware: str | None = None
     trainer: str | None = None
     """NAME[@VERSION][+OPTION=VALUE...]."""
@@ -60,6 +65,8 @@ class Request:
     """Further options of the trainer, by name."""
     sequence_length: int | None = None
     global_batch_size: int | None = None
+    global_batch_tokens: int | None = None
+    """Tokens per optimizer step, where the batch was said so."""
     precision: str | None = None
     optimizer: str | None = None
     lora_rank: int | None = None
@@ -108,12 +115,13 @@ def resolve(request: Request) -> ResolvedJob:
     """Load what is named, choose what is not, and say so. Raises PlannerError."""
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
-    hardware_name = request.hardware or _hardware(assumed)
+    hardware_name = _hardware(request, assumed)
     if request.intra_node:
         hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
+    request = dataclasses.replace(request, num_gpus=_gpus(request, hardware))
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
     trainer_name = spell(known_as(trainer_name), request.options)
@@ -157,6 +165,19 @@ def resolve(request: Request) -> ResolvedJob:
     )  # fmt: skip
 
 
+def _gpus(request: Request, hardware: HardwareProfile) -> int:
+    """GPUs of the job: as said, or all those of its nodes. Raises PlannerError where both are said and disagree."""
+    if request.nodes is None:
+        return request.num_gpus
+    gpus = request.nodes * int(hardware.gpus_per_node)
+    if request.num_gpus not in (0, gpus):
+        raise PlannerError(
+            f"{request.nodes} nodes of {hardware.name} have {gpus} GPUs, not {request.num_gpus}; --gpus counts all GPUs of the "
+            "job: leave --nodes or --gpus out"
+        )
+    return gpus
+
+
 def tuned_batch_size(few: int, num_gpus: int) -> int:
     """A batch for fine-tuning: at least as many sequences as ``few`` and as TUNED_PER_GPU on every GPU.
 
@@ -193,6 +214,17 @@ def _batch(
     """Sequences per optimizer step."""
     if request.global_batch_size is not None:
         return request.global_batch_size
+    if request.global_batch_tokens is not None:
+        batch = round(request.global_batch_tokens / length)
+        if batch < 1:
+            raise PlannerError(
+                f"--global-batch-size: {request.global_batch_tokens:,} tokens are less than one sequence of {length}; with a "
+                "suffix it counts tokens, without one sequences"
+            )
+        value = f"{batch} sequences ({batch * length:,} tokens)"
+        why = f"{request.global_batch_tokens:,} tokens in sequences of {length}"
+        assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
+        return batch
     if habit:
         batch = tuned_batch_size(habit.global_batch_size, request.num_gpus)
         why = f"a usual batch of fine-tuning: {habit.global_batch_size}, or {TUNED_PER_GPU} per GPU"
@@ -251,12 +283,25 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
     return found
 
 
-def _hardware(assumed: list[Assumption]) -> str:
-    """The local GPU when there is one that the library knows, else the common training card."""
-    device = local_device()
+def _hardware(request: Request, assumed: list[Assumption]) -> str:
+    """What is asked for by its name in the library; else the local GPU where the library knows it, with its memory, else the
+    common training card."""
+    if request.hardware is not None:
+        found, name = profile_named(request.hardware), request.hardware
+        if re.sub("[-_ ]", "", found.lower()) != re.sub("[-_ ]", "", name.lower()) and found != name:
+            assumed.append(Assumption("hardware", found, f"what '{name}' usually is", "--hardware"))
+        return found
+    driver = asked_driver()
+    device = driver.names[0] if driver.names else None
     profile = profile_of(device) if device else None
     why = f"the local {device} is not in the library" if device else "no GPU found on this machine"
-    why = f"found here: {device}" if profile else why
+    if driver.problem:
+        why = driver.problem
+    if profile is not None:
+        why, usable = f"found here: {device}", float(load_hardware(profile).usable_memory)
+        if memory_is_off(driver.memory[0], usable):
+            why = f"the local {device} has {format_bytes(driver.memory[0])}, {profile} of the library {format_bytes(usable)}"
+            profile = None
     assumed.append(Assumption("hardware", profile or HARDWARE, why, "--hardware"))
     return profile or HARDWARE
 

@@ -3,16 +3,28 @@
 import platform
 import re
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from shutil import which
 
 from planner import library
+from planner.units import MIB
+
+QUICK = 2.0
+"""Seconds that nvidia-smi has where a command only wants a default."""
+PATIENT = 30.0
+"""Seconds that it has before a measurement: eight GPUs that nothing keeps initialised (no persistence mode) take 3 to 20."""
+NODES = {"nvidia": "/dev/nvidia[0-9]*", "amd": "/dev/kfd"}
+"""Files that the kernel's driver of a GPU makes."""
+MEMORY_OFF = 0.03
+"""Between a driver's total and a profile's usable memory, relative: context and rounding; other sizes of a card are 10 % apart."""
 
 
 @cache
-def devices() -> dict[str, str | dict[str, str]]:
-    """Profile by the expression that finds its device's name, the most specific first; of what is not modelled its nearest."""
+def devices() -> dict[str, str | dict[str, str] | None]:
+    """Profile by the expression that finds its device's name, the most specific first; of what is not modelled its nearest;
+    None for a card that is not in the library although its name holds that of one that is."""
     return library.read_yaml(library.profiles_directory() / "devices.yaml")
 
 
@@ -34,27 +46,58 @@ def not_modelled(device: str) -> str | None:
 
 
 def _entry(device: str) -> str | dict[str, str] | None:
-    found = (entry for text, entry in devices().items() if re.search(rf"(?:{text})(?!\d)", device, re.IGNORECASE))
-    return next(found, None)
+    """Whole words only, so that an H200 is not found in GH200 nor an L4 in L40; a count before it (8xH100) is no part of it."""
+    words = (
+        entry for text, entry in devices().items()
+        if re.search(rf"(?:(?<![a-z0-9])|(?<=\dx))(?:{text})(?![a-z0-9])", device, re.IGNORECASE)
+    )  # fmt: skip
+    return next(words, None)
 
 
-def local_devices() -> list[str]:
-    """Names of the GPUs that nvidia-smi reports; none without one, or when it does not answer in two seconds."""
+@dataclass(frozen=True)
+class Driver:
+    """What the driver's own tool says of the GPUs here."""
+
+    names: tuple[str, ...] = ()
+    memory: tuple[float, ...] = ()
+    """Bytes of each; 0 = it does not say."""
+    version: str = ""
+    """Of the driver."""
+    problem: str = ""
+    """Why the tool says nothing although it is there, in words."""
+
+
+def asked_driver(seconds: float = QUICK) -> Driver:
+    """What nvidia-smi says within so many seconds; nothing at all where there is no such tool."""
     tool = which("nvidia-smi")
     if tool is None:
-        return []
-    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        return Driver()
+    command = [tool, "--query-gpu=name,memory.total,mig.mode.current,driver_version", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.splitlines() if line.strip()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, errors="replace")
+    except subprocess.TimeoutExpired:
+        return Driver(problem=f"nvidia-smi did not answer within {seconds:g} s")
+    except OSError as error:
+        return Driver(problem=f"nvidia-smi cannot be started ({error.strerror})")
+    rows = [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or not rows or any(len(row) != 4 or not row[0] or not row[3][:1].isdecimal() for row in rows):
+        text = "".join(one for one in done.stdout + done.stderr if one.isprintable() or one == "\n").strip()
+        said = text.splitlines()[0][:200] if text else "nothing"
+        return Driver(problem=f"nvidia-smi ended with exit code {done.returncode} and says: {said}")
+    # The tool lists cards: of one that is divided (MIG) a process sees a slice, whose size only that process knows.
+    names = tuple(f"{name} MIG" if mig == "Enabled" else name for name, _, mig, _ in rows)
+    memory = tuple(float(size) * MIB if size.isdecimal() else 0.0 for _, size, _, _ in rows)
+    return Driver(names=names, memory=memory, version=rows[0][3])
 
 
-def local_device() -> str | None:
-    """Name of the first of them, or None."""
-    names = local_devices()
-    return names[0] if names else None
+def device_nodes() -> list[str]:
+    """Files of GPUs that the kernel's drivers have made."""
+    return sorted(str(path) for pattern in NODES.values() for path in Path("/").glob(pattern.lstrip("/")))
+
+
+def memory_is_off(total: float, usable: float) -> bool:
+    """Whether a driver's total, bytes, is not that of a profile by its usable memory; False where the driver does not say."""
+    return total > 0 and abs(total / usable - 1.0) > MEMORY_OFF
 
 
 def processor() -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from itertools import takewhile
 
 
 class PlannerError(Exception):
@@ -9,10 +10,21 @@ class PlannerError(Exception):
 
 
 class UnknownNameError(PlannerError):
-    """A name that is not in the library; the message lists what exists, nearest first."""
+    """A name that is not in the library; the message lists what exists, nearest first, of many the first few."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} '{name}'; known, nearest first: {', '.join(nearest_first(name, known))}")
+        said = f"'{name}'" if name.isprintable() and len(name) <= 200 else shown(name)
+        nearest = nearest_first(name, known)
+        more = len(nearest) - FEW if len(nearest) > FEW + 2 else 0
+        text = ", ".join(nearest[: FEW if more else None])
+        rest = f" and {more} more" + (f" ('plan {LISTED_BY[kind]}')" if kind in LISTED_BY else "") if more else ""
+        super().__init__(f"unknown {kind} {said}; known, nearest first: {text}{rest}")
+
+
+FEW = 8
+"""Names that a message lists when there are many."""
+LISTED_BY = {"model": "models", "hardware": "hardware", "trainer": "trainers"}
+"""Command that lists all names of a kind."""
 
 
 def shown(value: object) -> str:
@@ -31,10 +43,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
-    """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically)."""
+    """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically); an equal beginning counts too."""
+    name = name[:100]  # the time to compare grows with the square of the length
 
     def distance(candidate: str) -> tuple[float, str]:
         ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
-        return -ratio, candidate
+        begun = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name.lower(), candidate.lower(), strict=False)))
+        return -ratio - begun / max(len(name), 1), candidate
 
     return sorted(known, key=distance)

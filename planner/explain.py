@@ -39,6 +39,25 @@ def degrees_text(layout: Layout) -> str:
     return ", ".join(words)
 
 
+def recompute_text(layout: Layout) -> str:
+    """What is computed again, in a word for a table: '', mlp, full, 30 layers."""
+    if layout.recompute == Recompute.SELECTIVE:
+        names = module_names(int(layout.recompute_modules))
+        return names[0] if len(names) == 1 else f"{len(names)} modules"
+    if layout.recompute == Recompute.FULL:
+        return f"{layout.recompute_layers} layers" if layout.recompute_layers else "full"
+    return ""
+
+
+def host_text(layout: Layout) -> str:
+    """What lies in host memory, in a word for a table: '', states, 50 % of states, activations, all."""
+    if layout.offload_parameters:
+        return "all"
+    share = "" if layout.offload_optimizer == 100 else f"{layout.offload_optimizer} % of "
+    words = [f"{share}states"] if layout.offload_optimizer else []
+    return ", ".join([*words, *(["activations"] if layout.offload_activations else [])])
+
+
 def memory_options(layout: Layout) -> list[str]:
     """What a layout gives up to save memory, in words."""
     words = []

@@ -33,17 +33,18 @@ def explicit_plan(base: Plan | Path | None, values: dict[str, int], said: dict[s
             fields = {name: int(getattr(layout, name)) for name in data}
     given = dict(said)
     if isinstance(base, Plan):
-        changed = bool(values) or "num_gpus" in given or "global_batch_size" in given
+        changed = bool(values) or bool({"num_gpus", "nodes"} & given.keys()) or "global_batch_size" in given
         whole = base.layout.columns()
         fields = {name: int(value) for name, value in whole.items() if not (changed and name in DERIVED)}
         given = {
-            **vars(base.workload), "hardware": base.hardware, "trainer": base.trainer, "num_gpus": base.num_gpus,
+            **vars(base.workload), "hardware": base.hardware, "trainer": base.trainer,
+            "num_gpus": 0 if "nodes" in given else base.num_gpus,
             "network_bandwidth": base.network_bandwidth, **given,
         }  # fmt: skip
     fields |= values
     if "model" not in given:
         raise PlannerError("which model? give --model, or a plan file that names one")
-    if "num_gpus" not in given:
+    if not {"num_gpus", "nodes"} & given.keys():
         if "dp" not in fields:
             raise PlannerError("how many GPUs? give --gpus, or --dp so that tp x pp x dp x cp says it")
         given["num_gpus"] = fields.get("tp", 1) * fields.get("pp", 1) * fields["dp"] * fields.get("cp", 1)

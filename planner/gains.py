@@ -13,7 +13,7 @@ from planner.explain import layout_text
 from planner.layout import Layout, Schedule
 from planner.options import alternatives
 from planner.rules import Job, allowed, check_workload
-from planner.search import fits
+from planner.search import Finding, fits
 from planner.workload import PRECISIONS
 
 
@@ -66,6 +66,19 @@ def gains(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> li
             best[name] = Gain(flag=flag, what=what, gain=gain, step_time_s=float(step[row]), layout=other)
     narrow = [best.pop("precision")] if "precision" in best else []
     return sorted([*sorted(best.values(), key=_largest)[:GAINS], *narrow], key=_largest)
+
+
+def held_back(finding: Finding) -> list[Gain]:
+    """What the search knows to be faster and does not take: optimizer states on the host for less than a tenth of the time."""
+    if finding.held_back is None:
+        return []
+    layout, found = finding.held_back
+    gain = 1.0 - float(found.step_time[0] / finding.estimates[0].step_time[0])
+    risk = f"runs out with a chance of {100 * float(found.out_of_memory_probability[0]):.1f} %"
+    what = f"optimizer states on the host; not taken below a tenth: it hangs on the host's memory and PCIe, and {risk}"
+    share = int(layout.offload_optimizer)
+    return [Gain(flag=f"--offload-optimizer {share}", what=what, gain=gain, step_time_s=float(found.step_time[0]),
+                 layout=layout_text(layout))] if gain >= LEAST_GAIN else []  # fmt: skip
 
 
 def _largest(one: Gain) -> float:

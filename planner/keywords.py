@@ -19,16 +19,19 @@ class JobKeywords(TypedDict, total=False):
     model: str | os.PathLike[str] | ModelSpec | None
     """Preset, config.json, directory, hub id, or the model itself."""
     gpus: int | None
+    """Of the whole job."""
+    nodes: int | None
+    """Nodes of the hardware, in place of ``gpus``."""
     hardware: str | os.PathLike[str] | None
     """Profile or YAML file."""
     trainer: str | os.PathLike[str] | None
     """Trainer or YAML file, with @VERSION where it has versions."""
     options: Mapping[str, str] | Sequence[str] | str | None
     """Options of the trainer: {'expert_dispatch': 'deepep'}, or ['expert_dispatch=deepep']."""
-    sequence_length: int | None
-    """Tokens."""
-    global_batch_size: int | None
-    """Sequences per optimizer step."""
+    sequence_length: int | str | None
+    """Tokens: 8192, or '128k'."""
+    global_batch_size: int | str | None
+    """Sequences per optimizer step; with a suffix ('4M') tokens."""
     precision: str | None
     optimizer: str | None
     lora_rank: int | None
@@ -82,7 +85,9 @@ class Keywords(JobKeywords, total=False):
 
 
 JOB = tuple(JobKeywords.__annotations__)
-WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length", "image_tokens")
+WHOLE_NUMBERS = ("gpus", "nodes", "sequence_length", "global_batch_size", "lora_rank", "document_length", "image_tokens")
+COUNTS = ("sequence_length", "global_batch_size")
+"""Of these, those that are written with a suffix too."""
 NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
 SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order"))
 """Fields of a layout that a search can pin."""
@@ -110,7 +115,7 @@ def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that describe the job and are not None, by field of Request. Raises PlannerError."""
     from planner.model import ModelSpec
     from planner.trainer_options import read_options
-    from planner.units import parse
+    from planner.units import parse, parse_count
 
     fields: dict[str, Any] = {}
     for name in JOB:
@@ -122,6 +127,9 @@ def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
             continue
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         whole = name in WHOLE_NUMBERS
+        if name in COUNTS and isinstance(value, str):
+            value, suffix = parse_count(value, what=flag_of(name))
+            name = "global_batch_tokens" if suffix and name == "global_batch_size" else name
         kinds = (int,) if whole else NUMBERS.get(name, (str, ModelSpec) if name == "model" else (str,))
         if isinstance(value, bool) or not isinstance(value, kinds):
             right = "whole number" if whole else "text or a number"

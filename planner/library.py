@@ -1,8 +1,19 @@
-"""Where the data files are, and how a YAML file is read: one clear sentence when it is broken."""
+"""Files: where those of the package are, and how any file is read and written.
+
+Whatever stands in a file of a user, reading it ends in data or in one sentence: only regular files are read, of a size and a
+nesting that a file of this kind can have. A file is written whole or not at all.
+"""
 
 import contextlib
+import errno
+import json
 import os
-from collections.abc import Mapping
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +21,17 @@ import yaml
 
 from planner.errors import PlannerError, UnknownNameError, shown
 
+MOST_BYTES = 16 << 20
+"""Longest file that is read."""
+MOST_DEPTH = 64
+"""Mappings and lists inside each other; the C parser of YAML overflows the stack at some ten thousand."""
+MOST_VALUES = 1_000_000
+"""Keys and values of a YAML file: some seconds and a gigabyte."""
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_KINDS = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket",
+}  # fmt: skip
 
 
 class _Loader(_BASE):  # type: ignore[misc]
@@ -26,6 +46,7 @@ class _Loader(_BASE):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
+@cache
 def profiles_directory() -> Path:
     """``profiles/`` of the checkout, or the copy installed inside the package."""
     here = Path(__file__).resolve().parent
@@ -40,16 +61,18 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (profiles_directory() / kind).glob("*.yaml"))
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name is the path of a user's own YAML file."""
+    return name.endswith((".yaml", ".yml")) or os.sep in name
+
+
 def find(kind: str, name: str) -> Path:
     """Path of a library file by name, or of a user's own YAML file by path. Raises UnknownNameError."""
-    if name.endswith((".yaml", ".yml")) or os.sep in name:
+    if is_file_name(name):
         path = Path(name)
-        try:
-            found = path.is_file()
-        except OSError as error:  # too long a name, a directory that may not be entered
-            raise PlannerError(f"{shown(name)}: cannot be read ({error.strerror})") from error
-        if not found:
-            raise PlannerError(f"no such file: {name}")
+        if not os.path.lexists(path) and len(name) < 200:
+            raise PlannerError(f"no such file: {_told(path)}")
+        _regular(path)
         return path
     path = profiles_directory() / kind / f"{name}.yaml"
     if len(name) > 200 or not path.is_file():  # file systems refuse to look for longer names
@@ -57,22 +80,121 @@ def find(kind: str, name: str) -> Path:
     return path
 
 
+def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> str:
+    """Text of a regular file in UTF-8, with or without a byte order mark. Raises PlannerError.
+
+    ``errors``: what is done about bytes that are not UTF-8, as ``bytes.decode`` takes it.
+    """
+    _regular(path)
+    try:
+        with path.open("rb") as stream:
+            found = stream.read(most + 1)
+        if len(found) > most:
+            raise PlannerError(f"{_told(path)} is larger than the {most >> 20} MiB that are read of such a file")
+        return found.decode("utf-8-sig", errors)
+    except OSError as error:
+        raise PlannerError(f"{_told(path)}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise PlannerError(f"{_told(path)}: cannot be read (it is not text in UTF-8)") from error
+
+
+def _regular(path: Path) -> None:
+    """Raise PlannerError for what is no file: a pipe would be waited for, a device read without end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a null byte
+        raise PlannerError(f"{_told(path)}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+        raise PlannerError(f"{_told(path)}: cannot be read (it is {kind}); give a regular file")
+
+
+def _told(path: Path) -> str:
+    """A path for a message, on one line."""
+    return str(path) if str(path).isprintable() and len(str(path)) <= 400 else shown(str(path))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises PlannerError with file and line when it cannot be read."""
+    own = str(path).startswith(f"{profiles_directory()}{os.sep}")
+    return parse_yaml(read_text(path), _told(path), scan=not own)
+
+
+def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:
+    """The mapping in a text in YAML; ``scan`` = look at its nesting and size first. Raises PlannerError."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        if scan:
+            _scan(text, where)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark is not None else ""
+        line = f" line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise PlannerError(f"{path}{where}: {problem}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlannerError(f"{path}: cannot be read ({error})") from error
-    except (ValueError, RecursionError, LookupError, AttributeError) as error:  # the last two: after !!tag
-        raise PlannerError(f"{path}: not valid YAML ({error})") from error
+        raise PlannerError(f"{where}{line}: {problem}") from error
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:  # the last three: after !!tag
+        raise PlannerError(f"{where}: not valid YAML ({str(error)[:200]})") from error
     if not isinstance(data, dict):
-        raise PlannerError(f"{path}: expected a mapping of keys to values, found {type(data).__name__}")
+        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
     return data
+
+
+def _scan(text: str, where: str) -> None:
+    """Raise PlannerError for what is nested too deep or has too many values: events are parsed without recursion."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=_BASE)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MOST_DEPTH:
+                line = event.start_mark.line + 1
+                raise PlannerError(f"{where} line {line}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if number > MOST_VALUES:
+            raise PlannerError(f"{where}: more than {MOST_VALUES} keys and values; no file of planner has as many")
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The data in a text in JSON. Raises PlannerError, also for a key that is given twice and for deep nesting."""
+    try:
+        data = json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise PlannerError(f"{where}: line {error.lineno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, thousands of brackets
+        raise PlannerError(f"{where}: JSON that cannot be read ({str(error).split(';')[0]})") from error
+    require_shallow(data, where)
+    return data
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in data:
+            raise ValueError(f"the key {shown(key)} is given twice")
+        data[key] = value
+    return data
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """The data in a text in TOML. Raises PlannerError."""
+    import tomllib  # only configurations of some trainers are written in it
+
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlannerError(f"{where}: not a TOML file: {str(error)[:200]}") from error
+    require_shallow(data, where)
+    return data
+
+
+def require_shallow(data: Any, where: str) -> None:
+    """Raise PlannerError for data that is nested deeper than any file of planner."""
+    level = [data]
+    for _ in range(MOST_DEPTH + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
+        level = [value for values in inner for value in values]
+        if not level:
+            return
+    raise PlannerError(f"{where}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
 
 
 def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -> int:
@@ -92,17 +214,65 @@ def dump_yaml(data: dict[str, Any]) -> str:
     return str(yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=140))
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the body has ended: for the moment in which a file or folder is written."""
+    if threading.current_thread() is not threading.main_thread():  # it interrupts the main thread alone
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def write_whole(path: Path, text: str | bytes) -> None:
-    """Write a file whole or not at all: temporary file in the same directory, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    """Write a file whole or not at all: temporary file in the same directory, then rename. Links are followed.
+
+    Into what is no regular file (a device, a pipe) it is written as it stands. Raises PlannerError; the old file is then kept.
+    """
+    try:
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        with uninterrupted():
+            _write(path, data)
+    except OSError as error:
+        raise PlannerError(f"{_told(path)}: cannot be written ({error.strerror})") from error
+    except UnicodeEncodeError as error:
+        raise PlannerError(f"{_told(path)}: cannot be written ({error.reason})") from error
+    except ValueError as error:
+        raise PlannerError(f"{_told(path)}: cannot be written ({error})") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Bytes to where a path leads. Raises OSError."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = 0
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if stat.S_ISBLK(mode):
+        raise OSError(errno.EINVAL, "it is a disk")
+    # /dev/stdout is what the shell opened, which another file in its place would not be
+    if mode and (not stat.S_ISREG(mode) or path.is_relative_to("/dev") or path.is_relative_to("/proc")):
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
+    try:
+        target = path.resolve()
+    except RuntimeError as error:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
+    temporary = target.with_name(f".{target.name[:100]}.{os.urandom(6).hex()}")
     try:
         with temporary.open("xb") as stream:
-            stream.write(text.encode("utf-8") if isinstance(text, str) else text)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
-    except UnicodeEncodeError as error:
-        raise PlannerError(f"{path}: cannot be written ({error.reason})") from error
+            stream.write(data)
+        if mode:
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.rules import Job
-from planner.schema import Bandwidth, Count, Number, check_keys, keys, one_of, plain, read
+from planner.schema import Bandwidth, Count, Number, Text, check_keys, keys, one_of, plain, read
 from planner.trainer import Trainer, load_trainer
 from planner.units import GIB
 from planner.workload import Workload
@@ -29,13 +29,13 @@ STAGE_NAMES = ("first", "middle", "last")
 class Assumption:
     """Something the user did not say."""
 
-    what: str
+    what: Text
     """Name of the input."""
-    value: str
+    value: Text
     """What was taken."""
-    why: str
+    why: Text
     """Where it comes from."""
-    flag: str
+    flag: Text
     """The flag that changes it."""
 
 
@@ -135,7 +135,7 @@ class Plan:
     network_bandwidth: Bandwidth | None = None
     """Bytes/s per GPU, one direction, where it is not the profile's."""
     assumptions: tuple[Assumption, ...] = ()
-    why: str = ""
+    why: Text = ""
     """Why this layout and not the next."""
 
     def cluster(self) -> Cluster:

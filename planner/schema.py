@@ -2,7 +2,8 @@
 
     @dataclass(frozen=True, kw_only=True)
     class Thing:
-        name: str                                              # a text
+        name: Name                                             # letters, digits and some signs
+    kind: str                                              # a text of one line; Text: of several
         tp: bool                                               # true or false
         divisor: Annotated[int, within(1, 1024)]               # a whole number; true is none, 8.0 is none
         norm_passes: float                                     # not negative, at most 1e15
@@ -25,6 +26,7 @@ a constructor (``__post_init__``) is put behind it. ``plain_fields`` is ``plain`
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -61,6 +63,8 @@ class Rule:
     """What the message says that the value must be, where the rule would say less."""
     loose: bool = False
     """A number or a date stands for its text."""
+    signs: re.Pattern[str] | None = None
+    """What a text must match as a whole; None: it is of one line."""
     kept: bool = False
     """Of a number: an integer stays one."""
     reader: Callable[[Any, str], Any] | None = None
@@ -90,7 +94,18 @@ def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
 Positive = Annotated[float, Rule(above=True)]
 Number = Annotated[float, within(-LARGEST)]
 Count = Annotated[int, within(1)]
-Text = Annotated[str, Rule(loose=True)]
+CONTROL = "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
+"""For a class of a regular expression: control characters but tab and line feed, separators of lines, marks that turn the
+direction of text, halves of surrogate pairs. No text of a file has them: they end comments of scripts and fool terminals."""
+_LINE = re.compile(f"[^{CONTROL}\\n\\t]*")
+_NAME = r"[\w.+ /@=:,()-]{1,200}"
+Text = Annotated[str, Rule(loose=True, signs=re.compile(f"[^{CONTROL}]*"), says="a text without control characters")]
+"""Prose, of any number of lines."""
+_NAMED = "a name: 1 to 200 letters, digits, spaces and . + / @ = : , ( ) _ -"
+Name = Annotated[str, Rule(loose=True, signs=re.compile(_NAME), says=_NAMED)]
+"""What something is called, where a person reads it."""
+Line = Annotated[str, Rule(loose=True)]
+"""A text of one line; a number or a date stands for its text."""
 Seconds = Annotated[float, Rule(unit="seconds")]
 Bytes = Annotated[float, Rule(unit="bytes")]
 Bandwidth = Annotated[float, Rule(unit="bytes/s")]
@@ -180,6 +195,8 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     if origin in (dict, Mapping):
         needed = rule.choices if rule.required else ()
         found = check_keys(value, rule.choices or mapping(value, place), place, required=needed)
+        for name in () if rule.choices else found:
+            value_of(Line, name, where, f"a key of {key}")
         return {str(name): value_of(inner[1], found[name], where, f"{key} {name}") for name in needed or found}
     if isinstance(value, kind):
         return value
@@ -246,7 +263,9 @@ def _fits(kind: Any, rule: Rule, value: Any) -> bool:
         return isinstance(value, bool)
     if kind is str:
         loose = rule.loose and not isinstance(value, (Mapping, list, tuple, bool, bytes, set, type(None)))
-        return (isinstance(value, str) or loose) and (not rule.choices or value in rule.choices)
+        if not isinstance(value, str) and not loose:
+            return False
+        return value in rule.choices if rule.choices else (rule.signs or _LINE).fullmatch(str(value)) is not None
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
         return False
     return rule.least <= value <= rule.most and not (rule.above and value == rule.least)
@@ -257,7 +276,7 @@ def _expected(kind: Any, rule: Rule) -> str:
     if rule.says or rule.choices:
         return rule.says or f"one of {', '.join(rule.choices)}"
     if kind in (bool, str):
-        return "true or false" if kind is bool else "a text"
+        return "true or false" if kind is bool else "a text of one line, without control characters"
     noun = "a whole number" if kind is int else "a number"
     if rule.above:
         return f"{noun} above {rule.least:g}"

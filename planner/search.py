@@ -28,7 +28,10 @@ SPLIT_TIME, SPLIT_LAYERS = 1.5, 2.5
 """How much an uneven split can gain: part of the time that the slowest stage of an even one takes beyond the mean, and layers
 that the fullest stage hands on. A layout slower or larger than that beyond the best is left out."""
 OFFLOAD_GAIN = 0.9
-"""Optimizer states go to the host when nothing fits without, or when that brings the step time below this share."""
+"""Optimizer states go to the host when nothing fits without, or when that brings the step time below this share; what gains
+less is named beside the best plan: it depends on host memory and PCIe, which few profiles have measured."""
+HELD_BACK = 256
+"""Layouts that could gain less than that with states on the host, tried from the fastest."""
 PIECE = CHUNK
 """Candidates priced between two looks at the bound."""
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
@@ -50,6 +53,8 @@ class Finding:
     """The layouts fit; False: none of the space does, and these miss by the least."""
     unlimited: tuple[Layout, Estimate] | None
     """The fastest legal layout if memory were no limit."""
+    held_back: tuple[Layout, Estimate] | None = None
+    """The fastest with optimizer states on the host, where it fits and is faster than the best, but not by a tenth."""
     searched: int
     """Layouts of the space, memory options included."""
     legal: int
@@ -95,6 +100,8 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     moved = moved.joined(_price(job, stack([_on_host(job, even.layout, one, pins) for one in resorts])))
     priced = len(found) + len(moved)
     offloaded = len(moved) > 0 and (not found.fits.any() or moved.fastest < OFFLOAD_GAIN * found.fastest)
+    held = not offloaded and moved.fastest < found.fastest
+    held_back = _estimates(job, [moved.layout.row(int(moved.best(1)[0]))]) if held else []
     found = found.joined(moved) if offloaded else found
     layouts = [found.layout.row(int(row)) for row in (*found.best(wanted), *free)]
     estimates = _estimates(job, layouts)
@@ -107,6 +114,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
         searched=len(base) * (1 + len(options)) * (1 + (len(shares) + len(resorts)) * offloaded), legal=priced, priced=priced,
         fitting=int(found.fits.sum()), refused={} if len(plain) else refusals(job, base),
         seconds=clock.perf_counter() - started,
+        held_back=(moved.layout.row(int(moved.best(1)[0])), held_back[0]) if held else None,
     )  # fmt: skip
 
 
@@ -201,11 +209,13 @@ def _price_splits(job: Job, pins: Pins, found: _Priced, wanted: int) -> _Priced:
 def _offload(job: Job, pins: Pins, even: _Priced, found: _Priced, wanted: int) -> Layout:
     """Layouts with optimizer states on the host, where that could make one fit, and fast enough.
 
-    A layout is not faster with offload than without, so only those below the wanted time that do not fit can be. When nothing
-    fits, the closest attempts are tried whatever they miss by.
+    A layout is not faster with offload than without, so only those below the wanted time that do not fit can be; of those that
+    could gain little, the fastest. When nothing fits, the closest attempts are tried whatever they miss by.
     """
-    large = even.take(~even.fits & (even.time < OFFLOAD_GAIN * found.fastest))
+    large = even.take(~even.fits & (even.time < found.fastest))
     rows = np.flatnonzero(large.without_states <= job.cluster.hardware.usable_memory)
+    rows = rows[np.argsort(large.time[rows], kind="stable")]
+    rows = rows[: max(int(np.sum(large.time[rows] < OFFLOAD_GAIN * found.fastest)), HELD_BACK)]
     if not len(rows) and not found.fits.any():
         moved = [_offloaded(job, large.layout, share, pins) for share in OFFLOADS]
         rows = np.flatnonzero(np.any([allowed(job, one) for one in moved], axis=0))

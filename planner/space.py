@@ -77,7 +77,7 @@ def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np
     batches = [(b, batch // (dp * b)) for b in pins.options("micro_batch_size", micro) if batch % (dp * b) == 0]
     shards = pins.options("dp_shard", _shards(job, dp))
     methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.legal.cp_methods] if cp > 1 else [0]
-    always = {"optional": [0, 1], "always": [1], "never": [0]}[trainer.legal.sequence_parallel] if tp > 1 else [0]
+    always = {"optional": [0, 1], "usual": [1], "always": [1], "never": [0]}[trainer.legal.sequence_parallel] if tp > 1 else [0]
     levels = [level for level in trainer.legal.zero if pp == 1 or level in trainer.legal.zero_with_pp]
     zero = levels if dp * cp > 1 else [min(trainer.legal.zero)]
     rows = [

@@ -38,13 +38,13 @@ MERGED = ("passes", "copy_bytes")
 class Trainer:
     """One generation of a training framework."""
 
-    name: str
+    name: schema.Name
     """Name of the file."""
-    title: str
+    title: schema.Text
     """Name and versions for people."""
     code_base: str
     """The code that runs: trainers that share it share their error bars."""
-    source: str
+    source: schema.Text
     """Where these facts come from."""
     legal: Legal
     stored: Stored
@@ -234,7 +234,7 @@ def merge_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
 def trainer_from_dict(data: Mapping[str, Any], *, where: str, written: str = "") -> Trainer:
     """A trainer from plain data; every fact must be there, known and of its kind. Raises PlannerError."""
     data = schema.check_keys(data, (*FACTS, *BESIDE), where, required=[key for key in FACTS if key != "terms"])
-    texts = {key: schema.value_of(str, data[key], where, key) for key in TEXTS}
+    texts = {key: schema.value_of(schema.fields_of(Trainer)[0][key], data[key], where, key) for key in TEXTS}
     records: dict[str, Any] = {
         name: schema.read(kind, {key: data[key] for key in schema.fields_of(kind)[0]}, where)
         for name, kind in RECORDS.items()

@@ -13,10 +13,10 @@ Facts of a set may be changed by ``+name`` and ``-name``: what is added, what is
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library, schema
@@ -37,7 +37,7 @@ _SPELLED = re.compile(r"(?P<name>[^@+]+?)(?:@(?P<version>[^@+]*))?(?P<options>(?
 class Option:
     """One option by the table."""
 
-    what: str
+    what: schema.Text
     """For people."""
     needs: tuple[Annotated[str, schema.one_of(*NEEDS)], ...] = ()
     """Where it matters, all of them; empty = everywhere."""
@@ -113,11 +113,11 @@ def text_of(value: Any) -> str:
 
 def spelled(text: str) -> tuple[str, str, dict[str, str]]:
     """(name or path, version or '', options) of a trainer as it is written. Raises PlannerError."""
-    if text.endswith((".yaml", ".yml")) or Path(text).is_file():
+    if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
         return text, "", {}
     found = _SPELLED.fullmatch(text)
     if found is None or found["version"] == "":
-        raise PlannerError(f"trainer '{text}': write it NAME, NAME@VERSION or NAME@VERSION+OPTION=VALUE")
+        raise PlannerError(f"trainer {shown(text)}: write it NAME, NAME@VERSION or NAME@VERSION+OPTION=VALUE")
     pairs = [one.partition("=") for one in found["options"].split("+") if one]
     return found["name"], found["version"] or "", {name: value for name, _, value in pairs}
 

@@ -67,8 +67,8 @@ class Legal:
     whole on every rank that has them, whatever zero shards, or 'none'."""
     etp: bool
     """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
-    sequence_parallel: Annotated[str, one_of("optional", "always", "never")]
-    """'optional', 'always' (whenever tp > 1) or 'never'."""
+    sequence_parallel: Annotated[str, one_of("optional", "usual", "always", "never")]
+    """'optional', 'usual' (as optional, but plans without it are not searched), 'always' (whenever tp > 1) or 'never'."""
     recompute_modules: tuple[Annotated[str, one_of(*MODULE_NAMES.values())], ...]
     """Modules that selective recompute knows; searched one by one and together. Empty = it has full recompute alone."""
     recompute_layers: bool

@@ -19,7 +19,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "bytes": {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
     "bytes/s": {
         **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
-        **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
+        **{f"{p}{bits}": f / 8 for p, f in _DECIMAL.items() for bits in ("b/s", "bps", "bit/s")},
     },
     "FLOP/s": {f"{p}FLOP/s": f for p, f in _DECIMAL.items()},
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "days": 86400.0},
@@ -58,6 +58,23 @@ def parse(text: object, dimension: str, *, what: str = "value") -> float:
     if not math.isfinite(value) or value < 0:
         raise PlannerError(f"{what}: {shown(str(text))} must be finite and not negative")
     return value
+
+
+_COUNT = re.compile(r"^\s*(\d+\.?\d*|\.\d+)\s*([kKmMgG]i?)?\s*$")
+_COUNTED = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+def parse_count(text: object, *, what: str) -> tuple[int, bool]:
+    """A whole number from text such as ``8192``, ``128k`` or ``4M``, and whether it had a suffix.
+
+    Of lengths and batches in tokens k is 1024 and M 1024 x 1024, as in 8k, 128k and 1M of contexts. Raises PlannerError.
+    """
+    text = text if isinstance(text, str) and len(text) <= 60 else shown(text)
+    match = _COUNT.match(text)
+    number = float(match[1]) * _COUNTED[(match[2] or "").rstrip("i").lower()] if match else 0.5
+    if match is None or number != int(number):
+        raise PlannerError(f"{what}: {shown(text)} is not a whole number; write it like 8192, 128k or 1M")
+    return int(number), bool(match[2])
 
 
 def format_bytes(value: float) -> str:

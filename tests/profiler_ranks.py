@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "planner.lab.profile.worker"]
-)
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "planner.lab.profile.worker"])
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET."""
 
@@ -123,6 +121,30 @@ def every_operation(place: Any, say: Callable[[Any], None], sizes: tuple[int, ..
                 found[point.label] = (one.median, one.details["bus_bandwidth"], one.repetitions)
     ranks.watch.done()
     say(found)
+
+
+def few_communicators(place: Any, say: Callable[[Any], None]) -> None:
+    """Every pattern there and back twice where few may be formed at once: (most patterns, groups of the library, limits said)."""
+    import torch.distributed as dist
+
+    from planner.lab.profile import rank_groups
+    from planner.lab.profile.collective_timing import measure_collective
+    from planner.lab.profile.patterns import Pattern, collective_point
+
+    rank_groups.MOST_COMMUNICATORS = 2
+    ranks = joined(place, say)
+    limits: list[Any] = []
+    again = ranks.watch.again
+    ranks.watch.again = lambda seconds=None: (limits.append(seconds), again(seconds))[1]  # type: ignore[method-assign]
+    patterns = [Pattern(n=2, stride=1), Pattern(n=2, stride=2), Pattern(n=4, stride=1)]
+    buffers, formed, open_ = rank_groups.Buffers(4096, "cpu"), [], []
+    for pattern in [*patterns, *patterns[::-1]] * 2:
+        point = collective_point("all_reduce", pattern, 4096, "fp32", ranks.local)
+        assert measure_collective(point, ranks, buffers, 0.002) is not None
+        formed.append(sorted((one.n, one.stride) for one in ranks.groups))
+        open_.append(len(dist.distributed_c10d._world.pg_map))
+    ranks.watch.done()
+    say((formed, max(open_), max(one for one in limits if one)))
 
 
 def wrong_data(place: Any, say: Callable[[Any], None]) -> None:
@@ -271,7 +293,7 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
 
 def beside(place: Any, say: Callable[[Any], None]) -> None:
     """Overlap of every collective that has an asynchronous form."""
-    from planner.lab.profile.collective_timing import measure_overlap
+    from planner.lab.profile.overlap_timing import measure_overlap
     from planner.lab.profile.patterns import overlap_points
     from planner.lab.profile.rank_groups import Buffers
 
@@ -305,11 +327,13 @@ class FakeCuda:
         def record(self, stream: Any = None) -> None:
             self.at = time.perf_counter()
 
+        def query(self) -> bool:
+            return False  # the device is as far as the host: it is never ahead of it
+
         def elapsed_time(self, end: Any) -> float:
             return (end.at - self.at) * 1000.0
 
     def __init__(self) -> None:
-        import contextlib
         from types import SimpleNamespace
 
         self.synchronised = 0
@@ -318,7 +342,7 @@ class FakeCuda:
             self.synchronised += 1
 
         self.cuda = SimpleNamespace(
-            Event=self.Event, synchronize=synchronize, Stream=object, stream=lambda _: contextlib.nullcontext()
+            Event=self.Event, synchronize=synchronize, _sleep=lambda cycles: time.sleep(cycles * 1e-9)
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -331,25 +355,63 @@ class FakeCuda:
 
 
 def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
-    """The code for device events and streams, on gloo with a stand-in for torch.cuda."""
+    """The code for device events between processes, on gloo with a stand-in for torch.cuda; streams: ``virtual_cuda``."""
     from planner.lab.profile import collective_timing as collectives
-    from planner.lab.profile import rank_groups, tensors
-    from planner.lab.profile.patterns import Pattern, collective_point, overlap_points
+    from planner.lab.profile import device_timing, rank_groups
+    from planner.lab.profile.patterns import Pattern, collective_point
     from planner.lab.profile.rank_groups import Ranks
 
     ranks = joined(place, say)
     fake: Any = FakeCuda()
-    collectives.torch = tensors.torch = fake
+    collectives.torch = device_timing.torch = fake
     buffers = rank_groups.Buffers(2**18, "cpu")
     ranks.device = "cuda"
     Ranks.backend = property(lambda _: "gloo")
-    collectives.SIDES["cuda"] = (64, 128)
     found = {}
     for op in ("all_reduce", "send_recv"):
         point = collective_point(op, Pattern(n=2, stride=1), 2**16, "fp32", 2)
         found[op] = collectives.measure_collective(point, ranks, buffers, 0.05)
-    for point in overlap_points(2, 2, 2**18, "fp32", 1.0)[:2]:
-        found[str(point["of"])] = collectives.measure_overlap(point, ranks, buffers, 0.05)
     assert fake.synchronised > 10
     ranks.watch.done()
     say({name: (one.median, one.clock) for name, one in found.items()})
+
+
+def forms(place: Any, say: Callable[[Any], None]) -> None:
+    """Forms of collectives on gloo with a stand-in for torch.cuda: times, and NCCL_ALGO when each group was formed."""
+    import torch.distributed as dist
+
+    from planner.lab.profile import collective_forms, collective_timing, device_timing, rank_groups
+    from planner.lab.profile.patterns import form_points
+    from planner.lab.profile.rank_groups import Ranks
+
+    ranks = joined(place, say)
+    fake: Any = FakeCuda()
+    collective_forms.torch = collective_timing.torch = device_timing.torch = fake
+    buffers = rank_groups.Buffers(2**14, "cpu")
+    ranks.device = "cuda"
+    Ranks.backend = property(lambda _: "gloo")
+    formed, gone, real, destroy = [], [], dist.new_group, dist.destroy_process_group
+
+    def new_group(*members: Any, **more: Any) -> Any:
+        formed.append(os.environ.get("NCCL_ALGO"))
+        return real(*members, **more)
+
+    def destroyed(group: Any) -> None:
+        gone.append(group)
+        destroy(group)
+
+    collective_forms.dist.new_group, collective_forms.dist.destroy_process_group = new_group, destroyed
+    found = {}
+    for point in form_points(2, 2, [2**10, 2**14], "fp32", 0.5):
+        if point["form"] in ("in_place", "no_nvls", "eager"):
+            one = collective_forms.measure_form(point, ranks, buffers, 0.01)
+            found[point["form"], point["op"], point["size"]] = one.median
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    try:
+        collective_forms.measure_form(
+            point.of("collective_form", **point.values | {"form": "no_nvls"}), ranks, buffers, 0.01
+        )
+    except collective_timing.NotMeasuredError as error:
+        found["refused"] = str(error)
+    ranks.watch.done()
+    say((found, formed, len(gone), "NCCL_ALGO" in os.environ))

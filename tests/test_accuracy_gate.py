@@ -17,7 +17,7 @@ from planner.questions.accuracy.page import link, page, scatter
 from planner.questions.accuracy.prediction import Pair
 from planner.questions.accuracy.summary import summarise
 from planner.questions.report import evidence
-from planner.questions.sensitivity.numbers import shipped_ties
+from planner.ties import shipped_ties
 from tools.evidence import bars, snapshot, ties
 from tools.evidence.appendix import appendix
 from tools.evidence.reader import reader

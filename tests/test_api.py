@@ -202,11 +202,11 @@ WRONG = [
     (lambda: planner.plan(model="lama-70b", gpus=8), "unknown model 'lama-70b'; known, nearest first: llama-70b"),
     (lambda: planner.plan(model="llama-8b", gpus="8"), "gpus is '8'; it must be a whole number"),
     (lambda: planner.plan(model="llama-8b", gpus=True), "gpus is True"),
-    (lambda: planner.plan(model="llama-8b"), "--gpus is missing"),
+    (lambda: planner.plan(model="llama-8b"), "--gpus, or --nodes, is missing"),
     (lambda: planner.plan(gpus=8), "--model is missing"),
     (lambda: planner.plan(model=8, gpus=8), "model is 8; it must be a text"),
     (lambda: planner.plan(**SMALL, top=0), "top is 0"),
-    (lambda: planner.plan(**SMALL, tpp=2), r"plan\(\) takes no 'tpp'; nearest: pp, tp, etp"),
+    (lambda: planner.plan(**SMALL, tpp=2), r"plan\(\) takes no 'tpp'; nearest: tp, pp, etp"),
     (lambda: planner.plan(**SMALL, num_microbatches=2), r"plan\(\) takes no 'num_microbatches'"),
     (lambda: planner.plan(**SMALL, tp="2"), "tp is '2'"),
     (lambda: planner.plan(**SMALL, tp=3), "tp 3 does not divide 8 GPUs"),
@@ -287,7 +287,7 @@ def test_the_wheel_holds_the_package_and_its_data_and_no_more(monkeypatch):
     kinds = {pattern.removeprefix("*") for pattern in settings["tool"]["setuptools"]["package-data"]["*"]}
     others = [path for path in (ROOT / "planner").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
     assert not [path for path in others if path.name not in kinds and path.suffix not in kinds]
-    assert settings["project"]["scripts"] == {"plan": "planner.commands.main:main_entry"}
+    assert settings["project"]["scripts"] == {"plan": "planner.commands.start:start"}
 
 
 # ------------------------------------------------------------------------------------------------ commands only parse and print

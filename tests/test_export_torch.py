@@ -28,6 +28,7 @@ from planner.trainers.bundle.target import ExportJob
 from planner.trainers.deepspeed.export import config as deepspeed_config
 from planner.trainers.deepspeed.readback import KNOWN, QUIET
 from planner.trainers.pytorch.export import settings
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import uneven
 from planner.trainers.targets import load_target
 from planner.workload import Workload
@@ -83,7 +84,7 @@ def test_export_then_import_is_the_identity(trainer: str, file: str, models: tup
             for path, text in target.render(job).files.items():
                 (tmp_path / path).parent.mkdir(exist_ok=True)
                 (tmp_path / path).write_text(text)
-            found = reader.read(tmp_path / file, job.cluster.num_gpus)
+            found = reader.read(tmp_path / file, Given(num_gpus=job.cluster.num_gpus))
             back, layout = Layout(**found.fields), job.layout
             if (
                 back.first_stage_layers != layout.first_stage_layers

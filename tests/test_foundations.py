@@ -128,7 +128,7 @@ def test_write_whole_refuses(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "plan.yaml"
     assert sentence(library.write_whole, missing, "x") == f"{missing}: cannot be written (No such file or directory)"
     assert sentence(library.write_whole, tmp_path / "half.yaml", "\ud800").endswith("(surrogates not allowed)")
-    assert "cannot be written" in sentence(library.write_whole, tmp_path / ("y" * 250), "x")
+    assert "cannot be written" in sentence(library.write_whole, tmp_path / ("y" * 300), "x")
     assert list(tmp_path.iterdir()) == []
     library.write_whole(tmp_path / "a.yaml", "x")
     plain = tmp_path / "plain"

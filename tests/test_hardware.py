@@ -548,8 +548,8 @@ def test_few_gpus_of_a_cube_mesh_share_few_of_the_links() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(UnknownNameError, match="unknown hardware 'h100'; known, nearest first: h100-"):
-        load_hardware("h100")
+    with pytest.raises(UnknownNameError, match="unknown hardware 'h101'; known, nearest first: h100-"):
+        load_hardware("h101")
     with pytest.raises(UnknownNameError, match="unknown pass 'backward'"):
         H100.gemm_time(1, 1, 1, pass_="backward")
     with pytest.raises(UnknownNameError, match="unknown collective 'allreduce'; known, nearest first: all_reduce"):

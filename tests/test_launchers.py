@@ -150,13 +150,27 @@ def test_slurm_asks_for_whole_nodes(tmp_path: Path) -> None:
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.M))
     assert asked == {
         "job-name": "plan-llama-3-1-70b-64", "nodes": "8", "ntasks-per-node": "1", "gpus-per-node": "8", "exclusive": "",
-        "output": "%x-%j.log",
+        "mem": "0", "output": "%x-%j.log",
     }  # fmt: skip
     job = job_of(CASES["deepspeed"])
     on_cpu = dataclasses.replace(job.cluster, hardware=dataclasses.replace(job.cluster.hardware, arch="CPU"))
     files = launch(dataclasses.replace(job, cluster=on_cpu), load_target("deepspeed").render(job), "slurm")
     text = files["run.sbatch"]
     assert "#SBATCH --ntasks-per-node=1\n#SBATCH --exclusive" in text and "gpus" not in text
+
+
+def test_schedulers_hear_of_host_memory() -> None:
+    """States of 147.2 GiB per GPU on the host: 1178 GiB of a node of eight; without offload nothing is asked for."""
+    job = job_of(CASES["megatron"])
+    for each, said in ((147.2, 1178), (0.0, None)):
+        told = dataclasses.replace(job.plan.prediction, host_memory_gib_per_gpu=each)
+        one = dataclasses.replace(job, plan=dataclasses.replace(job.plan, prediction=told))
+        rendered = load_target("megatron").render(one)
+        pods = list(yaml.safe_load_all(launch(one, rendered, "kubernetes")["run.trainjob.yaml"]))[1]["spec"]["trainer"]
+        asked = pods["resourcesPerNode"]["requests"]
+        assert asked == {"nvidia.com/gpu": 8, **({"memory": f"{said}Gi"} if said else {})}
+        task = yaml.safe_load(launch(one, rendered, "skypilot")["run.skypilot.yaml"])["resources"]
+        assert task.get("memory") == (f"{said}+" if said else None)
 
 
 def test_kubernetes_carries_the_files(tmp_path: Path) -> None:

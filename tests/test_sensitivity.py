@@ -12,9 +12,10 @@ import pytest
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of
-from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, shipped_ties, step_times
+from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
 from planner.questions.sensitivity.quantities import QUANTITIES, relevant
 from planner.search import plan_key
+from planner.ties import shipped_ties
 from tests.samples import MODELS
 from tools.evidence.ties import Ordered, build, isotonic
 

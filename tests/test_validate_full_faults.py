@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +15,8 @@ from validate_samples import entry, needs_torch, plan_file, task
 
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.lab.launch.place import Place
+from planner.lab.launch.state import Pace, Teller
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.full_result import result
 from planner.lab.run.levels import choose
@@ -97,6 +101,9 @@ def test_faults_are_results(tmp_path: Path, verdict: Verdict, outcome: str, allo
     assert found["outcome"] == outcome and found["failure"]["allocated_gib"] == allocated
     assert found["failure"]["rank"] == (None if verdict.rank < 0 else verdict.rank)
     assert found["times"], "what was measured is kept"
+    if outcome == "hung":
+        said = found["failure"]["sentence"]
+        assert "(predicted: " in said and "only needs longer, raise --timeout" in said
     nothing = result(task(plan_file(tmp_path)), left[:1], verdict)
     assert nothing["times"] == [] and nothing["outcome"] == outcome
 
@@ -148,3 +155,65 @@ def test_memory_that_ran_out_is_known_behind_what_torch_wraps() -> None:
     assert facts(outer, "cpu")["out_of_memory"] and facts(outer, "cpu")["allocated_gib"] > 0.01
     assert in_words(outer).startswith("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate")
     assert facts(ValueError("no"), "cpu") == {} and in_words(ValueError()) == "ValueError"
+
+
+@needs_torch
+def test_a_step_may_take_ten_times_what_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama-8b on 8 H100 takes 63.8 s per step by default: with 60 s it had always hung, on every level with steps."""
+    from planner.lab.launch.meeting import Met
+    from planner.lab.launch.watch import Watch
+    from planner.lab.run import full, full_rank, one_rank
+
+    quick = task(plan_file(tmp_path), device="cuda", gpus=2)
+    assert quick.step_seconds == quick.timeout == 60.0 and "60 s for each of 7 steps (--timeout;" in full.stated_limits(quick)
+    prediction = replace(quick.plan.prediction, step_time_s=63.8)
+    slow = replace(quick, plan=replace(quick.plan, prediction=prediction))
+    assert slow.step_seconds == pytest.approx(638.0)
+    said = full.stated_limits(slow)
+    assert "638 s for each of 7 steps (10 times the 63.8 s that are predicted; 2552 s for the first)" in said, said
+    assert result(slow, [], None)["limits"]["step_seconds"] == pytest.approx(638.0)
+    assert json.loads(slow.to_json())["timeout"] == 60.0, "every rank finds the same limit from the plan"
+
+    limits = []
+    watch = Watch(None, 0, ["a", "b"], 1.0, ended=lambda _: None)
+    monkeypatch.setattr(watch, "again", limits.append)
+    rank = full_rank.OneRank.__new__(full_rank.OneRank)
+    rank.task, rank.place = slow, Place(rank=0, world=2, local_rank=0, node=0, address="a", port=1, agent_store=False)
+    rank.met, rank.teller, rank.pace = Met(store=None, watch=watch, names=[], nodes=[]), Teller(None), Pace("", 10)
+    for number in (0, 1):
+        with rank._before(number, "a step"):
+            pass
+    assert limits == pytest.approx([4 * 638.0, 638.0])
+
+    alone = []
+
+    def measured(_: object, manner: Any, **__: object) -> list[Any]:
+        alone.append(manner.work.args[0].timeout)
+        return [None]
+
+    monkeypatch.setattr(one_rank, "measure_all", measured)
+    one_rank._emulated(slow, [0])
+    assert alone == pytest.approx([638.0])
+
+
+@needs_torch
+def test_groups_of_a_mesh_have_the_limit_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    from planner.lab.run.full_rank import limit_groups
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(dist.distributed_c10d, name, timedelta(minutes=10))  # as before, after the test
+    limit_groups(timedelta(seconds=2582))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "tp"))
+        made = dist.new_group([0])
+        groups = [made, mesh.get_group("pp"), mesh.get_group("tp")]
+        limits = [one._get_backend(torch.device("cpu")).options._timeout for one in groups]
+        assert limits == [timedelta(seconds=2582)] * 3
+    finally:
+        dist.destroy_process_group()

@@ -7,7 +7,7 @@ Each call imports what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import fspath
@@ -58,8 +58,8 @@ def plan(*, top: int = 5, progress: Progress = silent, **keywords: Unpack[Keywor
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
     said = request_fields(keywords)
-    for name, flag in (("model", "--model"), ("num_gpus", "--gpus")):
-        if name not in said:
+    for names, flag in ((("model",), "--model"), (("num_gpus", "nodes"), "--gpus, or --nodes,")):
+        if not said.keys() & set(names):
             raise PlannerError(f"which job? {flag} is missing")
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 100:
         raise PlannerError(f"top is {top!r}; it must be a whole number from 1 to 100")
@@ -184,7 +184,7 @@ def sensitivity(
         flag = flag_of(next(iter(said)))
         name = base.name or "the plan" if isinstance(base, Plan) else base
         raise PlannerError(f"{name} says the whole job, and so does {flag}; to look at a changed job, plan it first")
-    if base is None and not {"model", "num_gpus"} <= said.keys():
+    if base is None and not ("model" in said and {"num_gpus", "nodes"} & said.keys()):
         raise PlannerError("which job? give a plan file, or --model and --gpus")
     resolved = resolve(Request(**said)) if base is None else resolved_of(loaded(base).file)
     found = look(resolved, pins=Pins(values=layout_values(keywords)), reach=reach, progress=progress)
@@ -206,9 +206,17 @@ def doctor(
     from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
 
-    seconds = parse(measured, "seconds", what="--measured") if isinstance(measured, str) else measured
+    seconds = _seconds(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
     return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
+
+
+def _seconds(text: str) -> float:
+    """A time with its unit, or seconds."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse(text, "seconds", what="--measured")
 
 
 @dataclass(frozen=True, repr=False)
@@ -312,20 +320,31 @@ def plot_profile(name: File, picture: File) -> None:
     plot(load_hardware(fspath(name)), path)
 
 
-def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:
+def import_config(
+    file: File,
+    *,
+    format: str | None = None,
+    settings: Mapping[str, str] | Sequence[str] = (),
+    micro_batch_size: int | None = None,
+    **said: Unpack[JobKeywords],
+) -> Imported:
     """A trainer's configuration as a plan, priced. Keywords go before what is read: model, gpus, hardware, trainer,
     sequence_length, global_batch_size.
 
-    ``format``: 'megatron', 'torchtitan', 'deepspeed' or 'nanotron'; None = by its content. Raises PlannerError for what
-    neither says.
+    ``format``: a trainer that has a reader; None = by the file's content. ``settings``: values of variables of a script and of
+    keys of a configuration, {'PP_SIZE': '8'} or ['PP_SIZE=8']; ``micro_batch_size``: sequences per forward pass where the file
+    leaves it to the command line. Raises PlannerError with what decides time or memory and is said nowhere.
     """
     from planner.trainers.reading import read
     from planner.trainers.reading.configuration import SAID, to_plan
+    from planner.trainers.reading.given import Given, parse_settings
 
     require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
     fields = {name: value for name, value in request_fields(said).items() if name in SAID}
-    reading = read(Path(file), format, fields.get("num_gpus"))
-    return Imported(to_plan(reading, fields), unread=reading.unread, notes=reading.notes)
+    beside = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
+    given = Given(**beside, micro_batch_size=micro_batch_size, settings=parse_settings(settings))
+    reading = read(Path(file), format, given)
+    return Imported(to_plan(reading, fields), unread=reading.unread, noise=reading.noise, notes=reading.notes)
 
 
 __all__ = [

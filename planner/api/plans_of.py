@@ -6,17 +6,20 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from planner.api.results import Plan, Plans
 from planner.cost.estimate import Estimate
 from planner.defaults import Request, ResolvedJob, resolve
-from planner.errors import PlannerError
+from planner.errors import PlannerError, listed
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
 from planner.keywords import flag_of, layout_values, request_fields
 from planner.model import ModelSpec
 from planner.plan_file import Assumption
-from planner.rules import Job, check
+from planner.rules import Job, allowed, check
 from planner.search import Finding, Pins, search
+from planner.space import base_layouts, divisors
 from planner.trainer_options import read_options, spelled
 
 
@@ -25,10 +28,10 @@ def plans_of(
 ) -> Plans:
     """The ``top`` best plans of a job; ``keywords`` are what its user said, for the command lines of the advice."""
     finding = search(resolved.job, pins, top)
-    _require_legal(resolved, finding, pins.values)
+    _require_legal(resolved, finding, pins)
     resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, top)
     from planner.advice import advise, off_the_host
-    from planner.gains import gains
+    from planner.gains import gains, held_back
 
     def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
         said = changed_keywords(keywords, changes)
@@ -43,7 +46,7 @@ def plans_of(
             resolved.job, ask, command, lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}")
         )
     else:
-        faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
+        faster = held_back(finding) + gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
         if int(finding.layouts[0].offloads):
             rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
             faster += off_the_host(resolved.job, rate, ask, command)
@@ -97,11 +100,11 @@ def _why(finding: Finding, found: Estimate) -> str:
     return f"{behind:.1f} % slower than the first: {'; '.join(parts) or 'no part differs much'}"
 
 
-def _require_legal(resolved: ResolvedJob, finding: Finding, values: dict[str, int]) -> None:
-    """Raise PlannerError when no layout meets the rules, with the rules that refuse most."""
+def _require_legal(resolved: ResolvedJob, finding: Finding, pins: Pins) -> None:
+    """Raise PlannerError when no layout meets the rules, with the rules that refuse most and what is nearest and legal."""
     if finding.layouts:
         return
-    job = resolved.job
+    job, values = resolved.job, pins.values
     pinned = {name: values[name] for name in ("tp", "pp", "cp", "dp") if name in values}
     if job.cluster.num_gpus % math.prod(pinned.values()):
         degrees = " x ".join(f"{name} {value}" for name, value in pinned.items())
@@ -111,14 +114,40 @@ def _require_legal(resolved: ResolvedJob, finding: Finding, values: dict[str, in
     if not finding.searched:
         raise PlannerError(
             f"no layout of {job.cluster.num_gpus} GPUs shares out a global batch of {job.workload.global_batch_size} sequences "
-            "with the pinned degrees; choose a --global-batch-size that divides by a data parallel degree, or unpin a degree"
+            f"with the pinned degrees; {_nearest(job, pins)}choose a --global-batch-size that divides by a data parallel degree, "
+            "or unpin a degree"
         )
     refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:4])
     raise PlannerError(
         f"none of the {finding.searched} layouts is legal for {job.model.name} on {job.cluster.num_gpus} GPUs with trainer "
-        f"{job.trainer.name}; rules that refuse most: {refused or 'the pinned degrees leave no layout'}; unpin a degree, or "
-        "change the number of GPUs or the batch"
+        f"{job.trainer.name}; rules that refuse most: {refused or 'the pinned degrees leave no layout'}; {_nearest(job, pins)}"
+        "unpin a degree, or change the number of GPUs or the batch"
     )
+
+
+TRIED = 24
+"""Numbers of GPUs, and of sequences, that are tried from the nearest on when none of a job's layouts is legal."""
+
+
+def _nearest(job: Job, pins: Pins) -> str:
+    """The nearest numbers of GPUs with a legal layout, and the nearest batch, as a part of a remedy; '' where none is near."""
+
+    def legal(gpus: int, batch: int) -> bool:
+        workload = job.workload.replace(global_batch_size=batch)
+        one = dataclasses.replace(job, workload=workload, cluster=dataclasses.replace(job.cluster, num_gpus=gpus))
+        layouts = base_layouts(one, pins)
+        return bool(np.size(layouts.tp)) and bool(np.any(allowed(one, layouts)))
+
+    gpus, batch, node = job.cluster.num_gpus, job.workload.global_batch_size, int(job.cluster.hardware.gpus_per_node)
+    piece = node if gpus > node else 1
+    below = [gpus // piece * piece - n * piece for n in range(TRIED) if gpus // piece - n > 0]
+    above = [gpus // piece * piece + n * piece for n in range(1, TRIED)]
+    counts = [next((n for n in side if n != gpus and legal(n, batch)), None) for side in (below, above)]
+    batches = sorted({max(round(batch / n), 1) * n for n in divisors(gpus)} - {batch}, key=lambda n: (abs(n - batch), n))
+    size = next((n for n in batches[:TRIED] if legal(gpus, n)), None)
+    found = [f"{listed([str(n) for n in counts if n is not None])} GPUs"] if any(counts) else []
+    found += [f"a --global-batch-size of {size}"] if size is not None else []
+    return f"{', or '.join(found)} would do; " if found else ""
 
 
 def command_line(keywords: Mapping[str, Any]) -> str:

@@ -226,6 +226,8 @@ class Imported(Plan):
 
     unread: tuple[str, ...] = ()
     """Settings that a plan does not hold, each with its value."""
+    noise: tuple[str, ...] = ()
+    """Names of settings that change neither time nor memory."""
     notes: tuple[str, ...] = ()
     """What was taken for what."""
 
@@ -322,6 +324,7 @@ class Plans(Result, Sequence[Plan]):
         """Print the job, its assumptions, the plans, why, memory and advice on a console of rich."""
         from rich.markup import escape
 
+        from planner.explain import layout_text
         from planner.terminal import tables as table
 
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
@@ -330,12 +333,15 @@ class Plans(Result, Sequence[Plan]):
             f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
             f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.label)}"
         )
-        console.print(table.assumptions_table(self.assumed))
-        console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))
+        plans = [one.file for one in self.attempts]
+        console.print(table.plans_table(plans, finding.fit, console.width))
         if finding.fit:
+            if equal := table.equal_text(plans):
+                console.print(equal)
             found = first.file.prediction
             basis = found.step_time_range_basis
-            console.print(f"Step of the first: {table.range_text(found)}, by the errors on {basis}.")
+            console.print(f"[bold]The first:[/bold] {escape(layout_text(first.layout))}.")
+            console.print(f"Its step: {table.range_text(found)}, by the errors on {basis}.")
             console.print(table.first_runs_text(found))
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
             for gain in self.faster:
@@ -353,6 +359,8 @@ class Plans(Result, Sequence[Plan]):
             console.print(
                 "No single change of those tried makes it fit: combine a smaller model, more GPUs and adapters."
             )
+        console.print()
+        console.print(table.assumptions_table(self.assumed))
         console.print(
             f"[dim]{finding.searched:,} layouts, {finding.legal:,} looked at and legal, {finding.priced:,} priced, "
             f"{finding.fitting:,} fit; {finding.seconds:.2f} s[/dim]"

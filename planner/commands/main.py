@@ -1,8 +1,15 @@
 """The command line: ``plan --model llama-70b --gpus 8`` and its companions."""
 
+import contextlib
+import errno
 import importlib
 import keyword
-from typing import Any
+import os
+import re
+import signal
+import sys
+import threading
+from typing import Any, NoReturn
 
 import click
 
@@ -32,6 +39,8 @@ COMMANDS = {
     "trainers": ("commands.plans", "List the trainers."),
 }  # fmt: skip
 """Command -> module of planner that holds it, imported when it is asked for; and its line in ``plan --help``."""
+STOPPED = 130
+"""Exit code after Ctrl-C."""
 
 
 class SentenceError(click.ClickException):
@@ -41,7 +50,10 @@ class SentenceError(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        click.echo(self.message, err=True)
+        from planner.schema import CONTROL
+
+        # what a file or a flag holds must not steer the terminal
+        click.echo(re.sub(f"[{CONTROL}]", lambda sign: repr(sign.group())[1:-1], self.message), err=True)
 
 
 class PlanGroup(click.Group):
@@ -63,7 +75,9 @@ class PlanGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in COMMANDS and args[0] not in ("--help", "--version"):
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
+        if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             if not args[0].startswith("-"):
                 from planner.errors import nearest_first
 
@@ -71,6 +85,14 @@ class PlanGroup(click.Group):
                 raise click.UsageError(f"No such command '{args[0]}'. Nearest: {nearest}.", ctx)
             args = ["search", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Commands, and where none was typed the flags of the search."""
+        search = self.get_command(ctx, "search")
+        found = super().shell_complete(ctx, incomplete)
+        if search is not None and incomplete.startswith("-"):
+            found += search.shell_complete(click.Context(search, parent=ctx), incomplete)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -92,7 +114,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-@click.group(cls=PlanGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 120})
+@click.group(cls=PlanGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option(
     "--version",
     is_flag=True,
@@ -120,6 +142,71 @@ def main() -> None:
     """
 
 
-def main_entry() -> None:
-    """Entry point of the installed command."""
-    main(prog_name="plan")
+def main_entry(leave: Any = signal.SIG_DFL) -> NoReturn:
+    """Run the command of this process and exit with its code: 130 after Ctrl-C, 2 when its output cannot be written.
+
+    ``leave``: what Ctrl-C does while the process ends.
+    """
+    interrupted: list[int] = []
+    running = [True]
+
+    def interrupt(number: int, frame: Any) -> None:
+        if running:
+            interrupted.append(number)
+            raise KeyboardInterrupt
+        os._exit(STOPPED)
+
+    def lost(unraisable: Any) -> None:
+        """An interrupt inside a callback, out of which Python raises nothing, comes again a moment later."""
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(unraisable)
+        elif running:
+            threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
+
+    sys.unraisablehook = lost
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        code = _run()
+        running.clear()
+    except BaseException:  # an import that is interrupted ends in an error of its own
+        running.clear()
+        if not interrupted:
+            raise
+    signal.signal(signal.SIGINT, leave)
+    sys.exit(_closed(STOPPED if interrupted else code))
+
+
+def _run() -> int:
+    """The command with the arguments of the process; its exit code."""
+    try:
+        code = main(prog_name="plan", standalone_mode=False)
+    except click.Abort:
+        return STOPPED
+    except click.ClickException as error:
+        with contextlib.suppress(OSError):
+            error.show()
+        return error.exit_code
+    except OSError as error:  # what reads or writes a file raises PlannerError: this is standard output
+        return _unwritten(error)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return code if isinstance(code, int) else 0
+
+
+def _closed(code: int) -> int:
+    """The exit code once what was printed is written: a full disk behind ``>`` shows only now."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may Python fail on it at its end
+        return code or _unwritten(error)
+    return code
+
+
+def _unwritten(error: OSError) -> int:
+    """Say that standard output cannot be written. A reader that has seen enough is told nothing."""
+    if error.errno == errno.EPIPE:
+        return 1
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {error.filename or 'standard output'}: {error.strerror}", err=True)
+    return 2

@@ -132,25 +132,37 @@ def export(
 @click.option("--trainer", metavar="NAME", help="Trainer to price it for. [the one of the file]")
 @click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence, where the file does not say.")
 @click.option("--global-batch-size", type=int, metavar="B", help="Sequences per step, where the file does not say.")
+@click.option(
+    "--micro-batch-size", type=int, metavar="M", help="Sequences per forward pass, where the file does not say."
+)
+@click.option(
+    "--set", "settings", metavar="NAME=VALUE", multiple=True,
+    help="Value of a shell variable, or of a key of the configuration; may be repeated.",
+)  # fmt: skip
 @OUTPUT
-def import_(file: Path, from_: str | None, output: Path | None, **said: Any) -> None:
+def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], **said: Any) -> None:
     """Read a trainer's configuration as a plan, and price it.
 
     FILE holds arguments of Megatron-LM (a script, a YAML mapping, or a training log with its dump of arguments), a
-    configuration of torchtitan (Python, TOML, JSON or a command line), DeepSpeed's JSON, or nanotron's YAML. Settings that
-    a plan does not hold are listed. What is said with flags goes before what is read.
+    configuration of torchtitan (Python, TOML, JSON or a command line), DeepSpeed's JSON, or nanotron's YAML. A script is
+    followed, not run: variables, defaults, arithmetic, branches. What decides time or memory and stands nowhere is asked for
+    by name. Settings that a plan does not hold are listed. What is said with flags goes before what is read.
 
     \b
     Examples:
       plan import train.sh --gpus 64 --hardware h100-sxm --output plan.yaml
+      plan import train.sh --set MODEL_SIZE=13B --set PP_SIZE=8
       plan import slurm-1234.log --hardware a100-sxm-80gb
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
     """
     from planner import api
 
-    plan = api.import_config(file, format=from_, **said)
+    plan = api.import_config(file, format=from_, settings=settings, **said)
     for one in plan.unread:
         click.secho(f"not in the plan: {one}", fg="yellow", err=True)
+    if plan.noise:
+        few = ", ".join(plan.noise[:4]) + (", ..." if len(plan.noise) > 4 else "")
+        click.echo(f"left out: {len(plan.noise)} settings that change neither time nor memory ({few})", err=True)
     for note in plan.notes:
         click.echo(f"note: {note}", err=True)
     if output is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import AttentionCurve, Column, GemmCurve, column, index
 from planner.errors import PlannerError, UnknownNameError, shown
-from planner.schema import Bandwidth, Bytes, FlopRate, Positive, Rule, Seconds, Text, Watts, check_keys, keys
+from planner.schema import Bandwidth, Bytes, FlopRate, Name, Positive, Rule, Seconds, Watts, check_keys, keys
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -36,13 +36,13 @@ def _attention_curves(data: object, where: str) -> dict[tuple[str, str, str], At
 class Compute:
     """What one accelerator computes, and how fast. Bytes, bytes/s, FLOP/s, seconds."""
 
-    name: Text
+    name: Name
     """File name in the library."""
-    device: Text
+    device: Name
     """The vendor's name of the part."""
-    vendor: Text
+    vendor: Name
     """NVIDIA, AMD, Intel."""
-    arch: Text
+    arch: Name
     """Generation; CPU = processors without a GPU."""
     compute_units: Positive
     """Streaming multiprocessors or compute units: what tiles are assigned to."""

@@ -11,16 +11,17 @@ import datetime
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
 
 from planner import library, schema, units
 from planner.curves import RINGS, bus_factor, least_factor
-from planner.detect import not_modelled
 from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.compute import Compute
 from planner.hardware.links import Links
+from planner.hardware.names import OVER, profile_named
 from planner.hardware.relatives import FASTEST_PCIE, filled, with_relatives
 from planner.schema import HourlyPrice, Positive, Text, keys
 
@@ -33,8 +34,6 @@ SCALES: dict[str, str] = {
 }
 """What ``scale`` in a file that extends a profile may multiply: what a machine achieves, not what its parts are."""
 
-OVER = " over "
-"""Between the name of a profile and another link inside a node."""
 LINK_TOLERANCE = 1.02
 """Timers, and 1000-against-1024 rounding in published tables."""
 CLOCK_TOLERANCE = 1.05
@@ -195,15 +194,22 @@ class HardwareProfile(Compute, Links):
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """The profile of a library name ("h100-sxm") or of a user's YAML file, with another link inside a node where the name says so
-    ("rtx-3090 over PCIe 3.0 x8"). Raises PlannerError when it is broken."""
-    name, _, link = name.partition(OVER)
-    known = name in library.names("hardware") or name.endswith((".yaml", ".yml"))
-    if not known and (why := not_modelled(name)):
-        raise PlannerError(why)
-    path = library.find("hardware", name)
-    profile = HardwareProfile.from_dict(library.read_yaml(path), path.name)
+    """The profile of a library name ("h100-sxm", or ``profile_named``) or of a user's YAML file, with another link inside a node
+    where the name says so ("rtx-3090 over PCIe 3.0 x8"). Raises PlannerError when it is broken."""
+    named, _, link = profile_named(name).partition(OVER)
+    profile = _read(named) if library.is_file_name(named) else _of_library(named)
     return joined_by(profile, link) if link else profile
+
+
+def _read(name: str) -> HardwareProfile:
+    path = library.find("hardware", name)
+    return HardwareProfile.from_dict(library.read_yaml(path), path.name)
+
+
+@cache
+def _of_library(name: str) -> HardwareProfile:
+    """Read once: a question over all hardware asks for each profile many times, and takes 50 ms each."""
+    return _read(name)
 
 
 def _extended(data: Mapping[str, Any], where: str, depth: int = 0) -> HardwareProfile:

@@ -80,7 +80,7 @@ def _sequence(job: Job, x: Any) -> Iterator[Any]:
 @rule("sequence parallel")
 def _sequence_parallel(job: Job, x: Any) -> Iterator[Any]:
     use, split, many = job.legal.sequence_parallel, x.sequence_parallel, x.tp > 1
-    holds = {"never": split == 0, "always": split == many, "optional": (split == 0) | many}[use]
+    holds = {"never": split == 0, "always": split == many, "optional": (split == 0) | many, "usual": (split == 0) | many}[use]
     yield holds
     yield (
         f"sequence_parallel {bool(split)} with tp {x.tp}: trainer {job.trainer.name} uses it {use}, and only with tp > 1"

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from planner import library
 from planner.error_bars import KINDS, OWN_RUN
 from planner.errors import PlannerError, shown
-from planner.schema import Rule, Text, check_keys, group, mapping, one_of, value_of, within
+from planner.schema import Line, Rule, Text, check_keys, group, mapping, one_of, value_of, within
 from planner.trainer_options import text_of
 
 _Whole, _Number = Annotated[int, within(0)] | None, Annotated[float, Rule(kept=True)] | None
-_Text, _Flag = Text | None, bool | None
+_Text, _Line, _Flag = Text | None, Line | None, bool | None
 
 
 def _group(**kinds: Any) -> Any:
@@ -27,34 +27,34 @@ def _group(**kinds: Any) -> Any:
 _MODEL = _group(
     **dict.fromkeys(("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "window"), _Whole),
     **dict.fromkeys(("experts", "topk", "moe_ffn", "shared_experts", "dense_layers"), _Whole),
-    name=_Text, attention=_Text, position=_Text, gated=_Flag, tied_embeddings=_Flag, params_b=_Number,
+    name=_Line, attention=_Line, position=_Line, gated=_Flag, tied_embeddings=_Flag, params_b=_Number,
 )  # fmt: skip
 _PARALLEL = _group(
     **dict.fromkeys(("gpus", "tp", "pp", "dp", "cp", "ep", "etp", "vpp", "zero", "shard"), _Whole), sp=_Flag
 )
 _MEASURED = _group(
     **dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "mem_gb"), _Number),
-    tflops_kind=_Text, oom=_Flag,
+    tflops_kind=_Line, oom=_Flag,
 )  # fmt: skip
 _ROW = _group(
     model=_MODEL, parallel=_PARALLEL, batch=_group(micro=_Whole, **{"global": _Whole}), measured=_MEASURED,
     layer_ms=_group(forward=_Number, backward=_Number, combined=_Number), plan=Annotated[dict[str, Any], Rule()] | None,
     options=Annotated[dict[str, Any], Rule()] | None, facts=Annotated[dict[str, Any], Rule()] | None,
-    lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number,
-    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets", "frozen_weights"), _Text),
+    lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number, notes=_Text,
+    **dict.fromkeys(("precision", "optimizer", "recompute", "id", "framework", "lora_targets", "frozen_weights"), _Line),
     **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
 )  # fmt: skip
 CLUSTER_FIGURES = ("ring_latency", "tree_latency", "network_share", "sustained_clock")
 """What a source measured of its own cluster, over the GPU's profile."""
 _FILE: dict[str, Any] = {
     "source": _group(
-        **dict.fromkeys(("id", "title", "where", "quality", "date"), _Text), kind=Annotated[str, one_of(KINDS)] | None
+        **dict.fromkeys(("id", "quality", "date"), _Line), title=_Text, where=_Text, kind=Annotated[str, one_of(KINDS)] | None
     ),
     "hardware": _group(
-        gpu=_Text, gpus_per_node=_Whole, intra_node=_Text, inter_node=_Text, context_memory=_Text,
+        gpu=_Line, gpus_per_node=_Whole, intra_node=_Line, inter_node=_Line, context_memory=_Line,
         **dict.fromkeys(CLUSTER_FIGURES, _Number),
     ),
-    "framework": Text, "defaults": _ROW, "rows": list[Any],
+    "framework": Line, "defaults": _ROW, "rows": list[Any],
 }  # fmt: skip
 
 

@@ -53,11 +53,12 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
 _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
     ("gpus", int, "N", "GPUs in the job."),
+    ("nodes", int, "N", "Nodes in place of --gpus: all their GPUs."),
     ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
     ("trainer", str, "NAME", "Trainer, trainer@version or YAML file ('plan trainers'). [megatron]"),
     ("options", str, "NAME=VALUE", "Option of the trainer; may be repeated. [of its version]"),
-    ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
-    ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
+    ("sequence_length", str, "S", "Tokens per sequence: 8192, 128k. [at most 8192]"),
+    ("global_batch_size", str, "B", "Sequences per optimizer step, or tokens: 512, 4M. [by model size]"),
     ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
     ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),
     ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
@@ -72,6 +73,32 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
 )
 """Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""
+ALSO = {"network_bandwidth": ("--network",)}
+"""Other spellings of a flag."""
+
+
+CHOICES = {
+    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
+    "objective": OBJECTIVES, "image_encoder": IMAGE_ENCODERS,
+}  # fmt: skip
+
+
+def completed(name: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What a shell completes a flag of the job with: names of the library, or the values that it takes; files by themselves."""
+
+    def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        from planner import library
+        from planner.model_names import aliases
+
+        known = list(CHOICES.get(name, ()))
+        if name in ("model", "hardware", "trainer"):
+            known = library.names(name if name == "hardware" else f"{name}s") + (list(aliases()) if name == "model" else [])
+        found = [one for one in sorted(known) if one.startswith(incomplete.lower())]
+        return [CompletionItem(one) for one in found] or [CompletionItem(incomplete, type="file")]
+
+    return complete
 
 
 def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -79,10 +106,11 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for name, kind, value, text in reversed(_JOB):
-            needed = required and name in ("model", "gpus")
+            needed = required and name == "model"
             function = click.option(
-                flag_of(name), name, required=needed, type=kind, metavar=value, help=text, multiple=name == "options"
-            )(function)
+                flag_of(name), *ALSO.get(name, ()), name, required=needed, type=kind, metavar=value, help=text,
+                multiple=name == "options", shell_complete=completed(name) if kind is str else None,
+            )(function)  # fmt: skip
         return function
 
     return decorate

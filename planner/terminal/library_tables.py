@@ -5,7 +5,8 @@ from rich.table import Table
 from planner import library
 from planner.cost.parameters import active_parameters, total_parameters
 from planner.hardware import load_hardware
-from planner.model import aliases, load_model
+from planner.model import load_model
+from planner.model_names import aliases
 from planner.terminal.tables import table
 from planner.trainer import load_trainer
 from planner.trainers.bundle.launchers import LAUNCHERS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,9 +15,11 @@ from rich.text import Text
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
-from planner.explain import COMPONENT_TEXT, PART_TEXT, layout_text
+from planner.explain import COMPONENT_TEXT, PART_TEXT, host_text, layout_text, recompute_text
+from planner.layout import NAMES, Layout
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
+from planner.ties import RIGHT, shipped_ties
 from planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -24,15 +28,18 @@ if TYPE_CHECKING:
 COMPONENT_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black", "red", "white")
 COMPONENT_MARKS = "WGOAwfcx"
 """Letters of the memory bar, so that it reads without colours too."""
-WIDE = 110
-"""Columns from which the table of plans has room for bubble and exposed communication."""
+LEGEND = {
+    "b": "sequences per forward pass", "m": "microbatches per step", "vpp": "virtual stages per rank",
+    "ends": "layers of the first and last stage", "comm.": "communication that nothing hides",
+}  # fmt: skip
+"""What the headings of the table of plans mean, where they do not say it."""
 
 
 def seconds(value: float) -> str:
     """A duration for a table: 128 s, 5.32 s, 45.1 ms."""
     if value >= 1:
         return f"{value:.4g} s" if value < 1000 else f"{value:,.0f} s"
-    return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e3:.3g} ms" if value < 0.9995 else "1 s"
 
 
 def percent(value: float) -> str:
@@ -66,10 +73,10 @@ def table(*headings: str, title: str | None = None, least: int | None = None, ro
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
-    """A Markdown table, ``rule`` below the headings but the first; a bar in a cell is escaped."""
+    """A Markdown table, ``rule`` below the headings but the first; a bar and HTML in a cell are escaped."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(re.sub(r"\||<(?=[A-Za-z/!?])", r"\\\g<0>", " ".join(cell.split())) for cell in cells) + " |"
 
     return "\n".join([line(headings), line(["---", *[rule] * (len(headings) - 1)]), *map(line, rows)])
 
@@ -94,22 +101,84 @@ def assumptions_table(assumptions: tuple[Assumption, ...]) -> Table:
 
 
 def plans_table(plans: list[Plan], fit: bool, width: int) -> Table:
-    """The best plans, one row each; bubble and exposed communication where ``width`` leaves room for them."""
-    wide = width >= WIDE
-    headings = ("~bubble", "exposed comm.") if wide else ()
-    found = table(
-        ">#", "layout", ">step", "~tokens/s/GPU", ">MFU", *headings, "~memory of worst stage", ">runs out",
-        title="Best plans" if fit else "Closest attempts (none fits)", least=14,
-    )  # fmt: skip
-    for number, plan in enumerate(plans, 1):
-        one = plan.prediction
-        waiting = (percent(one.bubble_share), exposed_text(one)) if wide else ()
-        found.add_row(
-            str(number), layout_text(plan.layout), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
-            percent(one.mfu), *waiting, f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB",
-            risk(one.out_of_memory_probability), style="bold" if number == 1 else "",
-        )  # fmt: skip
-    return found
+    """The best plans, a line each: degrees, what saves memory, time and memory; below the meaning of its headings.
+
+    Degrees and options that no plan uses have no column. Where ``width`` leaves no room, bubble and exposed communication are left
+    out; then layouts stand in words and are folded.
+    """
+    columns: dict[str, list[str | Text]] = {
+        ">#": [str(number) for number, _ in enumerate(plans, 1)],
+        **_layout_columns([plan.layout for plan in plans]),
+    }
+    found = [plan.prediction for plan in plans]
+    columns[">step"] = [seconds(one.step_time_s) for one in found]
+    columns[">tok/s/GPU"] = [f"{one.tokens_per_second_per_gpu:,.0f}" for one in found]
+    columns[">MFU"] = [percent(one.mfu) for one in found]
+    waits: dict[str, list[str | Text]] = {
+        ">bubble": [percent(one.bubble_share) for one in found],
+        ">comm.": [percent(sum(one.exposed_s.values()) / one.step_time_s) for one in found],
+    }
+    memory: dict[str, list[str | Text]] = {
+        ">memory, GiB": [f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f}" for one in found],
+        ">runs out": [risk(one.out_of_memory_probability) for one in found],
+    }
+    forms = [{**columns, **waits, **memory}, {**columns, **memory}]
+    times = {name: cells for name, cells in columns.items() if name in (">step", ">tok/s/GPU")}
+    narrow = {">#": columns[">#"], "layout": [layout_text(plan.layout) for plan in plans], **times, **memory}
+    columns = next((one for one in forms if _width(one) <= width), narrow)
+    legend = [f"{name}: {text}" for name, text in LEGEND.items() if any(name == heading.lstrip(">~") for heading in columns)]
+    shown = table(*columns, title="Best plans" if fit else "Closest attempts (none fits)")
+    shown.padding = (0, 0)
+    shown.caption, shown.caption_justify = "; ".join(legend), "left"
+    for row in zip(*columns.values(), strict=True):
+        shown.add_row(*row, style="" if shown.row_count else "bold")
+    return shown
+
+
+def _width(columns: Mapping[str, Sequence[str | Text]]) -> int:
+    """Characters of a line: the longest cell of every column, and what stands between columns."""
+    return sum(max(len(heading.lstrip(">~=")), *map(len, cells)) + 1 for heading, cells in columns.items())
+
+
+def _layout_columns(layouts: list[Layout]) -> dict[str, list[str | Text]]:
+    """Degrees and options by heading, of those that some layout uses; tp, pp, dp, b and m always."""
+
+    def numbers(name: str) -> list[int]:
+        return [int(getattr(one, name)) for one in layouts]
+
+    found: dict[str, list[str | Text]] = {}
+    for name in ("tp", "pp", "dp", "cp", "ep", "etp", "vpp"):
+        if name in ("tp", "pp", "dp") or any(value != 1 for value in numbers(name)):
+            found[f">{name}"] = [str(value) for value in numbers(name)]
+    if ">cp" in found:
+        found[">cp"] = [f"{one.cp} {NAMES['cp_method'][int(one.cp_method)]}" if one.cp != 1 else "1" for one in layouts]
+    found[">b"], found[">m"] = ([str(n) for n in numbers(name)] for name in ("micro_batch_size", "num_microbatches"))
+    if any(numbers("zero")):
+        found[">zero"] = [f"{one.zero}" + (f", {one.dp_shard}" if 0 < one.dp_shard != one.dp else "") for one in layouts]
+    schedules = [NAMES["schedule"][int(one.schedule)] if one.pp != 1 else "" for one in layouts]
+    if set(schedules) - {"", "1f1b", "interleaved_1f1b"}:
+        found["=schedule"] = list(schedules)
+    ends = [f"{one.first_stage_layers}/{one.last_stage_layers}" if one.first_stage_layers else "" for one in layouts]
+    if any(ends):
+        found[">ends"] = list(ends)
+    if any(numbers("recompute")):
+        found["=recompute"] = [recompute_text(one) for one in layouts]
+    hosts = [host_text(one) for one in layouts]
+    return {**found, "=on host": list(hosts)} if any(hosts) else found
+
+
+def equal_text(plans: list[Plan]) -> str:
+    """Which of the next plans count as equal to the first, in a sentence; '' where none does."""
+    ties, first = shipped_ties(), plans[0].prediction.step_time_s
+    near = [number for number, one in enumerate(plans, 1)
+            if number > 1 and math.log(one.prediction.step_time_s / first) < ties.equal_gap]  # fmt: skip
+    if not near:
+        return ""
+    which = "Plan 2 counts" if len(near) == 1 else f"Plans 2 {'and' if len(near) == 2 else 'to'} {near[-1]} count"
+    return (
+        f"{which} as equal to 1: less than {percent(ties.equal_gap)} apart, and nearer than that fewer than "
+        f"{100 * RIGHT:.0f} % of measured pairs were ordered rightly."
+    )
 
 
 def exposed_text(one: Prediction) -> str:

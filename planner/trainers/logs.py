@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner import units
+from planner import library, units
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.runs import Row, rows_from_dict
@@ -13,8 +13,8 @@ from planner.runs.row_models import model_columns
 from planner.trainers import having, load
 from planner.trainers.reading.log_facts import Log, steady
 
-MOST_BYTES = 512 * units.MIB
-"""Longest file that is read as a log."""
+MOST_BYTES = 512 * int(units.MIB)
+"""Longest file that is read as a log: those of runs of weeks are this long."""
 _FLAGS = {
     "model.hidden": "--model", "model.layers": "--model", "model.heads": "--model", "model.ffn": "--model",
     "model.gated": "--model", "model.vocab": "--model", "model.seq": "--sequence-length", "parallel.gpus": "--gpus",
@@ -40,13 +40,7 @@ def is_log(path: Path) -> bool:
 
 def read_log(path: Path) -> Log:
     """What a log says. Raises PlannerError when it cannot be read or is of none of the known frameworks."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PlannerError(f"{path}: the log is larger than 512 MiB; keep the part of one rank, or its last steps")
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
-    return parse_log(text, str(path))
+    return parse_log(library.read_text(path, most=MOST_BYTES, errors="replace"), str(path))
 
 
 def parse_log(text: str, where: str) -> Log:

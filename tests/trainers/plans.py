@@ -129,6 +129,7 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="qwen2.5-7b", gpus=24, trainer="colossalai", batch=240),
     Wanted(model="mixtral-8x7b", gpus=64, trainer="colossalai", top=6),
     Wanted(model="qwen3-30b-a3b", gpus=32, trainer="automodel", pins=ONE),
+    Wanted(model="qwen3-30b-a3b", gpus=32, trainer="megatron-fsdp", pins=ONE, top=2),
     Wanted(model="llama-2-7b", gpus=64, trainer="internevo"),
     # All sizes once more, small: the layouts that only small models reach.
     Wanted(model="llama-3.2-1b", gpus=8, top=6),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_every_plan_is_accepted_and_its_groups_and_stages_are_the_planners(tmp_p
     results = check(cases, tmp_path)
     assert not said(results, cases)
     assert {one.level for one in results} == {"groups built"}
+
+
+def test_another_sharding_of_megatron_fsdp_is_refused(tmp_path: Path) -> None:
+    """The wrapper's own configuration, not the words."""
+    job = next(job for job in mine() if job.plan.trainer == "megatron-fsdp")
+    text, wrong = load_target("megatron").render(job).files["arguments.sh"], "--data-parallel-sharding-strategy optim\n"
+    (tmp_path / "arguments.sh").write_text(re.sub(r"--data-parallel-sharding-strategy \w+\n", wrong, text))
+    assert "sharding: the trainer says optim" in check_many("megatron", [(job, tmp_path)])[0].problem
 
 
 def test_parameters_of_megatrons_own_model_are_the_planners(tmp_path: Path) -> None:

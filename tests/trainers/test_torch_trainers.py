@@ -10,12 +10,14 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from planner.layout import Layout
+from planner.layout import CpMethod, Layout
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import check_folder, check_many
@@ -105,27 +107,67 @@ def test_torchtitan_rejects_unknown_keys(tmp_path: Path) -> None:
     assert "tensor_degree" in check_folder("torchtitan", job, folder).problem
 
 
-def test_the_transformers_script_runs_on_cpu(tmp_path: Path) -> None:
-    """train.py of the accelerate export, five steps of a tiny Llama in one process."""
-    installed("accelerate")
-    import subprocess
-    import sys
-
-    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=1))[0]
+def tiny_plan(trainer: str, num_gpus: int, **layout: int) -> ExportJob:
+    """Two layers of a Llama with a vocabulary of 128, in fp32 without sharding."""
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer=trainer, top=1))[0]
     small = dataclasses.replace(
         plan.workload.model, name="tiny", num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=64,
         vocab_size=128, max_sequence_length=64, published_parameters=0.0,
     )  # fmt: skip
-    work = plan.workload.replace(model=small, sequence_length=32, global_batch_size=2)
-    layout = plan.layout.replace(dp=1, micro_batch_size=1, num_microbatches=2, zero=0, recompute=0, dp_shard=0)
-    tiny = dataclasses.replace(plan, workload=work, layout=layout, num_gpus=1)
-    folder = written("accelerate", ExportJob.of(tiny), tmp_path)
+    work = plan.workload.replace(model=small, sequence_length=32, global_batch_size=2, precision="fp32")
+    kept = plan.layout.replace(dp=1, tp=1, cp=1, micro_batch_size=1, num_microbatches=2, zero=0, recompute=0, dp_shard=0)
+    return ExportJob.of(dataclasses.replace(plan, workload=work, layout=kept.replace(**layout), num_gpus=num_gpus))
+
+
+def ran(folder: Path, *words: str, start: tuple[str, ...] = ()) -> str:
+    """What train.py of the folder prints on the CPU."""
+    command = [*(start or (sys.executable,)), "train.py", "--settings", "training.json", "--model", "./model", "--cpu", *words]
+    variables = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "train.py", "--settings", "training.json", "--model", "./model", "--smoke", "--cpu"],
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=variables
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(re.findall(r"'loss': ", done.stdout)) == 5
+    return done.stdout
+
+
+def test_the_transformers_script_runs_on_cpu(tmp_path: Path) -> None:
+    """train.py of the accelerate export, five steps of a tiny Llama in one process."""
+    installed("accelerate")
+    folder = written("accelerate", tiny_plan("fsdp", 1), tmp_path)
+    assert len(re.findall(r"'loss': ", ran(folder, "--smoke"))) == 5
+
+
+def test_ulysses_trains_as_one_process(tmp_path: Path) -> None:
+    """DeepSpeed with cp 2 on two processes: batches come through its UlyssesSPDataLoaderAdapter, loss and gradient are those of
+    one process; TRL's trainer takes the same folder."""
+    installed("deepspeed")
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder, layout in zip(folders, ({"cp": 1, "zero": 2}, {"cp": 2, "cp_method": CpMethod.A2A, "zero": 2}), strict=True):
+        written("deepspeed", tiny_plan("deepspeed", layout["cp"], **layout), folder)
+        write_texts(folder)
+    data = ("--deepspeed", "ds_config.json", "--dataset", "data", "--tokenizer", "tokenizer", "--steps", "3")
+    runs = []
+    for processes, folder in enumerate(folders, 1):
+        begins = str(Path(__file__).with_name("deepspeed_on_cpu.py"))
+        start = ("torchrun", "--standalone", "--nproc-per-node", str(processes), begins)
+        runs.append(re.findall(r"'train_loss': '([\d.]+)'", ran(folder, *data, start=start)))
+    assert runs[0] and set(runs[0]) == set(runs[1])
+    assert "'train_loss'" in ran(folders[1], *data, "--sft", start=start)
+
+
+def write_texts(folder: Path) -> None:
+    """A data set of numbers and a tokenizer that knows them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<eos>": 0, "<pad>": 1, **{str(number): number + 2 for number in range(100)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    whole.save_pretrained(folder / "tokenizer")
+    (folder / "data").mkdir()
+    texts = (" ".join(str(7 * i * j % 100) for j in range(5 + i % 50)) for i in range(64))
+    (folder / "data" / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def test_plan_validate_runs_torchtitan_and_reads_its_log(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.questions.accuracy.prediction import Pair
-from planner.questions.sensitivity.numbers import Ties
+from planner.ties import Ties
 
 NEAR = 0.1
 """Pairs count when the faster of the two is predicted within this of its sweep's fastest: what a search's best plans are."""

@@ -1,4 +1,4 @@
-"""Where a process stands: alone, or a rank that torchrun or srun started; and the commands for many nodes."""
+"""Where a process stands: alone, or a rank that torchrun, srun or mpirun started; and the commands for many nodes."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ SLURM_PORT = 29500
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process stands, as torchrun or srun says it."""
+    """Where a process stands, as its launcher says it."""
 
     rank: int
     """Of all."""
@@ -32,8 +32,16 @@ class Place:
     """torchrun's agent holds the store; otherwise rank 0 opens it."""
 
 
+MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""What mpirun of Open MPI, of MVAPICH and of MPICH or Intel MPI sets: rank, ranks, rank on the node, ranks on the node."""
+
+
 def place_from(environment: Mapping[str, str]) -> Place | None:
-    """The place that torchrun (RANK, WORLD_SIZE, ...) or srun (SLURM_PROCID, ...) gave this process; None outside both.
+    """The place that torchrun (RANK, WORLD_SIZE, ...), srun (SLURM_PROCID, ...) or mpirun gave this process; None outside them.
 
     Inside a SLURM allocation but outside a job step only the first node's shell runs, so only step variables count.
     Raises PlannerError where the variables contradict each other.
@@ -58,13 +66,28 @@ def place_from(environment: Mapping[str, str]) -> Place | None:
             address=environment.get("MASTER_ADDR") or first_host(nodes), port=_whole(environment, "MASTER_PORT", SLURM_PORT),
             agent_store=False,
         ))  # fmt: skip
-    return None
+    return next((_of_mpi(environment, names) for names in MPI if _whole(environment, names[1], 1) > 1), None)
+
+
+def _of_mpi(environment: Mapping[str, str], names: tuple[str, str, str, str]) -> Place:
+    """The place that mpirun gave. It does not say where rank 0 is."""
+    rank, world, local, on_node = (_whole(environment, name) for name in names)
+    address = environment.get("MASTER_ADDR") or ("127.0.0.1" if on_node == world else "")
+    if not address:
+        raise PlannerError(
+            f"mpirun started {world} ranks, {on_node} on this node, and does not say where rank 0 is: mpirun -x "
+            "MASTER_ADDR=FIRST_HOST (Open MPI), -genv MASTER_ADDR FIRST_HOST (MPICH, Intel MPI)"
+        )
+    return _checked(Place(
+        rank=rank, world=world, local_rank=local, node=rank // max(on_node, 1), address=address,
+        port=_whole(environment, "MASTER_PORT", SLURM_PORT), agent_store=False,
+    ))  # fmt: skip
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name, "" if default is None else str(default))
     if not text.isdecimal():
-        raise PlannerError(f"{name} is '{text}'; torchrun and srun set it to a whole number")
+        raise PlannerError(f"{name} is '{text}'; torchrun, srun and mpirun set it to a whole number")
     return int(text)
 
 
@@ -116,6 +139,9 @@ srun --kill-on-bad-exit=1 {batch}
 
 # Or one task per {"rank" if on_cpu else "GPU"}, without torchrun, inside an allocation:
 srun {tasks} --kill-on-bad-exit=1 {" ".join(_plain(program))}
+
+# Or with mpirun (Open MPI), which does not say where rank 0 is:
+mpirun -np {nodes * per_node} --map-by ppr:{per_node}:node -x MASTER_ADDR=FIRST_HOST {" ".join(_plain(program))}
 """
 
 

@@ -4,9 +4,11 @@ What a command starts ends with it, whatever sessions it opened. No torch in thi
 """
 
 import contextlib
+import getpass
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +33,10 @@ AFTER_LAST_WORDS = 5.0
 MARK = "PLANNER_TRIAL"
 """Variable in the environment of everything that the command starts: finds children that opened sessions of their own."""
 POLL = 0.1
+EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)\b(?::|$)")
+"""The last line of a traceback of Python; torch writes the rank before it."""
+AFTERWARDS = ("ChildFailedError", "SignalException", "Signal 15 (SIGTERM)")
+"""What torchrun and the ranks that it ends say of the failure of another one."""
 GRACE = 15.0
 """Seconds that the command has to end in order after Ctrl-C; a second one ends it at once."""
 
@@ -52,18 +58,17 @@ def need_torch(what: str = "measuring", release: str = "") -> None:
         )
 
 
-def ask_torch(expressions: str) -> list[Any] | None:
-    """The values of some expressions with torch imported, in a process of its own; None where torch does not work."""
-    words = [sys.executable, "-c", f"import json, torch, torch.distributed; print(json.dumps([{expressions}]))"]
+def ask_torch(expressions: str, before: str = "") -> list[Any] | None:
+    """The values of some expressions with torch imported, and the code ``before`` run, in a process of its own; None where torch
+    does not work or is silent for two minutes."""
+    code = f"import json, torch, torch.distributed\n{before}\nprint(json.dumps([{expressions}]))"
+    words = [sys.executable, "-c", code]
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL, env=_with_package()
+        )
         return list(json.loads(done.stdout.strip().splitlines()[-1]))
     return None
-
-
-def count_by_torch() -> int:
-    """GPUs that torch sees: for devices whose driver has no nvidia-smi."""
-    return int((ask_torch("torch.cuda.device_count()") or [0])[0])
 
 
 def run_here(module: str, settings: str, ranks: int, directory: Path, show: Callable[[State], object]) -> float:
@@ -92,25 +97,61 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
     missing = [rank for rank in range(ranks) if not (directory / f"done-{rank}").is_file()]
     if ended.code == 0 and not missing:
         return time.monotonic() - begun
+    log = _kept_log(ended.text)
     if words.is_file():
-        raise PlannerError(words.read_text(encoding="utf-8").strip())
-    errors = [line.strip() for line in ended.text.splitlines() if "Error" in line or "Signal" in line]
-    last = [line for line in errors if "ChildFailedError" not in line] or errors  # torchrun's own, of which a rank is the cause
+        raise PlannerError(words.read_text(encoding="utf-8").strip() + log)
+    last = cause(ended.text)
     raise PlannerError(
         f"rank {', '.join(map(str, missing))} ended early during {from_file(state).doing or 'the start'} "
-        f"(exit code {ended.code}){f': {last[-1][:300]}' if last else ''}"
+        f"(exit code {ended.code}){f': {last}' if last else ''}{log}"
     )
 
 
-def _environment(directory: Path) -> dict[str, str]:
-    """That of this process, with the way to this package, and one thread per rank unless the user says otherwise."""
-    package = str(Path(__file__).resolve().parents[2])
+def cause(text: str) -> str:
+    """Why ranks ended, out of all that they printed: the last exception of Python that is not torchrun's own about a rank and not
+    the end of a rank that was ended because of another; else the last line about an error or a signal; "" for none."""
+    lines = [line.strip() for line in text.splitlines()]
+    raised = [line for line in lines if EXCEPTION.match(line) and not any(word in line for word in AFTERWARDS)]
+    spoken = [line for line in lines if "Error" in line or "Signal" in line]
+    own = [line for line in spoken if not any(word in line for word in AFTERWARDS)]
+    return next((found[-1][:300] for found in (raised, own, spoken) if found), "")
+
+
+def _kept_log(text: str) -> str:
+    """Keeps what the ranks printed, libraries too; where, as the end of a sentence."""
+    if not text.strip():
+        return ""
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix="plan-ranks-", suffix=".log")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        return f"; all that the ranks printed is in {name}"
+    return ""
+
+
+def _with_package() -> dict[str, str]:
+    """The environment of this process with the way to this package."""
+    package = str(Path(__file__).resolve().parents[3])
     paths = os.pathsep.join(part for part in (package, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}  # a directory planner where the user stands is not this one
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """That of a rank: one thread and NCCL's warnings unless the user says otherwise."""
     return {
-        "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, DIRECTORY: str(directory), "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN",
+        "TORCHINDUCTOR_CACHE_DIR": inductor_cache(), **_with_package(), DIRECTORY: str(directory),
         "TMPDIR": str(directory),  # what torch leaves behind goes with it
-        "PYTHONSAFEPATH": "1",  # a directory named planner where the user stands is not this package
     }  # fmt: skip
+
+
+def inductor_cache() -> str:
+    """Where torch keeps compiled kernels unless it is told otherwise: not in the ranks' own TMPDIR, which goes with them."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container whose user has no name
+        user = f"uid_{os.getuid()}"
+    return str(Path(tempfile.gettempdir()) / f"torchinductor_{re.sub(r'[^A-Za-z0-9._-]', '_', user)}")
 
 
 # ------------------------------------------------------------------------------------------------ a command

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.lab.launch import nccl
 
 TICK = 0.25
 """Seconds between two signs of life."""
@@ -112,12 +113,21 @@ class Watch:
     def fail(self, error: BaseException, facts: dict[str, Any] | None = None, text: str = "") -> None:
         """Ends this rank because of an exception; ``facts`` come with the verdict, ``text`` says it better than it does.
         With facts the error is this rank's own, whatever words it uses. Where the watch was quicker its report comes first."""
+        inner = error
+        while inner.__cause__ is not None:  # torch wraps what fails inside of a stage
+            inner = inner.__cause__
+        if isinstance(inner, RuntimeError) and nccl.of_nccl(str(inner)):
+            self.end("error", nccl.in_words(str(inner)), facts)
+            return self._join()
         text = text or str(error).strip() or type(error).__name__
         lost = any(word in text.lower() for word in CONNECTION) and isinstance(error, RuntimeError | OSError)
         if isinstance(error, PlannerError):
             self.end("said", text)
         else:
             self.end("lost" if lost and not facts else "error", text.splitlines()[0][:300], facts)
+        return self._join()
+
+    def _join(self) -> None:
         if self._thread.is_alive():
             self._thread.join()
 

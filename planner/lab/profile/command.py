@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import click
 
 from planner import units
 from planner.curves import COLLECTIVES
-from planner.detect import local_devices, profile_of
+from planner.detect import PATIENT, asked_driver, memory_is_off, profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.launch.gpus import Gpus, gpus_here, require_ranks, sizes_differ
+from planner.lab.launch.nccl import without_multicast
 from planner.lab.launch.place import Place, commands, place_from
 from planner.lab.launch.state import Bar, State
-from planner.lab.launch.torchrun import InterruptedRunError, count_by_torch, need_torch, run_here
+from planner.lab.launch.torchrun import InterruptedRunError, need_torch, run_here
 from planner.lab.profile.points import PARTS, Settings
 from planner.model import load_model
 from planner.terminal.flags import console, this_program
@@ -66,14 +69,14 @@ def profile(
     if output is None:
         raise PlannerError("where to? Give --output FILE.yaml, the profile to write")
     if print_commands:
-        default = max(len(local_devices()), 1) if ranks is None else ranks
+        default = max(len(asked_driver(PATIENT).names), 1) if ranks is None else ranks
         program = this_program({"--print-commands"}, {"--nodes", "--ranks"})
         click.echo(commands("profile", nodes, default, program, on_cpu=flags["device"] == "cpu"), nl=False)
         return
     place = place_from(os.environ)
-    settings = _settings(output, flags)
+    settings, gpus = _settings(output, flags)
     if place is None:
-        written: HardwareProfile | None = _from_here(settings, _ranks(ranks, settings.device))
+        written: HardwareProfile | None = _from_here(settings, _ranks(ranks, gpus))
     else:
         written = _as_rank(settings, place)
     if written:
@@ -84,14 +87,12 @@ def profile(
             _print(console(), summary, rows)
 
 
-def _settings(output: str, flags: dict[str, Any]) -> Settings:
-    """The flags, checked."""
-    gpus = local_devices()
-    device = flags["device"] or ("cuda" if gpus else "cpu")
-    rate, size = flags["network_bandwidth"], flags["max_size"]
+def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
+    """The flags, checked, and the GPUs that are measured; what needs no look at the machine comes first."""
+    rate, size, budget = flags["network_bandwidth"], flags["max_size"], flags["budget"]
     settings = Settings(
-        output=output, device=device, models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
-        budget=_seconds(flags["budget"] or BUDGET[device], "--budget"), timeout=_seconds(flags["timeout"], "--timeout"),
+        output=output, device="cpu", models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
+        budget=_seconds(budget or BUDGET["cpu"], "--budget"), timeout=_seconds(flags["timeout"], "--timeout"),
         base=flags["hardware"], command=shlex.join(["plan", *sys.argv[1:]]),
         largest=None if size is None else units.parse(size, "bytes", what="--max-size"),
         network_bandwidth=None if rate is None else units.parse(rate, "bytes/s", what="--network-bandwidth"),
@@ -101,16 +102,29 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
             raise PlannerError(f"--model {name}: linear attention is not among what is measured; name a transformer")
     if settings.base:
         load_hardware(settings.base)
-    elif device == "cuda" and gpus and profile_of(gpus[0]) is None:  # found out before anything is measured
-        raise PlannerError(
-            f"the library has no profile of '{gpus[0]}'; give --hardware with the nearest relative ('plan hardware' lists "
-            "them), for its peaks and for what is not measured"
-        )
     folder = Path(output).resolve().parent
     if not folder.is_dir():
         raise PlannerError(f"--output {output}: there is no directory {folder}")
     need_torch()
-    return settings
+    gpus = gpus_here(flags["device"])
+    if not gpus.count:
+        return settings, gpus
+    if not settings.base:  # found out before anything is measured
+        _require_known(gpus)
+    return replace(settings, device="cuda", budget=_seconds(budget or BUDGET["cuda"], "--budget")), gpus
+
+
+def _require_known(gpus: Gpus) -> None:
+    """Raises PlannerError for a card that the library does not know, or of another size than the one it does."""
+    name, profile = gpus.names[0], profile_of(gpus.names[0])
+    if profile is None:
+        raise PlannerError(
+            f"the library has no profile of '{name}'; give --hardware with the nearest relative ('plan hardware' lists "
+            "them), for its peaks and for what is not measured"
+        )
+    usable = float(load_hardware(profile).usable_memory)
+    if memory_is_off(gpus.memory[0], usable):
+        raise PlannerError(sizes_differ(name, gpus.memory[0], profile, usable))
 
 
 def _seconds(text: str, flag: str) -> float:
@@ -119,18 +133,17 @@ def _seconds(text: str, flag: str) -> float:
     return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
 
 
-def _ranks(ranks: int | None, device: str) -> int:
+def _ranks(ranks: int | None, gpus: Gpus) -> int:
     """Processes of this machine. Raises PlannerError."""
-    most = (len(local_devices()) or count_by_torch()) if device == "cuda" else MOST_ON_CPU
-    if most == 0:
-        raise PlannerError(
-            "--device cuda: neither the driver nor torch reports a GPU here; leave it out to measure the CPU"
-        )
-    if ranks is None:
-        ranks = most if device == "cuda" else 2 ** min((os.cpu_count() or 1).bit_length() - 1, 3)
+    if gpus.count:
+        if ranks is not None and ranks >= 1:
+            require_ranks(ranks, gpus)
+        most, default = gpus.count, gpus.count
+    else:
+        most, default = MOST_ON_CPU, 2 ** min((os.cpu_count() or 1).bit_length() - 1, 3)
+    ranks = default if ranks is None else ranks
     if not 1 <= ranks <= most:
-        what = f"each needs a GPU, and this machine has {most}" if device == "cuda" else f"from 1 to {most}"
-        raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, {what}")
+        raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, from 1 to {most}")
     return ranks
 
 
@@ -155,7 +168,9 @@ def _from_here(settings: Settings, ranks: int) -> HardwareProfile:
     before = stamp()
     try:
         with Bar() as bar:
-            seconds = profile_here(settings, ranks, bar.show)
+            seconds = without_multicast(
+                lambda again: profile_here(replace(settings, resume=True) if again else settings, ranks, bar.show)
+            )
     except PlannerError as error:  # a journal that this run could not use holds nothing of it
         stopped = isinstance(error, InterruptedRunError)
         kept = [_kept(settings)] if stamp() != before else ["nothing was measured"] if stopped else []

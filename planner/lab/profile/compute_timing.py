@@ -1,6 +1,7 @@
 """How one device measures a point of ``compute_points`` (torch): operators and layers, clocks under load, launches, copies to the
 host, Adam on the CPU, and what memory there is."""
 
+import contextlib
 import gc
 import os
 import time
@@ -11,18 +12,26 @@ from statistics import median
 
 import torch
 
+from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile import compute_points as planned
 from planner.lab.profile import operator_runs as operators
 from planner.lab.profile import timing
+from planner.lab.profile.device_timing import GRAPH_RUNS, captured, lost
 from planner.lab.profile.layer_check import HOST_LAYER
-from planner.lab.profile.points import Measured, Point, Run, Timing
-from planner.lab.profile.tensors import adam, keep_memory, precision, rotating, values
+from planner.lab.profile.points import Measured, Point, Run, Timing, Value
+from planner.lab.profile.tensors import Rotation, adam, keep_memory, precision, rotating, values
 from planner.lab.profile.timing import Yardstick, measure, summarise, taker
 
 LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum
 YARDSTICK_RUNS, STREAM_RUNS = 200, 60
+SHORT, SHORT_BUDGET = 50e-6, 2e-3
+"""Seconds: of a shorter run on a GPU two more figures are kept (``beside``), and the budget of each."""
 LEAST_SUSTAINED = 2.0  # Seconds: shorter, and the first and the last second are the same one
+
+
+class DeviceLostError(PlannerError):
+    """The device gives no further results: every later point would fail too."""
 
 
 def clock_of(device: str) -> str:
@@ -46,29 +55,52 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
             return facts[point.family](point, device, budget_s)
         run = operators.operator(point, device)
         found = _timed(run, device, budget_s, streams=point.values.get("op") == "optimizer").measured(point)
-        if point.family == "grouped_gemm":
-            return found.measured(point, kernel_of_groups=operators.grouped_kernel(point, device))
-        return found
-    except (RuntimeError, AttributeError, TypeError, KeyError) as error:  # torch: no kernel, no memory
+        details = operators.which_kernel(point, device)
+        if device == "cuda" and found.median < SHORT:
+            details |= beside(run, point)
+        return found.measured(point, **details)
+    except PlannerError:
+        raise
+    except Exception as error:  # of torch, its compiler, a library: no kernel, no memory; other points may have theirs
+        reason = f"{point.label}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
+        if device == "cuda" and (said := lost()):
+            raise DeviceLostError(
+                f"the GPU gives no further results after {point.label}: {said}; what was measured is kept, "
+                "--resume leaves this point out and goes on with the next"
+            ) from error
         if device == "cuda":
             torch.cuda.empty_cache()
-        reason = str(error).strip() or type(error).__name__
-        raise PlannerError(f"{point.label}: {reason.splitlines()[0][:200]}") from error
+        raise PlannerError(reason) from error
     finally:
         torch.set_num_threads(threads)
 
 
-def _timed(run: Run, device: str, budget_s: float, *, streams: bool = False) -> Timing:
+def beside(run: Run, point: Point) -> dict[str, Value]:
+    """Microseconds of a short run without a full queue (``eager_us``: the device waits for the host) and from a CUDA graph
+    (``graph_us``; not of gradients, whose kernels go to the stream of their forward pass, nor of layers, which ask the device)."""
+    eager = measure(run, device="cuda", budget_s=SHORT_BUDGET, ahead=False)
+    found: dict[str, Value] = {"eager_us": round(eager.median / units.MICRO, 3)}
+    if point["pass"] == "backward" or point.family == "layer" or point.values.get("op") == "optimizer":
+        return found
+    with contextlib.suppress(RuntimeError):  # it cannot be captured
+        replay = Rotation([captured(run)], getattr(run, "before", None))
+        graph = measure(replay, device="cuda", budget_s=SHORT_BUDGET)
+        found["graph_us"] = round(graph.median / GRAPH_RUNS / units.MICRO, 3)
+    return found
+
+
+def _timed(run: Run, device: str, budget_s: float, *, streams: bool = False, ahead: bool = True) -> Timing:
     """By the clock of the device; on a CPU by the yardstick of products, or of what only ``streams`` bytes."""
     by = (stream_yardstick if streams else yardstick)() if device == "cpu" else None
-    return measure(run, device=device, clock=clock_of(device), budget_s=budget_s, yardstick=by)
+    return measure(run, device=device, clock=clock_of(device), budget_s=budget_s, yardstick=by, ahead=ahead)
 
 
 def layers(models: Sequence[str]) -> Run:
     """What the other ranks of a CPU do while rank 0 measures alone: a layer of the models forward and backward in one thread.
 
     They compute as they do in a step: a core whose neighbours sleep is up to twice as quick, and not equally for products,
-    attention and what only moves bytes, so that no one factor makes up for it. GPUs share none of that.
+    attention and what only moves bytes, so that no one factor makes up for it. Of GPUs, which share air, power, the host's
+    memory and PCIe switches, all ranks measure together what depends on those (``worker.all_at_once``).
     """
     torch.set_num_threads(1)
     named = (*models, *planned.MODELS["cpu"])
@@ -109,28 +141,31 @@ def yardstick_fact(point: Point, _: str, __: float) -> Measured:
 
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:
-    """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph; or those of a layer of nothing."""
+    """Seconds per kernel of one element back to back: in a stream whose queue is full, or inside a CUDA graph; or those of a layer
+    of nothing, which are the host's. ``eager_us``: per kernel of a stream whose queue is empty, what the host needs for one."""
     if point["kind"] in HOST_LAYER:
-        return _timed(operators.operator(HOST_LAYER[point["kind"]], device), device, budget_s).measured(point)
+        layer = operators.operator(HOST_LAYER[point["kind"]], device)
+        return _timed(layer, device, budget_s, ahead=False).measured(point)
     x = torch.zeros(1, device=device)
 
     def burst() -> None:
         for _ in range(LAUNCHES):
             x.add_(1.0)
 
-    run: Run = burst
+    def one() -> None:
+        x.add_(1.0)
+
+    run, details = burst, dict[str, Value]()
     if point["kind"] == "graph":
         if device != "cuda":
             raise PlannerError("a CUDA graph needs a GPU; this is a CPU")
-        burst()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            burst()
-        run = graph.replay
+        run = captured(one, LAUNCHES)
+    elif device == "cuda":
+        eager = measure(burst, device=device, budget_s=0.2 * budget_s, ahead=False)
+        details["eager_us"] = round(eager.median / LAUNCHES / units.MICRO, 3)
     found = _timed(run, device, budget_s)
     each = {name: getattr(found, name) / LAUNCHES for name in ("median", "low", "high")}
-    return replace(found, **each).measured(point)
+    return replace(found, **each).measured(point, **details)
 
 
 def _product(point: Point, device: str) -> Run:
@@ -189,7 +224,7 @@ def sustained(point: Point, device: str, budget_s: float) -> Measured:
     if seconds < LEAST_SUSTAINED:
         raise PlannerError(f"{point.label}: {seconds:.1f} s show no heat; give it {LEAST_SUSTAINED:.0f} s or more")
     clock, block = clock_of(device), 64 if device == "cuda" else 1  # products that a GPU has in its queue
-    take = taker(_product(point, device), clock)
+    take = taker(_product(point, device), clock, ahead=False)  # no pauses
     take(1, 1)
     begun, samples = time.perf_counter(), [(0.0, take(1, 1)[0])]
     while samples[-1][0] < seconds:

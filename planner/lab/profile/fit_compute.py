@@ -116,15 +116,18 @@ def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[
     stream, graph = (of(measured, "launch", kind=kind) for kind in ("stream", "graph"))
     if stream:
         keys["launch_floor"] = _micro(stream[0].median)
-        keys["graph_launch_floor"] = _micro((graph or stream)[0].median)
+        keys["graph_launch_floor"] = _micro(min(one.median for one in (*stream, *graph)))
     for row in of(measured, "sustained"):  # the end of a long run over a short burst of the same product, at most 1
         burst = of(measured, "gemm", pass_="forward", **{name: row.point[name] for name in ("m", "n", "k", "dtype")})
         first = burst[0].median if burst else float(row.details["first"])
-        keys["sustained_clock"] = short(min(first / row.median, 1.0), 3)
+        keys["sustained_clock"] = min(short(min(first / row.median, 1.0), 3), keys.get("sustained_clock", 1.0))
     for name in ("usable", "context", "workspace", "communicator", "expert_communicator"):
         for fact in of(measured, "bytes", name=name):
             keys[f"{name}_memory"] = f"{fact.median:.0f} B"
-    rates = {row.point["direction"]: moved_bytes(row.point) / row.median for row in of(measured, "host_copy")}
+    rates: dict[str, float] = {}
+    for row in of(measured, "host_copy"):  # of rank 0 alone, and of the slowest while all copy
+        way, rate = row.point["direction"], moved_bytes(row.point) / row.median
+        rates[way] = min(rate, rates.get(way, rate))
     if rates:
         keys["pcie_bandwidth"] = f"{short(min(rates.values()))} B/s"
         said = ", ".join(f"{way} {rate / units.GIGA:.1f} GB/s" for way, rate in rates.items())

@@ -23,8 +23,9 @@ from planner.lab.profile.definitions import (
     rows_columns_depth,
 )
 from planner.lab.profile.layer_check import model_of
-from planner.lab.profile.points import Point, Run
+from planner.lab.profile.points import Point, Run, Value
 from planner.lab.profile.tensors import DTYPES, gradients, memory_bound, precision, rotating, values
+from planner.lab.reference.attention_kernel import sdpa_choice
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import Layer, Place, angles
 
@@ -72,6 +73,26 @@ def added(total: Any, gradient: Any, inputs: Any) -> Run:
     """total += gradient^T inputs, one kernel."""
     how = {} if gradient.dtype == total.dtype else {"out_dtype": torch.float32}
     return lambda: torch.addmm(total, gradient.t(), inputs, out=total, **how)
+
+
+def which_kernel(point: Point, device: str) -> dict[str, Value]:
+    """What ran where torch chooses, for the file: how groups are multiplied, which attention."""
+    if point.family == "grouped_gemm":
+        return {"kernel_of_groups": grouped_kernel(point, device)}
+    if point.family == "attention":
+        return {"backend": _backend(point, device)}
+    return {}
+
+
+def _backend(point: Point, device: str) -> str:
+    """The kernel that the key names, or the one that torch chooses for such shapes."""
+    if point["kernel"] != "default":
+        return str(point["kernel"])
+    like = torch.empty(0, dtype=DTYPES[point["dtype"]], device=device)
+    query, key, value = (
+        like.new_empty(shape, requires_grad=point["pass"] == "backward") for shape in attention_shapes(point)
+    )
+    return sdpa_choice(query, key, value, causal=bool(point["causal"]))
 
 
 def grouped_kernel(point: Point, device: str) -> str:
@@ -122,6 +143,15 @@ def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
     return lambda: [kind(i) for i in groups]
 
 
+def attention_shapes(point: Point) -> list[tuple[int, ...]]:
+    """Of queries, keys and values: batch, heads, length, size of a head."""
+    b, a, kv, d, d_v, s = point.each("batch", "heads", "kv_heads", "head_dim", "value_dim", "seq")
+    return [
+        (b, heads, int(length), size)
+        for heads, length, size in ((a, s, d), (kv, keys(point), d), (kv, keys(point), d_v))
+    ]
+
+
 def _attention(point: Point, device: str) -> Run:
     """Scaled dot product attention with grouped queries, by the kernel that the key names.
 
@@ -130,14 +160,13 @@ def _attention(point: Point, device: str) -> Run:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    b, a, kv, d, d_v, s = point.each("batch", "heads", "kv_heads", "head_dim", "value_dim", "seq")
+    a, kv, s = point.each("heads", "kv_heads", "seq")
     dtype, kernel, causal, all_keys = point["dtype"], point["kernel"], bool(point["causal"]), int(keys(point))
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     if kernel not in ("default", *backends):
         raise PlannerError(f"{point.label}: unknown kernel '{kernel}'; known: default, {', '.join(backends)}")
     query, key, value = (
-        values((b, heads, length, size), dtype, device).requires_grad_(point["pass"] == "backward")
-        for heads, length, size in ((a, s, d), (kv, all_keys, d), (kv, all_keys, d_v))
+        values(shape, dtype, device).requires_grad_(point["pass"] == "backward") for shape in attention_shapes(point)
     )
 
     def one(q: Any, k: Any, v: Any, masked: bool) -> Any:
@@ -310,5 +339,3 @@ def _scaled_grouped(point: Point, device: str) -> Run:
         )
 
     return rotating(one, float(groups * (tokens * (n + k) + n * k)), device)
-
-

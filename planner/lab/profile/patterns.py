@@ -39,6 +39,13 @@ ASKED = {
 """What a training job runs in the groups of each kind of parallelism."""
 OVERLAPPED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that trainers run while they compute."""
+FORMS: dict[str, tuple[str, ...]] = {
+    "eager": (*OVERLAPPED, "send_recv"), "graph": (*OVERLAPPED, "send_recv"),
+    "in_place": ("all_gather", "reduce_scatter"), "no_nvls": ("all_reduce", "all_gather", "reduce_scatter"),
+}  # fmt: skip
+"""Other ways to run a collective, on a GPU: launched by a host while it is timed; from a CUDA graph; its input a part of its result
+or the other way round; on rings and trees instead of in the switch. torch has all_reduce, broadcast and reduce in place only, the
+others out of place where nothing else is said."""
 SMALLEST = units.KIB
 CAP = {"cpu": 16.0 * units.MIB, "cuda": units.GIB}
 """Largest buffer, bytes. Beyond this the bus bandwidth is flat on every fabric whose sweep is in the library, and a CPU needs
@@ -163,8 +170,9 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
         collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
         for number, (dtype, entries) in enumerate(rounds)
         if dtype
-        for places in coarse_first(len(octaves))
-        for pattern, ops in entries.items()
+        for turn, places in enumerate(coarse_first(len(octaves)))
+        # There and back: groups that are still formed come first.
+        for pattern, ops in list(entries.items())[:: -1 if turn % 2 else 1]
         for op in ops
         if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
         for place in places
@@ -172,15 +180,32 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
     return list(dict.fromkeys(found))
 
 
+def largest_patterns(world: int, local: int) -> list[Pattern]:
+    """The largest group of a node and, on several, one rank per node."""
+    patterns = [Pattern(n=doubling(local)[-1], stride=1)] if local > 1 else []
+    return [*patterns, *([Pattern(n=world // local, stride=local)] if world > local else [])]
+
+
 def overlap_points(world: int, local: int, largest: int, dtype: str, weight: float) -> list[Point]:
     """Both directions for each collective, in the largest group of a node and, on several, with one rank per node."""
-    patterns = [Pattern(n=doubling(local)[-1], stride=1)] if local > 1 else []
-    if world > local:
-        patterns.append(Pattern(n=world // local, stride=local))
     return [
         Point.of("overlap", weight=weight, of=of, **collective_point(op, one, largest, dtype, local).values)
-        for one in patterns for op in OVERLAPPED for of in ("gemm", "collective")
+        for one in largest_patterns(world, local) for op in OVERLAPPED for of in ("gemm", "collective")
     ]  # fmt: skip
+
+
+def form_points(world: int, local: int, octaves: Sequence[int], dtype: str, weight: float) -> list[Point]:
+    """The forms of collectives at five sizes, where ``overlap_points`` are; those in the switch inside a node only."""
+    places = sorted({place for some in coarse_first(len(octaves))[:2] for place in some})
+    found = []
+    for form, ops in FORMS.items():
+        for one in largest_patterns(world, local):
+            pairs = Pattern(n=2, stride=one.stride)
+            for op, place in product(ops, places):
+                values = collective_point(op, pairs if op in PAIRS else one, octaves[place], dtype, local).values
+                if form != "no_nvls" or values["nodes"] == 1:
+                    found.append(Point.of("collective_form", weight=weight, form=form, **values))
+    return found
 
 
 def collective_point(op: str, pattern: Pattern, size: int, dtype: str, local: int, *, weight: float = 0.0) -> Point:
@@ -198,9 +223,10 @@ def pattern_of(point: Point) -> Pattern:
 
 def in_words(point: Point) -> str:
     """For a person: ``all_reduce of 4 MiB fp32 in groups of 4 ranks, 1 apart``."""
-    if point.family not in ("collective", "overlap"):
+    if point.family not in ("collective", "overlap", "collective_form"):
         return point.label
     size = units.format_bytes(float(point["size"]))
     apart = f", {point['stride']} apart" if point["stride"] != 1 else ""
     other = {"gemm": "GEMMs during ", "collective": "overlapped "}.get(str(point.values.get("of")), "")
-    return f"{other}{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"
+    form = f" ({str(point['form']).replace('_', ' ')})" if "form" in point.values else ""
+    return f"{other}{point['op']}{form} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"

@@ -19,6 +19,7 @@ Taker: TypeAlias = Callable[[int, int], list[float]]
 """``take(count, inner)``: that many samples, each the mean of ``inner`` runs, in seconds."""
 
 PARTS = ("collectives", "compute", "memory")  # What ``--only`` may name
+LOST = "broke the device: "  # Begin of the reason of a point that is not tried again
 WRITE_SECONDS = 1.0  # A result waits at most this long for the file, plus the time of one point
 WORDS = {"world": "--ranks (of all nodes)", "local": "--ranks", "host": "the host", "name": "the device"}
 """Keys of the header, as a user knows them."""
@@ -173,10 +174,10 @@ class Journal:
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> Journal:
-        """The journal of an earlier run, empty where there is none; what failed is tried again. Raises PlannerError where it is of
-        another machine, or broken."""
+        """The journal of an earlier run, empty where there is none; what failed is tried again, unless it broke the device. Raises
+        PlannerError where it is of another machine, or broken."""
         journal = cls.read(path, header) if path.exists() else cls(path, header)
-        journal._failed = {}
+        journal._failed = {point: reason for point, reason in journal.failed if reason.startswith(LOST)}
         return journal
 
     @classmethod
@@ -185,13 +186,13 @@ class Journal:
         if not path.exists():
             raise PlannerError(f"{path}: nothing was measured")
         journal = cls(path, header or {})
+        data = library.parse_json(library.read_text(path), f"{path}: is not a journal of a profile")
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
             if data["digest"] != digest(data):
                 raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
             measured = [Measured.from_dict(entry) for entry in data["measured"]]
             failed = {Point.from_dict(entry["point"]): entry["reason"] for entry in data["failed"]}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
         for key, value in journal.header.items():
             before = data["header"].get(key)

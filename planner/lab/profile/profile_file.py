@@ -17,6 +17,7 @@ from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import CLOCKS, Journal, Point, Settings
 from planner.lab.profile.timing import FEWEST, drift
 
+TOGETHER = ("collective", "collective_form", "overlap", "ranks", "again")  # Families that say nothing of one device alone
 SLOW_RANK, SLOW_GROUP = 1.10, 1.5
 """Time over that of the median rank, and of the median group, from which a note names it."""
 
@@ -212,7 +213,7 @@ def _failures(journal: Journal) -> list[str]:
 def _kept(journal: Journal) -> dict[str, Any]:
     """The collectives as curves with the line fitted to each; overlaps and ranks as they were measured."""
     curves = [fit_links.rows(one) for one in fit_links.curves(journal.of("collective"))]
-    return ({"collective": curves} if curves else {}) | points_by_family(journal.of("overlap", "ranks"))
+    return ({"collective": curves} if curves else {}) | points_by_family(journal.of("overlap", "ranks", "collective_form"))
 
 
 def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds: float) -> Provenance:
@@ -247,7 +248,7 @@ def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds
 def compute_findings(journal: Journal, base: HardwareProfile | None, device: str) -> Findings | None:
     """What the points of one rank say; None where no operator was measured. On a GPU with a library profile the facts of memory,
     launches and the host's link count alone; a CPU's figures are parts of what its operators reach."""
-    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
+    rows = [one for one in journal.of() if one.point.family not in TOGETHER]
     if journal.of("gemm", "attention", "memory_bound"):
         return fit_compute(rows, base_of(device, rows, base), device)
     if not rows or base is None or device != "cuda":

@@ -27,6 +27,10 @@ from planner.lab.profile.tensors import DTYPES
 CONTROL_SECONDS = 7 * 86400.0
 """Ranks wait this long for the first one's next word while it measures alone; the watch sees to hangs."""
 
+FORMING_SECONDS = 120.0
+"""A communicator and its first collective may take so long: 2 to 30 s were seen with 512 ranks and more."""
+MOST_COMMUNICATORS = 8
+"""Of one node at the same time: each takes about 10 of the 128 multicast slots of its NVSwitches.  [NVIDIA/nccl#2077]"""
 CHUNK = 2**24  # Elements that are filled or checked at once: their indices take eight bytes each
 SAFE_SUM = 256  # bf16 counts exactly up to here: 8 bits of mantissa
 
@@ -43,7 +47,7 @@ class Ranks:
     watch: Watch  # Ends the profile when a rank or link fails
     timeout: float  # Seconds that one step may take
     groups: dict[Pattern, Any] = field(default_factory=dict)
-    """Process groups that were formed; None where this rank is in none."""
+    """Process groups that are formed, the last used last; None where this rank is in none."""
 
     @property
     def world(self) -> int:
@@ -61,23 +65,39 @@ class Ranks:
         return "nccl" if self.device == "cuda" else "gloo"
 
     def group(self, pattern: Pattern) -> Any:
-        """The process group of a pattern that this rank is in; formed by all ranks together when first asked for."""
-        if pattern not in self.groups:
-            self.groups[pattern] = None
-            # Formed by their members only, groups are named after their ranks: fast, but it needs every rank to have
-            # formed as many before. A world that is no power of two leaves ranks idle in some patterns.
-            alone = self.world & (self.world - 1) == 0
-            for ranks in pattern.groups(self.world):
-                inside = self.place.rank in ranks
-                if alone and not inside:
-                    continue
-                handle = dist.new_group(
-                    ranks, timeout=timedelta(seconds=self.timeout + 10.0), backend=self.backend,
-                    use_local_synchronization=alone,
-                )  # fmt: skip
-                if inside:
-                    self.groups[pattern] = handle
+        """The process group of a pattern that this rank is in; formed by all ranks together when it is not there. Those that were
+        not used for longest are destroyed for it: a node has few multicast slots for communicators, and each takes memory."""
+        if pattern in self.groups:
+            self.groups[pattern] = self.groups.pop(pattern)
+            return self.groups[pattern]
+        while len(self.groups) > 1 and sum(map(self._on_a_node, [*self.groups, pattern])) > MOST_COMMUNICATORS:
+            self.destroy(self.groups.pop(next(iter(self.groups))))
+        self.groups[pattern] = self.form(pattern.groups(self.world))
         return self.groups[pattern]
+
+    def _on_a_node(self, pattern: Pattern) -> int:
+        """Communicators of a pattern that share a node's switches; at least the one of a rank."""
+        together = pattern.per_node(self.local)
+        return self.local // together if together > 1 else 1
+
+    def form(self, lists: Sequence[Sequence[int]]) -> Any:
+        """Process groups of these ranks each, formed by all ranks together; the one that this rank is in, or None. That has a limit
+        of its own: a communicator of hundreds of ranks takes half a minute."""
+        self.watch.again(max(self.timeout, FORMING_SECONDS))
+        found = None
+        for ranks in lists:  # all ranks walk through all: so groups get their names from a counter that agrees, and no name twice
+            handle = dist.new_group(
+                list(ranks), timeout=timedelta(seconds=max(self.timeout, FORMING_SECONDS) + 10.0), backend=self.backend,
+                device_id=torch.device("cuda", torch.cuda.current_device()) if self.device == "cuda" else None,
+            )  # fmt: skip
+            if self.place.rank in ranks:
+                found = handle
+        return found
+
+    def destroy(self, group: Any) -> None:
+        """Ends a process group of this rank; all its ranks do it at the same point."""
+        if group is not None:
+            dist.destroy_process_group(group)
 
     def barrier(self) -> None:
         """All ranks are here."""
@@ -180,10 +200,21 @@ class Buffers:
         return which[: count * DTYPE_BYTES[dtype]].view(DTYPES[dtype])
 
 
+def period(n: int) -> int:
+    """Of the content of buffers whose n are added: it repeats after so many elements."""
+    return max(1, min(5, SAFE_SUM // (2 * n)))
+
+
 def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tensor:
     """Element ``index`` of the buffer of the group's rank: small whole numbers, so that sums of n are exact in bf16."""
-    span = max(1, min(5, SAFE_SUM // (2 * n)))
-    return ((index * 7 + rank * 3) % span + rank % 2).to(torch.float32)
+    return ((index * 7 + rank * 3) % period(n) + rank % 2).to(torch.float32)
+
+
+def added(index: torch.Tensor, n: int) -> torch.Tensor:
+    """Element ``index`` of the sum of the buffers of n ranks: out of a table of one period, however many ranks there are."""
+    one = torch.arange(period(n)).reshape(1, -1)
+    table = content(torch.arange(n).reshape(-1, 1), one, n).sum(0)
+    return table.to(index.device)[index % period(n)]
 
 
 class Operation:
@@ -267,8 +298,7 @@ class Operation:
         if self.op == "all_to_all":
             return content(i // part, i % part + me * part, n)
         i = i + me * part if self.op in ("reduce_scatter", "scatter") else i
-        first = content(0, i, n)
-        return first if self.op in ("broadcast", "scatter") else sum((content(r, i, n) for r in range(1, n)), first)
+        return content(0, i, n) if self.op in ("broadcast", "scatter") else added(i, n)
 
 
 def difference(result: torch.Tensor, expected: Callable[[torch.Tensor], torch.Tensor], *, exact: bool) -> str:

@@ -15,14 +15,14 @@ import torch.nn.functional as F  # noqa: N812
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.definitions import EAGER, ELEMENT
-from planner.lab.profile.points import Point, Run, Taker
+from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT
+from planner.lab.profile.points import Point, Run
 from planner.lab.reference.transformer import Place, angles, rotary
 
 DTYPES: dict[str, Any] = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
-MOST_SETS = 16
+MOST_SETS = 16  # Of more the tensors take longer to make than to time
 MOST_BYTES = 2.0 * units.GIB  # Operand sets that rotate, and what they may take together
 USUAL_CACHE = 32.0 * units.MIB  # Where the kernel does not say
 
@@ -60,9 +60,12 @@ def cache_bytes(device: str) -> float:
 
 
 def sets(bytes_each: float, device: str) -> int:
-    """How many operand sets rotate so that none is still in the cache when its turn comes."""
-    wanted = int(2.0 * cache_bytes(device) / max(bytes_each, 1.0)) + 1
-    return max(1, min(wanted, MOST_SETS, int(MOST_BYTES / max(bytes_each, 1.0))))
+    """How many operand sets rotate so that none is still in the cache when its turn comes, as far as MOST_SETS go."""
+    return max(1, min(_sets_wanted(bytes_each, device), MOST_SETS, int(MOST_BYTES / max(bytes_each, 1.0))))
+
+
+def _sets_wanted(bytes_each: float, device: str) -> int:
+    return int(2.0 * cache_bytes(device) / max(bytes_each, 1.0)) + 1
 
 
 @cache
@@ -78,19 +81,36 @@ def keep_memory() -> None:
         library.mallopt(m_top_pad, 2**26)
 
 
-def rotating(make: Callable[[], Run], bytes_each: float, device: str) -> Run:
-    """One run of each operand set after the other; ``make`` makes a set and what runs on it. What a run puts out stays until
-    its turn comes again, as in a layer: the next one does not write into the same memory."""
-    runs = [make() for _ in range(sets(bytes_each, device))]
-    kept: list[object] = [None] * len(runs)
-    turns = itertools.cycle(range(len(runs)))
+class Rotation:
+    """One run of each operand set after the other. What a run puts out stays until its turn comes again, as in a layer: the next
+    one does not write into the same memory."""
 
-    def run() -> object:
-        turn = next(turns)
-        kept[turn] = runs[turn]()
-        return kept[turn]
+    def __init__(self, runs: Sequence[Run], before: Run | None = None) -> None:
+        self._runs, self._turns = runs, itertools.cycle(range(len(runs)))
+        self._kept: list[object] = [None] * len(runs)
+        self.before = before
+        """Before each sample, untimed: empties a cache that all sets fit into."""
+        self.most_inner = len(runs) if before else 10**9
+        """Runs in a sample; more would find their operands in the cache."""
 
-    return run
+    def __call__(self) -> object:
+        turn = next(self._turns)
+        self._kept[turn] = self._runs[turn]()
+        return self._kept[turn]
+
+
+def rotating(make: Callable[[], Run], bytes_each: float, device: str) -> Rotation:
+    """``make`` makes an operand set and what runs on it. Where the sets run out before the cache of a GPU is full, it is emptied
+    before each sample: a B200 keeps 16 sets of less than 15 MB."""
+    count = sets(bytes_each, device)
+    warm = device == "cuda" and count == MOST_SETS and count < _sets_wanted(bytes_each, device)
+    return Rotation([make() for _ in range(count)], flush() if warm else None)
+
+
+@cache
+def flush() -> Run:
+    """Writes twice the size of the GPU's cache."""
+    return cast(Run, torch.empty(int(2.0 * cache_bytes("cuda")), dtype=torch.uint8, device="cuda").zero_)
 
 
 def gradients(outputs: Sequence[Any], wanted: Sequence[Any]) -> Run:
@@ -99,33 +119,14 @@ def gradients(outputs: Sequence[Any], wanted: Sequence[Any]) -> Run:
     return lambda: torch.autograd.grad(list(outputs), list(wanted), above, retain_graph=True)
 
 
-def event_taker(run: Run, before: Run | None = None) -> Taker:
-    """Samples by device events; a block of them is queued before the host waits, so that the device never idles between an event
-    and its kernel (elapsed_time is in milliseconds). ``before`` is queued before the first event of each sample."""
-
-    def take(count: int, inner: int) -> list[float]:
-        pairs: list[tuple[Any, Any]] = []
-        for _ in range(count):
-            if before:
-                before()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for _ in range(inner):
-                run()
-            end.record()
-            pairs.append((start, end))
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) / units.KILO / inner for start, end in pairs]
-
-    return take
-
-
 # ------------------------------------------------------------------------------------------------ memory-bound operators
 
 
 def memory_bound(point: Point, device: str) -> Run:
     """One run of a point; ``definitions.MEMORY_BYTES`` and ``EAGER_TENSORS`` count its bytes. Raises PlannerError."""
     op = point["op"]
+    if point.values.get("kernel") == COMPILED:
+        torch.compiler.reset()  # shapes of earlier points count against torch's limit of recompilations, 8 of one function
     if op == "optimizer":
         return adam(point["rows"] * point["columns"], device)
     makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope, "cross_entropy": _loss}

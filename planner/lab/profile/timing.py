@@ -31,6 +31,7 @@ LEAST, MOST = 7, 2000  # Samples: fewer than six cannot give 95 percent; more ar
 OUTLIER = 5.0
 """Robust deviations (1.4826 x median absolute deviation) from the median beyond which a sample is called an outlier."""
 SAME = 0.001  # Difference over the median below which samples are equal: equal samples have no deviation
+TRIES = 4  # Blocks that the device began too early are taken again with twice the spin, at most so often
 SAMPLE_SECONDS = {"cuda_events": 50e-6, "wall": 20e-6, "cpu": 500e-6}
 """A sample repeats a shorter run until it lasts this long: events and clocks tick in 0.5 us to 1 us, processor time of the
 kernel is charged in steps of some us."""
@@ -87,7 +88,9 @@ def interval_rank(count: int) -> tuple[int, float]:
 
     chance = 1 - 2 sum_{i<k} C(n, i) / 2^n; k is the largest with chance >= CONFIDENCE, or 1 where none has it.
     """
-    below = accumulate(math.comb(count, i) for i in range((count + 1) // 2))  # whole numbers: 2^-n is no float from n = 1075 on
+    below = accumulate(
+        math.comb(count, i) for i in range((count + 1) // 2)
+    )  # whole numbers: 2^-n is no float from n = 1075 on
     chances = [1.0 - 2 * sum_ / 2**count for sum_ in below]
     rank = max((k for k, chance in enumerate(chances, 1) if chance >= CONFIDENCE), default=1)
     return rank, max(chances[rank - 1], 0.0)
@@ -114,42 +117,65 @@ def precise(samples: Sequence[float], precision: float = PRECISION) -> bool:
     return found.confidence >= CONFIDENCE and found.spread <= precision
 
 
-def measure(run: Run, *, device: str, budget_s: float, clock: str = "", yardstick: Yardstick | None = None) -> Timing:
+def measure(
+    run: Run, *, device: str, budget_s: float, clock: str = "", yardstick: Yardstick | None = None, ahead: bool = True
+) -> Timing:
     """Time ``run`` until its median is known to PRECISION or the budget is spent, at least LEAST times (three times where
     that takes more than three budgets). ``clock`` defaults to device events on a GPU and to wall time on a CPU. With a
-    ``yardstick`` samples are what they would be at its reference, and the detail ``slowed`` is the median of y / y_0."""
+    ``yardstick`` samples are what they would be at its reference, and the detail ``slowed`` is the median of y / y_0. On a GPU
+    runs are queued before the device begins, but not without ``ahead``; the detail ``queued`` is False where that failed."""
     clock = clock or ("cuda_events" if device == "cuda" else "wall")
     if clock not in CLOCKS or (clock == "cuda_events") != (device == "cuda"):
         raise PlannerError(f"the clock '{clock}' does not fit the device '{device}'")
-    take = taker(run, clock, yardstick=yardstick)
+    take = taker(run, clock, yardstick=yardstick, ahead=ahead)
     begun = time.perf_counter()
     take(1, 1)
     first = max(time.perf_counter() - begun, 1e-9)
-    inner = max(1, math.ceil(SAMPLE_SECONDS[clock] / max(take(1, 1)[0], 1e-9)))
+    inner = min(max(1, math.ceil(SAMPLE_SECONDS[clock] / max(take(1, 1)[0], 1e-9))), getattr(run, "most_inner", MOST))
     while time.perf_counter() - begun < min(0.1 * budget_s, 0.5):  # caches, clocks and lazy loading settle
         take(1, inner)
     samples: list[float] = []
+    full = True  # the queue
     begun, slowed = time.perf_counter(), yardstick.slowed if yardstick else []
     slowed.clear()
     while len(samples) < MOST:
         one = inner * (samples[-1] if samples else first)
         block = int(5e-3 / max(one, 1e-9))  # so that asking costs little and events queue up
-        samples += take(max(1, min(100, block, len(samples) or LEAST)), inner)
+        some = max(1, min(100, block, len(samples) or LEAST))
+        new, full = ahead_of(take, some, inner) if full else (take(some, inner), False)
+        samples += new
         spent = time.perf_counter() - begun
         enough = LEAST if spent <= 3.0 * budget_s else 3
         if precise(samples) or (spent > budget_s and len(samples) >= enough):
             break
     found = summarise(samples, clock)
     rate = median(slowed) if slowed else 1.0
-    return replace(found, details={"slowed": round(rate, 4)}) if rate != 1.0 else found
+    return replace(
+        found, details=({"slowed": round(rate, 4)} if rate != 1.0 else {}) | ({} if full else {"queued": False})
+    )
 
 
-def taker(run: Run, clock: str, before: Run | None = None, yardstick: Yardstick | None = None) -> Taker:
-    """By a clock; ``before`` each sample, untimed. With a ``yardstick`` at the rate that it had at its reference."""
+def ahead_of(take: Taker, count: int, inner: int, agree: Callable[[float], float] = float) -> tuple[list[float], bool]:
+    """A block of samples that were all queued before the device began them, and whether they were: a run that waits for the
+    device never is. ``agree`` makes one number of those of all ranks, so that they decide alike. Other clocks queue nothing."""
+    samples: list[float] = []
+    for _ in range(TRIES):
+        samples = take(count, inner)
+        if not agree(float(getattr(take, "late", 0))):
+            return samples, True
+        take.wider()  # type: ignore[attr-defined]  # what was late is an EventTaker
+    return samples, False
+
+
+def taker(
+    run: Run, clock: str, before: Run | None = None, yardstick: Yardstick | None = None, *, ahead: bool = True
+) -> Taker:
+    """By a clock; ``before`` each sample, untimed. With a ``yardstick`` at the rate that it had at its reference. On a GPU the
+    queue is full before a sample begins, but not without ``ahead``."""
     if clock == "cuda_events":
-        from planner.lab.profile.tensors import event_taker
+        from planner.lab.profile.device_timing import EventTaker
 
-        return event_taker(run, before)
+        return EventTaker(run, before or getattr(run, "before", None), ahead=ahead)
     tick = time.process_time if clock == "cpu" else time.perf_counter
 
     def take(count: int, inner: int) -> list[float]:

@@ -20,15 +20,12 @@ from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
 from planner.lab.profile import compute_timing, patterns, timing
-from planner.lab.profile.collective_timing import (
-    NoSuchCollectiveError,
-    measure_collective,
-    measure_overlap,
-    measure_ranks,
-    rank_point,
-)
+from planner.lab.profile.all_ranks import measure_ranks, measure_shared, rank_point, shared_points
+from planner.lab.profile.collective_forms import measure_form
+from planner.lab.profile.collective_timing import NoSuchCollectiveError, NotMeasuredError, measure_collective
+from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import Journal, Measured, Point, Settings, Value
+from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
 from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
 
 T = TypeVar("T")
@@ -39,7 +36,7 @@ ALONE_SECONDS = 60.0
 LEFT_OUT = "left out: the budget was spent"
 MEMORY_FAMILIES = ("bytes", "host_copy", "host_stream", "cpu_adam")
 GUESS = "h100-sxm"  # Whose search decides which shapes matter where the library does not know the device
-OVERLAP_LARGEST = 16.0 * units.MIB
+OVERLAP_LARGEST = {"cpu": 16.0 * units.MIB, "cuda": 256.0 * units.MIB}
 NEEDED = ("gemm", "attention", "memory_bound", "launch", "bytes", "yardstick", "layer")
 """Without one point of each kind of these families a profile is none, whatever the budget: memory, launches, products, attention,
 an addition (of what moves bytes), and a whole layer, which says how far off the sum of its operators is."""
@@ -151,12 +148,13 @@ def _measure(run: Run) -> None:
     settings, cuda = run.settings, run.settings.device == "cuda"
     parts = [part for part in ("compute", "memory") if part in settings.only]
     together = "collectives" in settings.only and run.ranks.world > 1
+    shared = shared_points(run.ranks.world) if cuda and run.ranks.world > 1 else []
     points: list[Point] = []
     if parts and run.ranks.first:
         guess = settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
         points = [
             point for point in shapes.compute_points(settings.models, guess, settings.device)
-            if ("memory" if point.family in MEMORY_FAMILIES else "compute") in parts and point not in run.journal
+            if _part(point) in parts and point not in run.journal and not (shared and point.family == "sustained")
         ]  # fmt: skip
     any_alone = run.ranks.from_first([float(len(points))])[0] > 0
     run.begun = time.monotonic()
@@ -164,8 +162,28 @@ def _measure(run: Run) -> None:
         _alone(run, points, SHARE if together else 1.0)
     busy = any_alone and not cuda and not run.ranks.first
     run.ranks.from_first([0.0], compute_timing.layers(settings.models) if busy else None)
+    _shared(run, [point for point in shared if _part(point) in parts and point not in run.journal])
     if together:
         _together(run)
+
+
+def _part(point: Point) -> str:
+    """Of what one device does: compute or memory."""
+    return "memory" if point.family in MEMORY_FAMILIES else "compute"
+
+
+def _shared(run: Run, points: Sequence[Point]) -> None:
+    """What all ranks measure by themselves at the same time, while the budget lasts."""
+    for number, point in enumerate(points):
+        [go_on] = run.ranks.from_first([run.left() > 0])
+        if not go_on:
+            run.journal.fail(point, LEFT_OUT)
+            continue
+        run.show("compute", f"{point.label}, all ranks at once", number, len(points))
+        try:
+            run.journal.add(measure_shared(point, run.ranks, MOST_SECONDS))
+        except NotMeasuredError as error:
+            run.journal.fail(point, str(error)[:300])
 
 
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
@@ -179,11 +197,15 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         journal.add(run.alone(warm_up, timing.WARM_UP_SHARE * max(run.left(share), 0.0)))
 
     def reference(point: Point) -> Measured | None:
-        with contextlib.suppress(PlannerError, MemoryError):
+        try:
             return run.alone(point, timing.DRIFT_SECONDS)
-        return None
+        except compute_timing.DeviceLostError:
+            raise
+        except (PlannerError, MemoryError):
+            return None
 
-    done, due, failed = timing.Rounds(), timing.Due(run.left(share)), set[Point]()
+    done, due = timing.Rounds(), timing.Due(run.left(share))
+    failed = {point for point, _ in journal.failed}  # broke the device before --resume
     visits = timing.schedule(points, timing.ROUNDS[device])
     for number, point in enumerate(visits):
         left, first = run.left(share), point not in done
@@ -198,6 +220,9 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         run.show("compute", point.label, len(done), len(points))
         try:
             journal.add(done.add(run.alone(point, _fair(left, len(visits) - number))))
+        except compute_timing.DeviceLostError as error:
+            journal.fail(point, LOST + str(error))
+            raise
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
             failed.add(point)
             if first:
@@ -245,12 +270,15 @@ def _together(run: Run) -> None:
         kind = (point.family, point["op"], point["dtype"])  # what a library can or cannot do
         if kind in run.cannot:
             continue
-        measure = measure_overlap if point.family == "overlap" else measure_collective
+        measure = {"overlap": measure_overlap, "collective_form": measure_form}.get(point.family, measure_collective)
         try:
             found = measure(point, ranks, buffers, budget)
         except NoSuchCollectiveError as error:  # whatever its size
             journal.fail(point, str(error)[:300])
             run.cannot.add(kind)
+            continue
+        except NotMeasuredError as error:
+            journal.fail(point, str(error)[:300])
             continue
         if found:
             journal.add(found)
@@ -262,10 +290,13 @@ def _together_points(ranks: Ranks, octaves: Sequence[int]) -> tuple[list[Point],
     """What all ranks measure, and how many of it whatever the budget: the ends and the middle of the first round's sizes."""
     main, other = ("bf16", "fp32") if ranks.device == "cuda" else ("fp32", "bf16")
     points = patterns.collective_points(ranks.world, ranks.local, octaves[-1], main=main, other=other)
-    largest = int(min(octaves[-1], OVERLAP_LARGEST))
+    largest = int(min(octaves[-1], OVERLAP_LARGEST[ranks.device]))
     overlaps = patterns.overlap_points(ranks.world, ranks.local, largest, main, weight=0.9)
+    forms = patterns.form_points(ranks.world, ranks.local, octaves, main, weight=0.5) if ranks.device == "cuda" else []
     first = sum(point.weight >= 1.0 for point in points)
-    return points[:first] + overlaps + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(octaves)
+    return points[:first] + overlaps + forms + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(
+        octaves
+    )
 
 
 def _communicator(run: Run) -> None:

@@ -71,6 +71,8 @@ class Split:
     """Largest norm of the gradient."""
     learning_rate: float = 0.1
     """Of either optimizer."""
+    attention: str = "best"
+    """Kernel that attention is priced as, the trainer's ``attention_kernel``."""
     host_states: int = 0
     """Percent of the optimizer states in host memory, where their update runs."""
 
@@ -113,7 +115,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
-        learning_rate=3e-4, host_states=int(layout.offload_optimizer),
+        learning_rate=3e-4, attention=trainer.kernels.attention_kernel, host_states=int(layout.offload_optimizer),
     )  # fmt: skip
 
 

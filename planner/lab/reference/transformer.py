@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from planner.lab.reference.attention_kernel import RAN, attend_by
 from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
 from planner.lab.reference.split import Split
 from planner.model import ModelSpec
@@ -54,6 +55,8 @@ class Place:
     """Process group of context parallelism."""
     experts: Any = None
     """Process group of expert parallelism."""
+    attention: str = "best"
+    """Kernel that attention is priced as."""
 
 
 def whole(weight: Tensor) -> Tensor:
@@ -128,10 +131,11 @@ def rotary(x: Tensor, place: Place, fused: bool) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
     """Causal attention of (batch, tokens, heads, width) over the whole sequence."""
-    if q.is_cuda and place.context is None:  # the best kernel of the GPU; FlashAttention is the processor's
+    if q.is_cuda and place.context is None:  # FlashAttention is the processor's, and that of context parallelism
         q, k, v = (one.transpose(1, 2) for one in (q, k, v))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return out.transpose(1, 2)
+        return attend_by(place.attention, q, k, v).transpose(1, 2)
+    if q.is_cuda:
+        RAN["context parallel",] = "flash"
     out = FlashAttention.apply(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), place.context)
     return out.transpose(1, 2)
 

@@ -24,7 +24,7 @@ PATH = click.Path(dir_okay=False, path_type=Path)
     "--timeout",
     default="60s",
     metavar="TIME",
-    help="A step that takes longer has hung; the first has 4 times it. [60s]",
+    help="A step that takes longer has hung, where 10 times its prediction are not more; the first has 4 times that. [60s]",
 )
 @click.option("--trace", type=PATH, metavar="FILE", help="Trace one more step.")
 @click.option("--no-parity", is_flag=True, help="Do not first check on a tiny model that the ranks train like one.")

@@ -5,7 +5,7 @@ left out on both sides: those below LEAST bytes, in a small model below a part o
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,12 @@ def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, floa
     reserved = sum(size[name] for name in RESERVED)
     device = (reserved if alone else sum(size.values())) + asked.cluster.hardware.context_memory
     return {"allocated": sum(size[name] for name in ALLOCATED), "reserved": reserved, "device": device}
+
+
+def attention_said(priced: str, ran: Iterable[str]) -> list[str]:
+    """Which kernels of torch attention ran on a GPU; nothing where none did."""
+    names = sorted(set(ran))
+    return [f"attention ran as torch's {' and '.join(names)} kernel; it is priced as {priced}"] if names else []
 
 
 def memory_row(what: str, predicted: float, measured: float) -> dict[str, Any]:

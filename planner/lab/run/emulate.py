@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from planner.lab.reference import fused_operators
+from planner.lab.reference.attention_kernel import RAN
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
 from planner.lab.run.clock import PASSES, Clock, Timed, memory
@@ -78,6 +79,8 @@ class Emulation:
     """Outcome, phase, sentence and GiB allocated; None when it got through."""
     not_compiled: dict[str, str] = field(default_factory=dict)
     """Operators that ran on a GPU as several kernels instead of one, and why."""
+    attention: list[str] = field(default_factory=list)
+    """Kernels that attention ran on a GPU."""
     host: Host | None = None
     """Of a processor: what empty layers take, local copies taken off; None = not measured."""
     slowed: list[float] = field(default_factory=list)
@@ -184,6 +187,7 @@ class LoneRank:
     def snapshot(self) -> Emulation:
         """All that was found so far."""
         self.found.allocator, self.found.not_compiled = memory(self.device), dict(fused_operators.NOT_COMPILED)
+        self.found.attention = sorted(set(RAN.values()))
         return self.found
 
     def run(self) -> None:

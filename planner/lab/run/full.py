@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.lab.launch.nccl import without_multicast
 from planner.lab.launch.place import Place
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import InterruptedRunError, run_here
@@ -75,7 +77,7 @@ def stated_limits(task: Task) -> str:
     setting_up = f"{format_seconds(SETTING_UP)} to set up{' and to compare' if task.parity else ''}"
     return (
         f"{split.world} ranks {where}: {parity}{task.warmup} warm and {task.steps} measured steps. Limits: "
-        f"{format_seconds(START)} to meet, {setting_up}, {step_limits(task.timeout, steps)}"
+        f"{format_seconds(START)} to meet, {setting_up}, {step_limits(task, steps)}"
     )
 
 
@@ -86,7 +88,9 @@ def _here(task: Task) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         try:
             with Bar(which=task.which) as bar:
-                run_here("planner.lab.run", task.to_json(), world, Path(name), bar.show)
+                without_multicast(
+                    lambda _: run_here("planner.lab.run", task.to_json(), world, _emptied(Path(name)), bar.show)
+                )
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
         except PlannerError as error:
@@ -98,6 +102,13 @@ def _here(task: Task) -> dict[str, Any]:
         files = [Path(name) / f"rank-{rank}.json" for rank in range(world)]
         entries = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
         return result(task, entries, verdict)
+
+
+def _emptied(directory: Path) -> Path:
+    """What an earlier start has left there is gone."""
+    for file in directory.iterdir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    return directory
 
 
 def _verdict(directory: Path, sentence: str) -> Verdict:

@@ -25,6 +25,7 @@ from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, heed_signals
 from planner.lab.reference import fused_operators
+from planner.lab.reference.attention_kernel import RAN
 from planner.lab.run.clock import PASSES, Clock, Timed, memory, reset_memory, states
 from planner.lab.run.eager_pricing import UPDATE, host_is_measured, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP, Task
@@ -57,6 +58,7 @@ class OneRank:
         self.entry: dict[str, Any] = {
             "rank": place.rank, "host": met.watch.hosts[place.rank], "name": met.names[place.rank], "steps": [],
             "pressure": [pressure()], "parity": None, "loss": [], "memory": {}, "host_seconds": None, "not_compiled": {},
+            "attention": [],
         }  # fmt: skip
         self.core: Core | None = None
         """On a processor."""
@@ -115,7 +117,7 @@ class OneRank:
         for precision in precisions(self.asked.split):
             tiny = tiny_of(self.asked.split, precision)
             words = f"training a tiny model in {precision} to compare it with one process"
-            with self.doing(words, max(self.task.timeout, SETTING_UP), 1):
+            with self.doing(words, max(self.task.step_seconds, SETTING_UP), 1):
                 found = among_ranks(tiny, self.device, made.meshes)
             self.entry["parity"] = found if precision == "fp64" else {**self.entry["parity"], "rounded": found}
             self.put()
@@ -125,14 +127,14 @@ class OneRank:
 
     def _track(self, made: Run, tracker: MemoryTracker) -> None:
         """Two steps on a CPU with every storage followed: the second has optimizer states from its beginning."""
-        with self.doing("a step with its memory followed", self.task.timeout * FIRST, 2):
+        with self.doing("a step with its memory followed", self.task.step_seconds * FIRST, 2):
             kept = [p for part in made.parts for p in part.parameters()]
             tracker.assign("weights", kept)
             with tracker.patches(), tracker:
                 for step in range(2):
                     if step:
                         tracker.start()
-                    self.met.watch.again(self.task.timeout * FIRST)
+                    self.met.watch.again(self.task.step_seconds * FIRST)
                     for optimizer in made.optimizers:
                         optimizer.zero_grad()
                     made.gradients(*made.data(step))
@@ -156,12 +158,13 @@ class OneRank:
         self.put()
 
     def _before(self, number: int, words: str) -> Any:
-        return self.doing(words, self.task.timeout * (FIRST if number == 0 else 1.0), 3 + number)
+        return self.doing(words, self.task.step_seconds * (FIRST if number == 0 else 1.0), 3 + number)
 
     def _took(self, timed: list[Timed], slowed: Slowed | None) -> None:
         """Keeps the times of one step."""
         self.entry["steps"].append(summary(timed, slowed))
         self.entry["not_compiled"] = dict(fused_operators.NOT_COMPILED)
+        self.entry["attention"] = sorted(set(RAN.values()))
         self.put()
 
     def _trace(self, made: Run) -> None:
@@ -170,7 +173,7 @@ class OneRank:
         path, stage = self.task.trace, made.rank["pp"]
         if path and stage:  # that of the user for the first stage
             path = path.with_name(f"{path.stem}.stage{stage}{path.suffix}")
-        with self.doing("the traced step", self.task.timeout * FIRST, 3 + self.steps):
+        with self.doing("the traced step", self.task.step_seconds * FIRST, 3 + self.steps):
             if mine:
                 self.entry["exposed"] = traced_step(made, self.device, path)
                 self.entry["trace"] = str(path) if path else ""
@@ -287,7 +290,7 @@ def work(task: Task, place: Place, report: Report, show: Callable[[State], objec
         else:
             report(_read(open_store(place), place.world), verdict)
 
-    met = meet(place, task.machine.device, task.timeout, ended)
+    met = meet(place, task.machine.device, task.step_seconds, ended)
     heed_signals(met.watch)
     try:
         _job(OneRank(task, place, met, directory, Teller(show if place.rank == 0 else None)))
@@ -315,15 +318,24 @@ def _read(store: Any, world: int) -> list[dict[str, Any]]:
 def _job(one: OneRank) -> None:
     """From the process group to the last step."""
     task, place, met = one.task, one.place, one.met
+    limit = timedelta(seconds=task.step_seconds * FIRST + SLACK)
+    limit_groups(limit)
     with one.doing("joining the process group", SETTING_UP):
         dist.init_process_group(
             "gloo" if one.on_cpu else "cpu:gloo,cuda:nccl", store=dist.PrefixStore("job", met.store),
-            rank=place.rank, world_size=place.world, timeout=timedelta(seconds=task.timeout * FIRST + SLACK),
+            rank=place.rank, world_size=place.world, timeout=limit,
         )  # fmt: skip
     one.run()
     with one.doing("the end"):
         dist.barrier()
     met.watch.done()
+
+
+def limit_groups(limit: timedelta) -> None:
+    """Process groups that torch makes by itself, for the dimensions of a mesh, get this limit: they have torch's own otherwise, ten
+    minutes, whatever a step may take, and a mesh takes none."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(dist.distributed_c10d, name, limit)
 
 
 def facts(error: BaseException, device: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from planner import library
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
-from planner.lab.run.comparison import device_memory, memory_row, rank_memory
+from planner.lab.run.comparison import attention_said, device_memory, memory_row, rank_memory
 from planner.lab.run.eager_pricing import (
     UPDATE,
     EagerRun,
@@ -34,7 +34,7 @@ from planner.lab.run.eager_pricing import (
     update_seconds,
 )
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import FIRST, LONGER, SETTING_UP, START, Task
+from planner.lab.run.levels import FIRST, SETTING_UP, START, Task, longer
 from planner.lab.run.record import measured_row, rates, time_row
 from planner.plan_file import Prediction, predict
 from planner.questions.report.trace import trace_of
@@ -79,6 +79,12 @@ class FullRun:
     def not_compiled(self) -> dict[str, str]:
         """Operators of a GPU that ran as several kernels because no compiler made one of them, and why."""
         return {name: why for one in self.entries for name, why in one.get("not_compiled", {}).items()}
+
+    @property
+    def attention(self) -> list[str]:
+        """Which kernels attention ran on GPUs, as a sentence."""
+        ran = (name for one in self.entries for name in one.get("attention", ()))
+        return attention_said(self.task.asked.split.attention, ran)
 
     @property
     def plain(self) -> bool:
@@ -200,7 +206,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     asked, run = task.asked, FullRun(task=task, entries=entries)
     before, after = (*run.pressure, None, None)[:2]
     parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
-    outcome, failure = _outcome(entries, verdict, parity)
+    outcome, failure = _outcome(task, entries, verdict, parity)
     passes = _stages(run)
     traces = [{"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")]
     if task.trace and traces:
@@ -209,7 +215,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         traces.append({"what": "predicted", "file": str(path)})
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
-        "changes": list(asked.changes), "unchecked": list(asked.unchecked), "outcome": outcome, "failure": failure,
+        "changes": [*asked.changes, *run.attention], "unchecked": list(asked.unchecked), "outcome": outcome, "failure": failure,
         "device": {
             "name": entries[0]["name"] if entries and not run.on_cpu else task.machine.name, "kind": task.machine.device,
             "ranks": asked.split.world, "hosts": sorted({one["host"] for one in entries}),
@@ -221,8 +227,8 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         "ranks": [_memory(run, one) for one in entries if "states" in one["memory"]],
         "rates": _rates(run), "parity": parity, "traces": traces,
         "limits": {
-            "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
-            "first_step_seconds": FIRST * task.timeout,
+            "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.step_seconds,
+            "first_step_seconds": FIRST * task.step_seconds,
         },
     }  # fmt: skip
 
@@ -240,7 +246,7 @@ def _parity(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(
-    entries: Sequence[dict[str, Any]], verdict: Verdict | None, parity: dict[str, Any] | None
+    task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | None, parity: dict[str, Any] | None
 ) -> tuple[str, dict[str, Any] | None]:
     """How it ended, and what is known of a failure: rank, phase, sentence, GiB allocated on that rank."""
     if verdict is not None:
@@ -249,7 +255,7 @@ def _outcome(
         known = memory.get("allocated", memory.get("peak"))
         return outcome, {
             "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase,
-            "sentence": verdict.sentence + (LONGER.format(what="a step") if outcome == "hung" else ""),
+            "sentence": verdict.sentence + (longer(task) if outcome == "hung" else ""),
             "allocated_gib": verdict.facts.get("allocated_gib", None if known is None else known / GIB),
         }  # fmt: skip
     losses = _losses(entries)

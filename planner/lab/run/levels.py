@@ -18,6 +18,7 @@ from typing import Any
 from planner import detect
 from planner.cluster import Cluster
 from planner.errors import PlannerError, nearest_first
+from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
 from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
@@ -36,6 +37,8 @@ FIRST = 4.0
 """The first steps may take so many times longer: kernels are chosen, communicators are made."""
 OUT_OF_MAIN_MEMORY = "because main memory was used up"
 """Why the kernel ended a process, at the end of a sentence."""
+PREDICTED = 10.0
+"""A step may take so many times what is predicted for it, whatever --timeout is."""
 LONGER = "; if {what} only needs longer, raise --timeout"
 """Said of what has hung."""
 
@@ -163,6 +166,8 @@ class Machine:
     """Cores that this process may use."""
     place: Place | None
     """Where this process stands among the ranks that torchrun or srun started; None = started by hand."""
+    gpu_memory: tuple[float, ...] = ()
+    """Bytes of the first GPU as its driver says; none where there is no GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +187,7 @@ class Task:
     warmup: int = 2
     """Steps before them that are not."""
     timeout: float = 60.0
-    """Seconds after which a step has hung."""
+    """--timeout: seconds after which a step has hung, where ten times its prediction are not more."""
     parity: bool = True
     """Train a tiny model with the same degrees first and compare it with one process."""
     trace: Path | None = None
@@ -193,6 +198,11 @@ class Task:
     """Which run it is of several, said by a bar."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds after which a step has hung: --timeout, or ten times its prediction where that is more."""
+        return max(self.timeout, PREDICTED * self.plan.prediction.step_time_s)
 
     def to_json(self) -> str:
         """What a rank of level ``full`` has to know; ``task_of_rank`` reads it."""
@@ -218,12 +228,20 @@ def task_of_rank(text: str, place: Place) -> Task:
     return Task(plan=plan, asked=question(plan), machine=machine, trace=Path(trace) if trace else None, **given)
 
 
-def step_limits(timeout: float, steps: int) -> str:
+def step_limits(task: Task, steps: int) -> str:
     """The part of the sentence about limits that all levels with steps share."""
+    limit, predicted = task.step_seconds, format_seconds(task.plan.prediction.step_time_s)
+    what = "--timeout" if limit == task.timeout else f"{PREDICTED:.0f} times the {predicted} that are predicted"
     return (
-        f"{format_seconds(timeout)} for each of {steps} steps ({format_seconds(FIRST * timeout)} for the first, --timeout), then "
+        f"{format_seconds(limit)} for each of {steps} steps ({what}; {format_seconds(FIRST * limit)} for the first), then "
         "what hangs is named and ended"
     )
+
+
+def longer(task: Task) -> str:
+    """The end of the sentence about a step that has hung."""
+    predicted, limit = format_seconds(task.plan.prediction.step_time_s), format_seconds(task.step_seconds)
+    return f" (predicted: {predicted}; it may take {limit}){LONGER.format(what='a step')}"
 
 
 # ------------------------------------------------------------------------------------------------ the levels
@@ -257,17 +275,10 @@ LEVELS = (
 
 def machine_here(device: str | None, environment: Mapping[str, str] = os.environ) -> Machine:
     """This machine. ``device`` cpu or cuda, None = cuda where there is a GPU. Raises PlannerError."""
-    names = [] if device == "cpu" else detect.local_devices()
-    gpus = len(names)
-    if not gpus and device != "cpu" and (device == "cuda" or Path("/dev/kfd").exists()):
-        from planner.lab.launch.torchrun import count_by_torch  # drivers without nvidia-smi
-
-        gpus = count_by_torch()
-    if device == "cuda" and not gpus:
-        raise PlannerError("--device cuda: neither the driver nor torch reports a GPU here; leave it out")
+    gpus = gpus_here(device)
     return Machine(
-        device="cuda" if gpus else "cpu", gpus=gpus, name=names[0] if names else "GPU" if gpus else detect.processor(),
-        memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment),
+        device="cuda" if gpus.count else "cpu", gpus=gpus.count, name=gpus.names[0] if gpus.count else detect.processor(),
+        memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment), gpu_memory=gpus.memory[:1],
     )  # fmt: skip
 
 

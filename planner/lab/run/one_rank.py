@@ -24,7 +24,7 @@ from planner.lab.run.assembled_step import (
     predicted_step,
     priced_as_run,
 )
-from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
+from planner.lab.run.comparison import attention_said, device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
 from planner.lab.run.learn import not_compared
 from planner.lab.run.levels import FIRST, ONE_PROCESS, SETTING_UP, Task, kills, position, step_limits
@@ -76,10 +76,10 @@ def run(task: Task) -> dict[str, Any]:
     count = "1 rank alone" if len(ranks) == 1 else f"{len(ranks)} ranks, one after the other"
     stated = (
         f"{count} on {where}: a step whose memory is followed, {task.warmup} warm and {task.steps} measured steps. Limits: "
-        f"{format_seconds(SETTING_UP)} to build the model, {step_limits(task.timeout, 1 + task.warmup + task.steps)}"
+        f"{format_seconds(SETTING_UP)} to build the model, {step_limits(task, 1 + task.warmup + task.steps)}"
     )
     print(stated, file=sys.stderr, flush=True)
-    limits = {"setting_up_seconds": SETTING_UP, "step_seconds": task.timeout, "first_step_seconds": FIRST * task.timeout}
+    limits = {"setting_up_seconds": SETTING_UP, "step_seconds": task.step_seconds, "first_step_seconds": FIRST * task.step_seconds}
     content = result(task, _emulated(task, ranks)) | {"limits": limits}
     if task.machine.device == "cpu":
         content["device"]["pressure"] = {"some_avg10": {"before": before, "after": detect.pressure()}}
@@ -93,7 +93,7 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
     split, cluster, killed = task.asked.split, task.asked.cluster, kills()
     on_cpu = task.machine.device == "cpu"
     alone = Alone(
-        device=task.machine.device, warmup=task.warmup, steps=task.steps, timeout=task.timeout,
+        device=task.machine.device, warmup=task.warmup, steps=task.steps, timeout=task.step_seconds,
         yardsticks=yardsticks(cluster) if on_cpu else None, host=on_cpu and host_is_measured(cluster, split),
     )  # fmt: skip
     manner = Manner(work=partial(emulate, alone), at_once=1, fork=on_cpu, where="alone on one device", limit=SETTING_UP)
@@ -146,6 +146,7 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
     changes.append(f"collectives are local copies of the same bytes{taken if copies else ''}")
     eager = found[0].not_compiled.items()
     changes += [f"{name} ran as several kernels, not as one: {why}" for name, why in eager]
+    changes += attention_said(split.attention, (name for one in found for name in one.attention))
     if split.model.is_moe:
         changes.append("every expert gets the same number of tokens: without neighbours routing means nothing")
     return changes

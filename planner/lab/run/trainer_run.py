@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.detect import local_device
+from planner.detect import asked_driver
 from planner.errors import PlannerError
 from planner.lab.launch.state import Pace, State
 from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
+from planner.lab.run.levels import PREDICTED
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.runs.mapping import columns
@@ -30,7 +31,7 @@ from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
-from planner.trainers.logs import parse_log
+from planner.trainers.logs import MOST_BYTES, parse_log
 from planner.trainers.reading.log_facts import Log, Steady, steady
 from planner.trainers.targets import load_target
 from planner.units import GIB, parse
@@ -80,7 +81,7 @@ class TrainerRun:
 
     def silence(self, plan: Plan) -> float:
         """Seconds after which a trainer that has printed no further step has hung."""
-        return max(self.timeout, 10.0 * plan.prediction.step_time_s)
+        return max(self.timeout, PREDICTED * plan.prediction.step_time_s)
 
 
 def run_trainer(
@@ -93,10 +94,7 @@ def run_trainer(
     target = load_target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
-        try:
-            log = asked.log.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise PlannerError(f"{asked.log}: cannot be read ({error.strerror})") from error
+        log = library.read_text(asked.log, most=MOST_BYTES, errors="replace")
         return _found(plan, asked, log, Ended(code=0, hung=False, text=log), str(asked.log))
     require_expressible(target, job, file)
     if not asked.command:
@@ -211,7 +209,7 @@ def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -
             outcome = "failed"
             failure = _failure(None, "reading the log", str(error))
     on_cpu = re.search(r"INFO - CPU capacity:", text) is not None  # torchtitan's own words
-    name = "CPU" if on_cpu else (log.gpu if log else "") or local_device() or ""
+    name = "CPU" if on_cpu else (log.gpu if log else "") or next(iter(asked_driver().names), "")
     return {
         "rung": "trainer",
         "why": f"--trainer {asked.trainer}: " + ("its log was given" if asked.log is not None else "the plan's export was run"),

@@ -166,7 +166,7 @@ class Run:
         self.split, self.device = split, device
         self.meshes = meshes or Meshes(split, device.type)
         self.rank = {name: self.meshes.all.get_local_rank(name) for name in ("pp", "replica", "shard", "cp", "tp")}
-        self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"))
+        self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"), attention=split.attention)
         self.mine = split.stages_of(self.rank["pp"])
         self.parts = [self._part(number) for number in self.mine]
         self.has_first, self.has_last = 0 in self.mine, len(split.stages) - 1 in self.mine

@@ -9,7 +9,7 @@ from planner.terminal.flags import emit, progress
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--measured", metavar="TIME", help="Seconds per optimizer step, like 14.2s or 850ms.")
+@click.option("--measured", metavar="TIME", help="Time of an optimizer step: 14.2 (seconds), 850ms.")
 @click.option("--memory", metavar="BYTES", help="Peak memory of one GPU, like 71GiB.")
 @click.option(
     "--memory-kind",

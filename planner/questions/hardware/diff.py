@@ -31,7 +31,10 @@ DRIFT, DRIFT_ROUNDS = 3.0, 4.0
 """Percent, and degrees of freedom, where a profile has measured no drift."""
 NORMAL = 1.96
 """Standard errors in half a 95 percent interval."""
-RESULTS = ("repetitions", "outliers", "rounds", "threads", "clock", "kernel_of_groups", "source", "gemm", "interval")
+RESULTS = (
+    "repetitions", "outliers", "rounds", "threads", "clock", "kernel_of_groups", "source", "gemm", "interval", "backend",
+    "queued", "slowest", "host",
+)  # fmt: skip
 """Entries of a point that are results, or how it was run; all other texts and whole numbers say what was measured."""
 _POINTS = library.read_yaml(Path(__file__).with_name("points.yaml"))
 

@@ -19,9 +19,9 @@ from planner.questions.report.document import Document, Figure, shown
 from planner.questions.report.scaling import Size
 from planner.questions.report.step_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
 from planner.questions.report.subject import MOVED, Subject, subject_of
-from planner.questions.sensitivity.numbers import shipped_ties
 from planner.search import SAFE
 from planner.terminal.tables import samples, trained
+from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
 from planner.units import format_count
 

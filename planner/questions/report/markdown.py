@@ -3,6 +3,7 @@
 from planner.costs import LEFT_OUT
 from planner.questions.report.document import Chart, Document
 from planner.terminal.tables import markdown_table
+from planner.trainers.bundle.quoting import markdown as quoted
 
 MOST_ROWS = 40
 """Rows of a table; longer ones say how many are left out."""
@@ -11,10 +12,10 @@ MOST_ROWS = 40
 def markdown(document: Document) -> str:
     """The whole document."""
     parts = [
-        f"# {document.title}", f"**{document.verdict}**", f"`{document.layout}`", document.job,
-        *(f"> {notice}" for notice in document.notices),
+        f"# {quoted(document.title)}", f"**{document.verdict}**", f"`{document.layout}`", quoted(document.job),
+        *(f"> {quoted(notice)}" for notice in document.notices),
         markdown_table(["", "", ""], [[one.label, one.text, one.note] for one in document.figures]),
-        "## Why this layout", *document.why,
+        "## Why this layout", *map(quoted, document.why),
     ]  # fmt: skip
     if document.alternatives.rows:
         parts += [f"{document.alternatives.title}:", _chart_table(document.alternatives)]
@@ -22,7 +23,7 @@ def markdown(document: Document) -> str:
         parts += [f"## {one.title}", one.reading, _chart_table(one), *(f"_{note}_" for note in one.notes)]
     parts.append("## Assumptions")
     if document.assumptions:
-        rows = [[one["what"], one["value"], one["why"], f"`{one['flag']}`"] for one in document.assumptions]
+        rows = [[*(quoted(one[key]) for key in ("what", "value", "why")), quoted(one["flag"])] for one in document.assumptions]
         parts.append(markdown_table(["what", "value", "why", "change with"], rows))
     else:
         parts.append("The plan file names no assumption: everything was given.")

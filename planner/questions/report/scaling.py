@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 
 from planner.defaults import ResolvedJob
+from planner.lab.launch.torchrun import interrupts_ignored
 from planner.plan_file import Plan
 from planner.questions.best_plan import Best, best_of, on_cluster, resolved_of, with_job
 
@@ -56,7 +57,8 @@ def scaled(plan: Plan, processes: int) -> Iterator[Callable[[Callable[[str], Non
         if workers > 1:
             pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     largest_first = sorted(counts, key=lambda count: -abs(count - plan.num_gpus // 8))
-    begun = {count: pool.submit(at_size, resolved, count) for count in largest_first} if pool else {}
+    with interrupts_ignored():  # the workers start with the first of these
+        begun = {count: pool.submit(at_size, resolved, count) for count in largest_first} if pool else {}
 
     def result(progress: Callable[[str], None]) -> list[Size]:
         found = []

@@ -3,12 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import numpy as np
-
-from planner import library
 from planner.cost.refine import price_exactly
 from planner.defaults import ResolvedJob
 from planner.error_bars import error_bar
@@ -19,6 +15,7 @@ from planner.questions.best_plan import Best, best_of
 from planner.questions.sensitivity.quantities import Quantity, relevant
 from planner.rules import Job
 from planner.search import Pins, fits, plan_key
+from planner.ties import Ties, shipped_ties
 
 REACH = 2.0
 """Each number is looked at from 1 / REACH to REACH times what the profile says."""
@@ -28,8 +25,6 @@ LOOKS = 12
 """Searches between the profile's value and the end of the reach, at most."""
 NEIGHBOURS = 10
 """Best plans that are looked at for ties."""
-RIGHT = 0.8
-"""Plans are called equal where fewer than this share of measured pairs of such a gap were ordered rightly."""
 BY_HAND = (
     "To tell them apart, run each for some 20 steps after warm-up on the smallest number of GPUs that keeps tp, pp, cp and ep "
     "(data parallel replicas can go), with the same micro batch: 'plan export' writes what the trainer runs."
@@ -92,56 +87,6 @@ class Reading:
             "key": one.key, "what": one.text, "unit": one.unit, "origin": self.origin, "measure": one.measure,
             "down": self.down.to_dict(), "up": self.up.to_dict(),
         }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ties:
-    """Share of measured pairs of layouts of one job whose order was predicted rightly, by the predicted gap (profiles/ties.yaml).
-
-    Two plans of one job share trainer, hardware and model, and with them most of the error of a prediction, so that intervals
-    of single runs say little about which is faster.
-    """
-
-    gaps: tuple[float, ...]
-    """Predicted ln(slower / faster), rising from 0."""
-    right: tuple[float, ...]
-    """Share of rightly ordered pairs at each gap, never falling; 0.5 is a coin."""
-    pairs: int
-    """Pairs of measured layouts behind it."""
-    sweeps: int
-    """Jobs of which several layouts were measured."""
-    sources: int
-    """Papers, tables and logs that they come from."""
-    date: str
-    """When it was counted."""
-
-    def chance(self, gap: float) -> float:
-        """Share of pairs with the predicted gap ln(slower / faster) that were ordered rightly: interpolated between steps."""
-        return float(np.interp(abs(gap), self.gaps, self.right))
-
-    @property
-    def equal_gap(self) -> float:
-        """Smallest predicted gap from which RIGHT of the pairs are ordered rightly: plans closer than that are equal."""
-        if self.right[-1] < RIGHT:
-            return self.gaps[-1]
-        fine = np.linspace(0.0, self.gaps[-1], 5001)
-        return float(fine[np.argmax(np.interp(fine, self.gaps, self.right) >= RIGHT)])
-
-    @property
-    def basis(self) -> str:
-        """The pairs behind it, in words."""
-        return (
-            f"{self.pairs:,} pairs of layouts measured for one job, {self.sweeps} jobs of {self.sources} sources, "
-            f"counted {self.date}"
-        )
-
-
-@cache
-def shipped_ties() -> Ties:
-    """The table that comes with the planner."""
-    data = library.read_yaml(library.profiles_directory() / "ties.yaml")
-    steps = data.pop("right")
-    return Ties(gaps=tuple(steps), right=tuple(steps.values()), **data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from planner import library, units
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware.names import profile_named
 from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.best_plan import on_cluster
@@ -104,6 +105,7 @@ def _read(flag: str, text: str) -> list[Value]:
         if text not in (known := _CHOICES.get(flag, (text,))):
             raise UnknownNameError(flag.replace("_", " "), text, known)
         _LOADERS.get(flag, str)(text)
+        text = profile_named(text) if flag == "hardware" else text
         return [Value(flag=flag, text=text)]
     if match := _FACTOR.match(text):
         factor = _number(match[1])
@@ -138,6 +140,8 @@ def _number(text: str) -> float | None:
 
 
 def _whole(what: str, text: str, shown: str) -> int:
+    if text[-1:].lower() in ("k", "m") and what != "--global-batch-size":  # of a batch tokens would be meant
+        text = str(units.parse_count(text, what=what)[0])
     if not _WHOLE.match(text) or (number := int(text)) > 2**27:
         raise PlannerError(
             f"{what}: '{shown}' is not a whole number up to {2**27}, a factor like x2 or a range like 64..4096"

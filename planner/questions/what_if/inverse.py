@@ -20,6 +20,8 @@ MOST_GPUS = 2**20
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
 short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
+WASTEFUL = 8
+"""Times the GPUs that the deadline would need at the throughput per GPU of small jobs: nobody buys more, no more are tried."""
 CHEAPER = 0.03
 """The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
 SHORTEST, LONGEST = 512, 2**24
@@ -77,6 +79,10 @@ class Question:
     goal: Goal
     say: Callable[[str], None]
     """Called with what is tried."""
+    many: bool = False
+    """One of many: nothing beside the answer itself is looked for."""
+    free_batch: bool = False
+    """The global batch was not said: another number of GPUs takes the one that is usual for it."""
     keep: Callable[[Row], None] = lambda _: None
     """Called with the best answer so far: it remains when the search is interrupted."""
 
@@ -87,7 +93,10 @@ class Question:
 
     def with_count(self, flag: str, count: int) -> tuple[Best | None, Row]:
         """Search the base with another whole number of a flag."""
-        return self.row(apply(self.base, Value(flag=flag, text=str(count), number=count)))
+        variant = apply(self.base, Value(flag=flag, text=str(count), number=count))
+        if flag == "gpus" and self.free_batch:
+            variant = dataclasses.replace(variant, request=dataclasses.replace(variant.request, global_batch_size=None))
+        return self.row(variant)
 
 
 def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
@@ -107,21 +116,37 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     bytes each (the states of the optimizer may live on the host); and sizes that would be too slow even at SUPERLINEAR times
     the throughput per GPU of the fastest plan without a memory limit.
     """
-    job, goal = ask.base.resolved().job, ask.goal
+    try:
+        job, goal = ask.base.resolved().job, ask.goal
+    except PlannerError:  # of this hardware no number of GPUs can be asked: the row says why
+        return dataclasses.replace(ask.row(ask.base)[1], label=f"{label}: none")
     hardware, copies = job.cluster.hardware, 2.0 if job.workload.lora_rank else 4.0
     least, tokens = total_parameters(job.model) * copies / hardware.usable_memory, goal.tokens or 0.0
     row: Row | None = None
+    fastest: tuple[float, Row] | None = None
+    ideal = 0.0
     for count in counts(hardware, least):
         if count < least:
             continue
         if row is not None and row.num_gpus > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
             break
         found, row = ask.with_count("gpus", count)
+        rate = found.tokens_per_second if found is not None else None
         missed = goal.missed(row)
         if not missed:
-            return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
+            batch = ask.base.request.global_batch_size
+            other = "" if row.global_batch_size == batch else f"; with a global batch of {row.global_batch_size} instead of {batch}"
+            cheaper = "" if ask.many else _rounder(ask, row)
+            return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + other + cheaper)
+        if rate is not None and (fastest is None or rate > fastest[0]):
+            fastest = rate, row
+        elif rate is not None and fastest is not None and count >= 2 * fastest[1].num_gpus:
+            break  # twice as many GPUs make the job no faster
         if found is not None and found.finding is not None and found.finding.unlimited is not None:
             per_gpu = float(found.finding.unlimited[1].tokens_per_second_per_gpu[0]) * SUPERLINEAR
+            ideal = max(ideal, per_gpu)
+            if count > WASTEFUL * goal.rate / ideal > 0:
+                break
             least = max(least, goal.rate / per_gpu)
             price = row.rates.usd_per_gpu_hour if row.rates is not None else None
             dollars = tokens / per_gpu / HOUR * (price or 0.0)
@@ -130,7 +155,8 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
                 return row.none(label, f"{why}, {goal.budget:,.0f} are allowed")
     if row is None:
         raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
-    return row.none(label, f"none found; last tried {row.num_gpus} GPUs: {goal.missed(row)}")
+    tried, which = (row, "last tried") if fastest is None else (fastest[1], "the fastest")
+    return row.none(label, f"none found; {which}, {tried.num_gpus} GPUs: {goal.missed(tried)}")
 
 
 def _rounder(ask: Question, row: Row) -> str:
@@ -185,11 +211,16 @@ def largest_batch(ask: Question) -> Row:
 
 
 def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
-    """One row per kind of hardware: with a deadline on the fewest GPUs that meet it, else on the job's number of GPUs."""
-    for name in names:
+    """One row per kind of hardware, also of those that the job cannot run on, with the reason: with a deadline on the fewest
+    GPUs that meet it, else on the job's number of GPUs."""
+    for number, name in enumerate(names, 1):
+
+        def say(text: str, at: str = f"{name}, {number} of {len(names)}") -> None:
+            ask.say(f"{at}: {text}")
+
         variant = apply(ask.base, Value(flag="hardware", text=name))
         if ask.goal.days is not None:
-            row = fewest_gpus(dataclasses.replace(ask, base=variant), name)
+            row = fewest_gpus(dataclasses.replace(ask, base=variant, say=say, many=True), name)
         else:
             _, row = ask.row(variant)
         gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"

@@ -12,6 +12,7 @@ from planner.costs import LEFT_OUT
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.hardware.names import profile_named
 from planner.keywords import flag_of
 from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
 from planner.questions.what_if.inverse import (
@@ -133,8 +134,9 @@ def _answers(asked: Asked, say: Callable[[str], None], keep: Callable[[Row], Non
     first, row = row_of(asked.base, None, asked.pins, asked.pricing)
     yield row
     ask = Question(
-        base=asked.base, first=first, pins=asked.pins, pricing=asked.pricing, goal=asked.goal, say=say, keep=keep
-    )
+        base=asked.base, first=first, pins=asked.pins, pricing=asked.pricing, goal=asked.goal, say=say, keep=keep,
+        free_batch=any(one.what == "global batch" for one in asked.resolved.assumptions),
+    )  # fmt: skip
     for variant in asked.variants:
         yield ask.row(variant)[1]
     for name, answer in SINGLE.items():
@@ -224,14 +226,12 @@ def _pricing(flags: Mapping[str, Any], tokens: float | None) -> Pricing:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise PlannerError(f"--price: '{text}' is not dollars per GPU-hour above 0; write 2.5 or h100-sxm=2.5")
-        if name:
-            load_hardware(name)
-        prices[name] = value
+        prices[name and profile_named(name)] = value
     said = {name: flags[name] for name in ("power_share", "pue") if flags.get(name) is not None}
     return Pricing(price=prices.pop("", None), prices=prices, tokens=tokens, **said)
 
 
 def _priced(flags: Mapping[str, Any]) -> list[str]:
     """All hardware of the library whose price is known."""
-    given = {text.rpartition("=")[0] for text in flags.get("price") or ()}
+    given = {name and profile_named(name) for name in (text.rpartition("=")[0] for text in flags.get("price") or ())}
     return [name for name in library.names("hardware") if name in given or load_hardware(name).prices]

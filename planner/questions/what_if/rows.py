@@ -123,7 +123,10 @@ def row_of(variant: Variant, base: Best | None, pins: Pins | None, pricing: Pric
         return None, dataclasses.replace(row, why=str(error))
     found, work = best_of(resolved, pins), resolved.job.workload
     rates = pricing.rates(row.hardware, resolved.job.cluster.hardware)
-    row = dataclasses.replace(row, model=work.model.name, fits=found.fits, why=_why(variant, found, base), rates=rates)
+    row = dataclasses.replace(
+        row, model=work.model.name, global_batch_size=work.global_batch_size, fits=found.fits, why=_why(variant, found, base),
+        rates=rates,
+    )  # fmt: skip
     one, rate, total = found.prediction, found.tokens_per_second, None
     if one is None or rate is None:
         return found, row

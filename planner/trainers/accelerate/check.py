@@ -4,11 +4,17 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_ranks
 from planner.trainers.transformers.training_run import accepted_arguments
 
 NEEDED = ("torch", "accelerate", "transformers", "trl")
+
+
+def asks(job: ExportJob) -> dict[str, Any]:
+    """The machines."""
+    return {"nodes": job.num_nodes}
 
 
 def one(asked: Request, answer: Checked) -> None:
@@ -26,14 +32,16 @@ def one(asked: Request, answer: Checked) -> None:
     layout, zero = asked["layout"], asked["layout"]["zero"]
     torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 8)
     try:
-        arguments = launch_command_parser().parse_args(["--config_file", "accelerate.yaml", "train.py"])
-        arguments, *_ = _validate_launch_command(arguments)
-        arguments.main_process_port = 0
+        place = ("--machine_rank", str(asked["nodes"] - 1), "--main_process_ip", "first", "--main_process_port", "29500")
+        parser = launch_command_parser()
+        arguments, *_ = _validate_launch_command(parser.parse_args(["--config_file", "accelerate.yaml", *place, "train.py"]))
         environment = prepare_multi_gpu_env(arguments)
     finally:
         torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
     answer.reached("parsed")
     answer.same("processes", arguments.num_processes, asked["world"])
+    if asked["nodes"] > 1:
+        answer.same("rank of the last node", _node_rank(arguments), asked["nodes"] - 1)
     os.environ.update(environment)
     if zero:
         plugin = FullyShardedDataParallelPlugin()
@@ -56,3 +64,13 @@ def one(asked: Request, answer: Checked) -> None:
         group = sorted(mesh["dp_shard_cp"].mesh.flatten().tolist())
         answer.same("shard group of the last rank", group, list(range(last - shard + 1, last + 1)))
         answer.reached("groups built")
+
+
+def _node_rank(arguments: Any) -> int | None:
+    """The rank that torch's elastic agent gives this node; None where it sorts nodes itself."""
+    import torch.distributed.run as torch_run
+    from accelerate.utils import _filter_args
+
+    arguments = _filter_args(arguments, torch_run.get_args_parser(), ["train.py"])
+    launch, *_ = torch_run.config_from_args(arguments)
+    return launch.rdzv_configs["rank"] if launch.rdzv_backend == "static" else None

@@ -1,1 +1,14 @@
 """NeMo AutoModel."""
+
+PLACE = 6
+TITLE = "NeMo AutoModel (YAML recipe)"
+TRAINERS = ("automodel",)
+OPTIONS = ("compile", "adapter_dropout", "expert_routing", "expert_dispatch", "tp_overlap")
+PACKAGE, VERSIONS = "nemo-automodel", ">=0.7,<0.8"
+LEVEL = "groups built"
+SOURCE = (
+    "nemo-automodel 0.7.0: recipes/llm/train_ft.py, recipes/_dist_utils.py, recipes/_typed_config.py, "
+    "components/distributed/config.py, components/distributed/mesh_utils.py, components/models/common/utils.py"
+)
+NO_WORD = ("mxfp8",)
+FORM = ("yaml yml", r"(?m)_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:")

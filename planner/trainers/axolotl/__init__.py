@@ -10,3 +10,4 @@ LEVEL = "validated"
 SOURCE = (
     "axolotl 0.19.0: utils/schemas/config.py, utils/schemas/fsdp.py, utils/schemas/validation.py, utils/distributed.py"
 )
+FORM = ("yaml yml sh bash slurm", r"^base_model\s*:|\baxolotl(\.cli\.|\s+)train\b")

@@ -51,17 +51,27 @@ def make_bundle(target: Target, job: ExportJob, launcher: str) -> Bundle:
 def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
     """Write the folder whole or not at all: into a temporary one next to it, then renamed. Raises PlannerError.
 
-    A folder that holds anything is replaced only with ``force``.
+    A folder that holds anything is replaced only with ``force``, and only when it is an export. Links are followed.
     """
-    exists = folder.exists() or folder.is_symlink()
+    try:
+        with library.uninterrupted():
+            _replace(bundle, folder.resolve(), force)
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a null byte
+        raise PlannerError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _replace(bundle: Bundle, folder: Path, force: bool) -> None:
+    exists = folder.exists()
     if exists and not folder.is_dir():
         raise PlannerError(f"{folder} is a file; give --output the name of a folder")
     if exists and not force and any(folder.iterdir()):
         raise PlannerError(f"{folder} is not empty; choose another folder, or replace it with --force")
+    if exists and any(folder.iterdir()) and not all((folder / name).is_file() for name in ("plan.yaml", "README.md")):
+        raise PlannerError(f"{folder} is no export, with its plan.yaml and README.md: --force does not replace it; remove it first")
     temporary = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.parent))
         _fill(bundle, temporary)
         if exists:
             old = temporary.with_name(f"{temporary.name}.old")
@@ -70,8 +80,6 @@ def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(temporary, folder)
-    except OSError as error:
-        raise PlannerError(f"{folder}: cannot be written ({error.strerror})") from error
     finally:
         if temporary is not None and temporary.exists():
             shutil.rmtree(temporary, ignore_errors=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.model import ModelSpec, from_hugging_face, to_dict
-from planner.trainers.bundle.quoting import yaml_from
+from planner.trainers.bundle.quoting import json_text, yaml_from
+from planner.trainers.bundle.target import ExportJob
 
 _NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters", "quantised")
 
@@ -21,11 +22,17 @@ def model_config(model: ModelSpec) -> dict[str, Any] | None:
     for kind, keys in yaml_from("bundle", "families.yaml.j2", {"m": model}).items():
         config = {"architectures": [keys.pop("class")], "model_type": kind, "dtype": "bfloat16", **keys}
         try:
-            if _architecture(from_hugging_face(config, name=model.name)) == wanted:
+            if _architecture(from_hugging_face(config)) == wanted:
                 return config
         except PlannerError:
             continue
     return None
+
+
+def config_file(job: ExportJob) -> str:
+    """Text of the config.json, whose longest sequence is at least the job's; a job whose model has no family has none."""
+    longest = max(job.model.max_sequence_length, job.workload.sequence_length)
+    return json_text({**(model_config(job.model) or {}), "max_position_embeddings": longest})
 
 
 def family(model: ModelSpec) -> str | None:

@@ -1,6 +1,7 @@
 """What a trainer cannot run is an error that says why, and names the nearest plan that it can run."""
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -142,9 +143,9 @@ def _shown(value: object) -> str:
 
 def command(job: ExportJob, found: ExportJob, file: Path) -> str:
     """The command line that writes the nearest plan: the plan file with what changes."""
-    words = [f"plan estimate {file}"]
+    words = ["plan", "estimate", str(file)]
     if found.plan.trainer != job.plan.trainer:
-        words.append(f"--trainer {found.plan.trainer}")
+        words += ["--trainer", found.plan.trainer]
     before, after = job.layout.to_dict(), found.layout.to_dict()
     for name in FIELDS:
         if before[name] == after[name] or name == "num_microbatches":
@@ -153,5 +154,6 @@ def command(job: ExportJob, found: ExportJob, file: Path) -> str:
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            words.append(f"{flag} '{','.join(value)}'" if isinstance(value, list) else f"{flag} {value}")
-    return " ".join([*words, f"--output {file.with_name(f'{file.stem}-{found.plan.trainer}.yaml')}"])
+            words += [flag, ",".join(value) if isinstance(value, list) else str(value)]
+    output = file.with_name(f"{file.stem}-{Path(found.plan.trainer).stem}.yaml")
+    return shlex.join([*words, "--output", str(output)])

@@ -1,6 +1,7 @@
 """Text from a plan in the languages that exports are written in: one function per language, and the templates of scripts.
 
-A name of a model may hold any sign. What a function here returns is a literal, a word or a comment, whatever stands in it.
+Names are checked where they are read, prose may hold any sign. What a function here returns is a literal, a word or a comment,
+whatever stands in it.
 """
 
 import importlib
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from planner.schema import CONTROL
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -62,7 +64,7 @@ def _templates(literal: Callable[[Any], Any] | None) -> Any:
         loader=loader, undefined=jinja2.StrictUndefined, finalize=literal, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",  # bash has ${#name}
     )  # fmt: skip
-    found.filters |= {"shell_message": shell_message, "plain": Expression}
+    found.filters |= {one.__name__: one for one in (shell_message, comment, markdown, one_line)} | {"plain": Expression}
     return found
 
 
@@ -115,7 +117,17 @@ def shell_message(text: str) -> str:
 
 def comment(text: str) -> str:
     """Text for a comment or a docstring: on one line, and without what ends a docstring."""
-    return " ".join(text.split()).replace('"""', "'''").replace("\\", "/")
+    return one_line(text).replace('"', "'").replace("\\", "/")
+
+
+def one_line(text: str) -> str:
+    """Text without breaks of lines and other control characters."""
+    return " ".join(re.sub(f"[{CONTROL}]", " ", text).split())
+
+
+def markdown(text: object) -> str:
+    """Text for a line or a cell of Markdown: on one line, no HTML, links, pictures or code."""
+    return re.sub(r"[\\`|\[\]]|<(?=[A-Za-z/!?])", r"\\\g<0>", one_line(str(text)))
 
 
 def python_fields(fields: dict[str, Any], indent: int) -> str:

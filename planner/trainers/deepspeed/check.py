@@ -40,8 +40,21 @@ def one(asked: Request, answer: Checked) -> None:
     answer.same("global batch", found.train_batch_size // layout["tp"], asked["batch"])
     if asked["moe"] and found.expert_parallel_config and found.expert_parallel_config.enabled:
         _experts(asked, found, answer)
-    answer.same("gradient checkpointing", accepted_arguments().gradient_checkpointing, layout["recompute"] == 2)
+    arguments = accepted_arguments()
+    answer.same("gradient checkpointing", arguments.gradient_checkpointing, layout["recompute"] == 2)
+    answer.same("settings that transformers has otherwise", _mismatches(asked, data, arguments), [])
     answer.reached("validated")
+
+
+def _mismatches(asked: Request, data: dict[str, Any], arguments: Any) -> list[str]:
+    """Settings of the JSON that its own comparison with transformers' arguments finds different."""
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    type(arguments).world_size = property(lambda _: asked["world"])
+    arguments.bf16, arguments.fp16 = (bool(data[name]["enabled"]) for name in ("bf16", "fp16"))
+    both = HfTrainerDeepSpeedConfig(data)
+    both.trainer_config_process(arguments)
+    return list(both.mismatches)
 
 
 def _experts(asked: Request, found: object, answer: Checked) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import json_mapping, left_over, percent, quotient, read_text, whole_number
 
 KNOWN = (
@@ -26,13 +27,13 @@ NAMES = {"adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_8bit":
 """Optimizers of transformers."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, given: Given) -> Reading:
     """The layout of a DeepSpeed configuration. Raises PlannerError.
 
     Recompute and the sequence length stand in the script: they are taken from a training.json next to the file, as the
     export writes it, else no recompute is assumed and said.
     """
-    data = json_mapping(path, read_text(path), "a DeepSpeed configuration")
+    data, num_gpus = given.filled(json_mapping(path, read_text(path), "a DeepSpeed configuration")), given.num_gpus
     zero = _block(path, data, "zero_optimization")
     tp = whole_number(_block(path, data, "tensor_parallel").get("autotp_size", 1) or 1, f"{path}: autotp_size")
     cp = whole_number(data.get("sequence_parallel_size", 1), f"{path}: sequence_parallel_size")

@@ -2,7 +2,7 @@
 
 PLACE = 10
 TITLE = "Megatron-LM (arguments of pretrain_gpt.py)"
-TRAINERS = ("megatron", "nemo")
+TRAINERS = ("megatron", "nemo", "megatron-fsdp")
 PACKAGE, VERSIONS = "megatron-core", ">=0.18,<0.20"
 LEVEL = "model built"
 SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, transformer_config.py, parallel_state.py"

@@ -5,8 +5,7 @@ import re
 import shlex
 from typing import Any
 
-import yaml
-
+from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.values import MOST, whole_number
 
@@ -83,11 +82,8 @@ def _words(text: str, where: str) -> list[str]:
 
 def _words_of_mapping(text: str, where: str) -> list[str]:
     """The same of a mapping in YAML."""
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PlannerError(f"{where}: not YAML ({str(error).splitlines()[0]})") from error
-    data = data.get("MODEL_ARGS", data) if isinstance(data, dict) else data
+    data = library.parse_yaml(text, where)
+    data = data.get("MODEL_ARGS", data)
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of arguments, found {type(data).__name__}")
     given = {f"--{str(key).lstrip('-')}": value for key, value in data.items() if value is not False and value is not None}

@@ -13,7 +13,8 @@ from planner.trainers.bundle.target import GROUPS, ExportJob, group_of
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import modern_typing, pretend_gpu, pretend_ranks, settle_torch, stand_in
 from planner.trainers.megatron.core_settings import environment as core_environment
-from planner.trainers.megatron.core_settings import vocab_rows
+from planner.trainers.megatron.core_settings import fully_sharded, vocab_rows
+from planner.trainers.megatron.export import STRATEGIES
 
 NEEDED = ("torch", "megatron.core", "megatron.training")
 CAPABILITY = {"Volta": (7, 0), "Ampere": (8, 0), "Ada": (8, 9), "Hopper": (9, 0), "Blackwell": (10, 0)}
@@ -46,6 +47,7 @@ def asks(job: ExportJob) -> dict[str, Any]:
         "capability": next((value for name, value in CAPABILITY.items() if arch.startswith(name)), (9, 0)),
         "groups": {name: group_of(job.layout, name, rank) for name in names}, "layers": job.layers_per_chunk(),
         "parameters": {ranks[stage]: counts[stage] for stage in built} if plain else {},
+        "strategy": STRATEGIES.get(job.layout.zero) if fully_sharded(job) else None,
     }  # fmt: skip
 
 
@@ -97,6 +99,8 @@ def _check(asked: Request, answer: Checked) -> None:
     answer.reached("parsed")
     config = _validated(args)
     answer.same("microbatches", _microbatches(args), asked["layout"]["num_microbatches"])
+    if asked["strategy"] or args.use_megatron_fsdp:
+        answer.same("sharding", _strategy(args), asked["strategy"])
     answer.reached("validated")
     if asked.get("dump"):
         answer.details.append(_dump(args))
@@ -135,6 +139,14 @@ def _validated(args: Any) -> Any:
 
     validate_args(args)
     return core_transformer_config_from_args(args)
+
+
+def _strategy(args: Any) -> str | None:
+    """What the wrapper of the model shards; None without Megatron-FSDP."""
+    from megatron.training.training import get_megatron_ddp_config
+
+    config = get_megatron_ddp_config(args)
+    return str(config.data_parallel_sharding_strategy) if config.use_megatron_fsdp else None
 
 
 def _dump(args: Any) -> str:

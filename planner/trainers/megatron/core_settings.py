@@ -147,7 +147,7 @@ def overlaps(job: ExportJob) -> tuple[bool, bool]:
     """Whether gradients, and whether weights after the step, are communicated during computation."""
     layout, overlap = job.layout, job.trainer.traffic.overlap
     reduce = layout.dp * layout.cp > 1 and "gradients" in overlap
-    return reduce, reduce and layout.zero == 1 and "parameters" in overlap
+    return reduce, reduce and layout.zero >= 1 and "parameters" in overlap
 
 
 def offload(job: ExportJob) -> Fields:
@@ -252,6 +252,11 @@ def shards_states(job: ExportJob) -> bool:
     return job.layout.zero == 1 or (alone(job) and lean_optimizer(job))
 
 
+def fully_sharded(job: ExportJob) -> bool:
+    """Megatron-FSDP shards the states: the plan's zero 2 or 3."""
+    return library_trainer(job.plan.trainer) == "megatron-fsdp"
+
+
 def lean_optimizer(job: ExportJob) -> bool:
     """--use-precision-aware-optimizer: moments of less than 32 bits, or states on the host."""
     return job.workload.optimizer in LEAN_OPTIMIZERS or job.layout.offload_optimizer > 0
@@ -265,6 +270,9 @@ def alone(job: ExportJob) -> bool:
 def environment(job: ExportJob) -> dict[str, Setting]:
     """Variables that Megatron's validator asks for."""
     layout = job.layout
+    if fully_sharded(job):
+        why = "Megatron-FSDP needs more than one hardware queue (validate_args asserts it): 8 is CUDA's own default."
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting("8", why)}
     if layout.tp * layout.cp == 1 or job.cluster.hardware.arch.startswith("Blackwell"):
         return {}
     why = (
@@ -286,7 +294,8 @@ def refusals(
         selected=module_names(layout.recompute_modules) if layout.recompute == Recompute.SELECTIVE else [],
         known_modules={module_names(int(module))[0]: name for module, name in MODULES.items()},
         recipe=precision_recipe(job)[1], lean=lean_optimizer(job), alone=alone(job), uneven_sizes=_uneven(job, multiple),
-        graphs=job.trainer.host.cuda_graphs, has_flag=(job.model.activation, job.model.gated) in ACTIVATION_FLAGS,
+        graphs=job.trainer.host.cuda_graphs, fully_sharded=fully_sharded(job),
+        has_flag=(job.model.activation, job.model.gated) in ACTIVATION_FLAGS,
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ SMOKE_STEPS = 10
 """Steps of the smoke run: past the first ones, which allocate."""
 Groups = dict[str, list[Words]]
 """What arguments say together -> flags with their values, in order."""
+STRATEGIES = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+"""--data-parallel-sharding-strategy of Megatron-FSDP, by zero."""
 FLAGS = {"num_moe_experts": "num_experts"}
 """Flags that are not called like the field."""
 
@@ -35,7 +37,7 @@ def arguments(job: ExportJob) -> Groups:
     groups = {
         "Model": _model(job), "Attention": mcore.attention(job.model), "Experts": mcore.experts(job),
         "Parallelism": mcore.degrees(job) | mapping, "Batch": batch, "Recompute": mcore.recompute(job),
-        "Data parallel states and optimizer": _optimizer(job), "Precision": _precision(job),
+        "Data parallel states and optimizer": _optimizer(job) | _sharding(job), "Precision": _precision(job),
         "Kernels that the plan was priced with": kernels,
     }  # fmt: skip
     return {title: words for title, fields in groups.items() if (words := _words(fields))}
@@ -84,6 +86,19 @@ def _optimizer(job: ExportJob) -> mcore.Fields:
             "exp_avg_sq_dtype": moments,
         }  # fmt: skip
     return fields | mcore.offload(job) | {"sgd_momentum": 0.9 if name == "sgd" else None}
+
+
+def _sharding(job: ExportJob) -> mcore.Fields:
+    """Megatron-FSDP: what is sharded, and dtypes of its buffers, which "auto" would derive from the weights'."""
+    if not mcore.fully_sharded(job):
+        return {}
+    sums = "fp32" if mcore.sums_in_fp32(job) else "bf16"
+    return {
+        "use_megatron_fsdp": True, "data_parallel_sharding_strategy": STRATEGIES[job.layout.zero],
+        "use_distributed_optimizer": True, "init_model_with_meta_device": True, "ckpt_format": "fsdp_dtensor",
+        "megatron_fsdp_main_params_dtype": "fp32",
+        "megatron_fsdp_main_grads_dtype": sums, "megatron_fsdp_grad_comm_dtype": sums,
+    }  # fmt: skip
 
 
 def _precision(job: ExportJob) -> mcore.Fields:
@@ -159,4 +174,7 @@ def render(job: ExportJob) -> Rendered:
     rows, alone = mcore.vocab_rows(job), mcore.alone(job) and mcore.shards_states(job)
     files = {"arguments.sh": _script(job), "arguments.yaml": _yaml(job)}
     more = {"environment": mcore.environment(job), "vocab_rows": rows}
-    return run_of(job, "megatron", files, more, steps=SMOKE_STEPS, batch=smoke_batch(job), rows=rows, shards_alone=alone)
+    return run_of(
+        job, "megatron", files, more, steps=SMOKE_STEPS, batch=smoke_batch(job), rows=rows, shards_alone=alone,
+        fully_sharded=mcore.fully_sharded(job),
+    )  # fmt: skip

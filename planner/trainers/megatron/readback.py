@@ -13,6 +13,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments, read_arguments
 from planner.trainers.reading.configuration import Reading, known_model
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import MOST, MOST_LAYERS, percent, read_text, whole_number
 
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
@@ -24,13 +25,15 @@ NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
 CP_METHODS = {name: method for method, name in core_settings.CP_TYPES.items()} | {"allgather": CpMethod.ALLGATHER}
+SHARDED = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8"}
 """Types of optimizer states as a dump prints them -> as flags say them."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, given: Given) -> Reading:
     """The job in a file; the number of GPUs is taken from it where it says one. Raises PlannerError."""
-    return parse(read_text(path), str(path), num_gpus)
+    return parse(read_text(path), str(path), given.num_gpus)
 
 
 def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:
@@ -64,8 +67,16 @@ def _trainer(found: Arguments) -> str:
         "cuda_graphs": "layers" if graphs else "",
     }
     name, usual = ("nemo", "bf16") if found.get("tp_comm_overlap") else ("megatron", "fp32")
+    name = "megatron-fsdp" if _zero(found) > 1 else name
     gradients = "bf16" if found.get("grad_reduce_in_bf16") else "fp32"
     return spell(name, {key: one for key, one in {**said, "gradient_dtype": gradients}.items() if one not in ("", usual)})
+
+
+def _zero(found: Arguments) -> int:
+    """State sharding: the distributed optimizer's, or what Megatron-FSDP shards, by default all."""
+    if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
+        return SHARDED.get(str(found.get("data_parallel_sharding_strategy", "optim_grads_params")), 0)
+    return int(bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer")))
 
 
 def _unread(found: Arguments, model: ModelSpec) -> tuple[str, ...]:
@@ -189,14 +200,13 @@ def _window(found: Arguments, layers: int) -> tuple[int, int]:
 def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
     tp, pp, cp = (found.number(f"{kind}_size", 1, least=1) for kind in
                   ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"))  # fmt: skip
-    sharded = bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer"))
     method = found.get("cp_comm_type", ["p2p"])
     method = method[0] if isinstance(method, list) else str(method)
     if cp > 1 and method not in CP_METHODS:
         raise PlannerError(f"{found.where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
     layout = {
         "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": found.number("micro_batch_size", 1, least=1),
-        "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": int(sharded),
+        "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": _zero(found),
         "cp_method": int(CP_METHODS[method]) if cp > 1 else 0,
         "order": int(Order.TP_CP_EP_PP_DP if found.get("use_tp_pp_dp_mapping") else Order.TP_CP_EP_DP_PP),
     }  # fmt: skip

@@ -9,6 +9,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec, from_hugging_face
 from planner.trainers.reading.configuration import Reading, known_model
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import left_over, whole_number
 
 PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "tp_recompute_allgather",
@@ -19,9 +20,9 @@ ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "double": "fp32"}
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
+def read(path: Path, given: Given) -> Reading:
     """The layout, batch and sizes of the model. Raises PlannerError with file and key."""
-    data = library.read_yaml(path)
+    data, num_gpus = given.filled(library.read_yaml(path)), given.num_gpus
     parallel, tokens = _section(path, data, "parallelism"), _section(path, data, "tokens")
     optimizer, model = _section(path, data, "optimizer"), _section(path, data, "model")
     dp, pp, tp = (whole_number(parallel.get(name), f"{path}: parallelism.{name}") for name in ("dp", "pp", "tp"))

@@ -6,18 +6,22 @@ from pathlib import Path
 from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import read_text
 
 
-def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Reading:
-    """The configuration in a file, by the named reader or by the first that knows its form. Raises PlannerError."""
+def read(path: Path, name: str | None = None, given: Given | None = None) -> Reading:
+    """The configuration in a file, by the named reader or by the first that knows its form; ``given`` is what the user says
+    beside it. Raises PlannerError."""
     readers = having("readback")
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)
     for one in [name] if name else readers:
         if name or _looks_like(readers[one].FORM, path, text):
-            found: Reading = load(one, "readback").read(path, num_gpus)
+            said = given or Given()
+            found: Reading = load(one, "readback").read(path, said)
+            said.require_used(str(path))
             return found
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
 

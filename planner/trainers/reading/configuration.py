@@ -9,11 +9,11 @@ from typing import Any
 
 from planner import library
 from planner.defaults import Request, resolve
-from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.rules import check
+from planner.trainers.reading.given import Question, ask
 
 NOT_ARCHITECTURE = (
     "name", "source", "published_parameters", "published_active_parameters", "max_sequence_length", "num_shared_experts",
@@ -31,6 +31,8 @@ class Reading:
     """Fields of Layout that the configuration says; what is not said keeps the planner's default."""
     model: ModelSpec | None = None
     """The architecture; None = the configuration does not say it."""
+    model_name: str = ""
+    """What the configuration calls it, where that is no preset."""
     sequence_length: int | None = None
     """Tokens per sequence; None = not said."""
     global_batch_size: int | None = None
@@ -39,38 +41,60 @@ class Reading:
     """One of workload.PRECISIONS."""
     optimizer: str = "adam"
     """One of workload.OPTIMIZERS."""
+    lora_rank: int | None = None
+    """Rank of the adapters, 0 = every weight is trained; None = the trainer's habit."""
+    lora_targets: str = "all"
+    """One of workload.LORA_TARGETS."""
+    frozen_weights: str | None = None
+    """Dtype of the base under adapters, one of workload.FROZEN_WEIGHTS; None = the trainer's habit."""
+    objective: str = "lm"
+    """One of workload.OBJECTIVES."""
     num_gpus: int | None = None
     """GPUs, where the configuration says how many."""
     hardware: str | None = None
     """Profile, where the configuration says it."""
     unread: tuple[str, ...] = ()
     """Settings that a plan does not hold, each with its value: listed, never dropped silently."""
+    noise: tuple[str, ...] = ()
+    """Names of settings that change neither time nor memory: counted, not listed."""
     notes: tuple[str, ...] = ()
     """What was taken for what."""
+    questions: tuple[Question, ...] = ()
+    """What decides time or memory and could not be read: asked for before the plan is priced."""
 
 
 SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
 """What a user may say in addition to the configuration; it goes before what was read."""
+WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "frozen_weights", "objective")
+"""What the configuration alone says of the workload."""
 NEEDED = {
-    "model": ("which model it trains", "--model"), "num_gpus": ("how many GPUs run it", "--gpus"),
-    "sequence_length": ("how long its sequences are", "--sequence-length"),
-    "global_batch_size": ("its global batch", "--global-batch-size"),
-}  # fmt: skip
+    "model": Question(name="--model NAME", about="which model it trains"),
+    "num_gpus": Question(name="--gpus N", about="how many GPUs run it"),
+    "sequence_length": Question(name="--sequence-length S", about="how long its sequences are"),
+    "global_batch_size": Question(name="--global-batch-size B", about="sequences per step"),
+}
 """What a plan cannot be without, and the flag that says it."""
 
 
 def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) -> Plan:
-    """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError for
-    what neither says."""
+    """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
+    sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    for name, (what, flag) in NEEDED.items():
-        if values[name] is None:
-            raise PlannerError(f"the configuration does not say {what}; give {flag}")
-    resolved = resolve(Request(**values, precision=reading.precision, optimizer=reading.optimizer))
+    questions = [*reading.questions, *(_needed(name, reading) for name in NEEDED if values[name] is None)]
+    if questions:
+        ask("the configuration", questions)
+    resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def _needed(name: str, reading: Reading) -> Question:
+    if name == "model" and reading.model_name:
+        about = f"{reading.model_name} is no preset: its name on the hub, its config.json, or a preset that is like it"
+        return dataclasses.replace(NEEDED[name], about=about)
+    return NEEDED[name]
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:

@@ -1,10 +1,10 @@
 """What all readers do: a whole number or a sentence, an exact quotient, layers of stages in the plan's words."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError, shown
 from planner.layout import Layout
@@ -34,12 +34,7 @@ def percent(value: Any, where: str) -> int:
 
 def json_mapping(path: Path, text: str, what: str) -> dict[str, Any]:
     """The mapping in a JSON file; ``what`` it should be. Raises PlannerError."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise PlannerError(f"{path}: JSON that cannot be read ({str(error).split(';')[0]})") from error
+    data = library.parse_json(text, str(path))
     if not isinstance(data, dict):
         raise PlannerError(f"{path}: {what} is a mapping of keys to values, and this is a {type(data).__name__}")
     return data
@@ -80,9 +75,5 @@ def left_over(data: Mapping[str, Any], known: Sequence[str], prefix: str = "") -
 
 
 def read_text(path: Path) -> str:
-    """Text of a file. Raises PlannerError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise PlannerError(f"{path}: cannot be read ({reason})") from error
+    """Text of a configuration. Raises PlannerError."""
+    return library.read_text(path)

@@ -3,15 +3,16 @@
 import ast
 import re
 import shlex
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import json_mapping, left_over, quotient, read_text, uneven, whole_number
 from planner.trainers.torchtitan.export import CONVERTERS
 
@@ -31,9 +32,10 @@ QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_bac
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Reading:
-    """The layout of a torchtitan configuration; ``num_gpus`` where data_parallel_shard_degree is -1. Raises PlannerError."""
-    given = _sections(path, read_text(path))
+def read(path: Path, said: Given) -> Reading:
+    """The layout of a torchtitan configuration; the number of GPUs where data_parallel_shard_degree is -1. Raises PlannerError."""
+    given = said.filled(_sections(path, read_text(path)))
+    num_gpus = said.num_gpus
     other = given.get("other", {})
     parallel, training = ({**known, **given.get(name, {})} for name, known in DEFAULTS.items())
     unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")]
@@ -106,10 +108,7 @@ def _sections(path: Path, text: str) -> dict[str, dict[str, Any]]:
     if path.suffix == ".py":
         return _python(path, text)
     if path.suffix == ".toml":
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise PlannerError(f"{path}: not a TOML file: {error}") from error
+        data = library.parse_toml(text, str(path))
         mode = data.get("activation_checkpoint", {}).get("mode", "selective")
         return {**_plain(data), "other": {"recompute": _mode(path, mode)}}
     if path.suffix == ".json":

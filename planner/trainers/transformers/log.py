@@ -10,10 +10,11 @@ These are averages over the whole training, warm-up, evaluation and checkpoints 
 step. Neither holds the model, the GPUs or the sequence length.
 """
 
-import json
 import re
 from typing import Any
 
+from planner import library
+from planner.errors import PlannerError
 from planner.trainers.reading.log_facts import Log, Step, lines
 
 WRITER, MARK = "the transformers Trainer", "train_runtime"
@@ -39,8 +40,8 @@ def read(text: str) -> Log:
 
 def _state(text: str) -> dict[str, Any] | None:
     try:
-        state = json.loads(text)
-    except (ValueError, RecursionError):
+        state = library.parse_json(text, "log")
+    except PlannerError:
         return None
     return state if isinstance(state, dict) else None
 

@@ -86,8 +86,7 @@ def rendered(
     }  # fmt: skip
     files = {**own, "training.json": json_text(settings), "train.py": template("transformers", "transformers_train.txt")}
     if kind:
-        longest = max(job.model.max_sequence_length, work.sequence_length)
-        files["model/config.json"] = json_text({**(model_config.model_config(job.model) or {}), "max_position_embeddings": longest})
+        files["model/config.json"] = model_config.config_file(job)
     return run_of(
         job, "transformers", files, family=kind, launcher=Expression(" ".join(launcher)),
         start="node" if launcher else "torchrun",

@@ -1,0 +1,52 @@
+"""Presets by the names that people know them by: aliases, and repositories of the Hugging Face hub."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from planner import library
+
+_REPOSITORY = re.compile(r"^source:.*?Hugging Face ([\w.-]+/[\w.-]+)", re.MULTILINE)
+_TUNED = re.compile(r"-(hf|base|instruct|chat|it|pt)$")
+"""Endings of the variants of one architecture: base, tuned, converted. Versions and dates stay: sizes may differ."""
+
+
+def aliases() -> dict[str, str]:
+    """Other names of presets: alias -> preset."""
+    data = library.read_yaml(library.profiles_directory() / "model_aliases.yaml")
+    return {str(alias): str(preset) for alias, preset in data.items()}
+
+
+def preset_named(name: str) -> str | None:
+    """The preset that is called so, has this alias, or was read from this repository or a variant of it; None = none.
+
+    Case does not matter. A repository that is not known is None, whatever it is called: its config.json says what it is.
+    """
+    asked = name.lower()
+    known = aliases()
+    if "/" in asked:
+        return known.get(asked) or _repositories().get(_base(asked))
+    return asked if _file(asked).is_file() else known.get(asked)
+
+
+def _file(preset: str) -> Path:
+    return library.profiles_directory() / "models" / f"{preset}.yaml"
+
+
+def _base(repository: str) -> str:
+    """The repository without what variants of one model add: meta-llama/Meta-Llama-3.1-8B-Instruct and Llama-3.1-8B."""
+    owner, _, name = repository.lower().partition("/")
+    name = name.removeprefix("meta-")
+    while (shorter := _TUNED.sub("", name)) != name:
+        name = shorter
+    return f"{owner}/{name}"
+
+
+@cache
+def _repositories() -> dict[str, str]:
+    """Preset by the repository that its source names; the files are searched, not read, which takes 3 ms."""
+    found: dict[str, str] = {}
+    for path in sorted((library.profiles_directory() / "models").glob("*.yaml")):
+        for repository in _REPOSITORY.findall(path.read_text(encoding="utf-8")):
+            found.setdefault(_base(repository), path.stem)
+    return found

@@ -1,0 +1,165 @@
+"""NeMo AutoModel: its YAML recipes."""
+
+import re
+from pathlib import Path
+
+from planner.errors import PlannerError, shown
+from planner.layout import CpMethod, Recompute, Schedule
+from planner.model import ModelSpec
+from planner.trainer_options import spell
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets, optimizer, quantised
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.interpolation import resolved
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.values import quotient
+
+QUIET = re.compile(
+    r"recipe|seed|benchmark\..*|step_scheduler\..*|dist_env\..*|rng\..*|checkpoint\..*|loss_fn\..*|(validation_)?(dataset|dataloader)s?\..*"
+    r"|lr_scheduler\..*|ci\..*|wandb\..*|mlflow\..*|comet\..*|slurm\..*|skypilot\..*|tokenizer.*|optimizer\..*|packed_sequence\..*"
+    r"|clip_grad_norm\..*|max_grad_norm|model\.(?!text_config|config\.num_hidden|num_hidden).*|processor.*|freeze_config\..*|moe_metrics.*"
+    r"|distributed\.(pipeline\.\w+|moe\.\w+|defer_\w+|multimodal.*|dp_size|enable_async.*|patch_\w+|_target_)|peft\..*|fp8\..*"
+    r"|quantization\..*|profiling\..*|compile\..*"
+)
+SCHEDULES = {
+    "1f1b": Schedule.ONE_F_ONE_B, "interleaved1f1b": Schedule.INTERLEAVED, "gpipe": Schedule.GPIPE,
+    "zbvzerobubble": Schedule.ZBV,
+}  # fmt: skip
+FP8 = {
+    "tensorwise": "fp8", "current": "fp8", "rowwise": "fp8_row", "rowwise_with_gw_hp": "fp8_row", "block": "fp8_block",
+    "mxfp8": "mxfp8",
+}  # fmt: skip
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError."""
+    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of NeMo AutoModel")))), said.num_gpus)
+
+
+def parse(given: Settings, num_gpus: int | None = None) -> Reading:
+    """The job that settings describe. Raises PlannerError."""
+    if re.search(r"[dD]iffusion|Retriev|BiEncoder|Classif|KD|Eagle|DFlash", str(given.get("recipe", ""))):
+        raise PlannerError(f"{given.where('recipe')} is {shown(given.get('recipe'))}, which is no training of a language model")
+    split, batches, peft = given.section("distributed"), given.section("step_scheduler"), given.section("peft")
+    strategy = str(split.get("strategy", "fsdp2"))
+    if strategy not in ("fsdp2", "ddp"):
+        raise PlannerError(f"{split.where('strategy')} is {strategy}, which is not modelled in AutoModel; fsdp2 and ddp are")
+    name = given.get("model.pretrained_model_name_or_path") or given.get("model.config.pretrained_model_name_or_path")
+    name = name or (given.get("model.config") if isinstance(given.get("model.config"), str) else None)
+    model, notes = named_model(str(name), given.path) if name else (None, ())
+    fields = _degrees(split, model, strategy)
+    batch, micro = batches.size("global_batch_size", 32), batches.size("local_batch_size", 1)
+    if fields["pp"] > 1:
+        micro = split.size("pipeline.pp_microbatch_size")
+    gpus = num_gpus
+    if gpus is not None:
+        dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by tp, cp and pp")
+        fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: global_batch_size by micro batches")}
+        if (replicas := _size(split, "dp_replicate_size")) > 1:
+            fields["dp_shard"] = quotient(dp, replicas, f"{given.path}: dp by dp_replicate_size")
+    fields["micro_batch_size"] = micro
+    adapters = given.get("peft") is not None
+    return Reading(
+        trainer=_trainer(given), fields=fields, model=model, model_name=str(name or ""), num_gpus=gpus, global_batch_size=batch,
+        sequence_length=_length(given), precision=_precision(given, adapters), optimizer=_optimizer(given),
+        lora_rank=peft.size("dim", 8) if adapters else 0,
+        lora_targets=_targets(peft) if adapters else "all",
+        frozen_weights=_frozen(given) if adapters else None,
+        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
+    )  # fmt: skip
+
+
+def _frozen(given: Settings) -> str:
+    bits = given.section("quantization")
+    four, eight = bits.flag("load_in_4bit"), bits.flag("load_in_8bit")
+    return quantised(4 if four else 8, bits.flag("bnb_4bit_use_double_quant")) if four or eight else "bf16"
+
+
+def _size(part: Settings, name: str) -> int:
+    value = part.get(name)
+    return 1 if value in (None, "none", "None", -1) else part.size(name)
+
+
+def _degrees(split: Settings, model: ModelSpec | None, strategy: str) -> dict[str, int]:
+    """Fields of Layout from the section distributed."""
+    tp, cp, pp, ep = (_size(split, f"{name}_size") for name in ("tp", "cp", "pp", "ep"))
+    mode = str(split.get("activation_checkpointing", False)).lower()
+    if mode not in ("true", "false", "full", "none"):
+        raise PlannerError(
+            f"{split.where('activation_checkpointing')} is {mode}, which is not modelled; say --set "
+            "distributed.activation_checkpointing=true or =false"
+        )
+    keep = split.get("moe.reshard_after_forward" if ep > 1 else "reshard_after_forward")
+    # Layers are kept gathered in a pipeline, and in mixtures with expert parallelism unless the section moe says otherwise.
+    gathered = not keep if keep is not None else pp > 1 or ep > 1
+    fields = {
+        "tp": tp, "cp": cp, "pp": pp, "ep": ep, "zero": 0 if strategy == "ddp" else 2 if gathered else 3,
+        "sequence_parallel": int(split.flag("sequence_parallel") and tp > 1),
+        "recompute": int(Recompute.FULL if mode in ("true", "full") else Recompute.NONE),
+    }  # fmt: skip
+    if cp > 1:
+        fields["cp_method"] = int(CpMethod.RING)
+    if pp > 1:
+        pipe = split.section("pipeline")
+        schedule = pipe.choice("pp_schedule", SCHEDULES, "1f1b")
+        fields |= {"schedule": int(schedule), "vpp": _chunks(pipe, model, pp) if schedule == Schedule.INTERLEAVED else 1}
+        if schedule == Schedule.ZBV:
+            fields["vpp"] = 2
+    return fields
+
+
+def _chunks(pipe: Settings, model: ModelSpec | None, pp: int) -> int:
+    """Virtual stages per rank: of ``layers_per_stage``, rounded to a multiple of the ranks as the file says."""
+    each = pipe.number("layers_per_stage")
+    if each is None or model is None:
+        return 2
+    stages = -(-model.num_layers // each)
+    up = str(pipe.get("round_virtual_stages_to_pp_multiple", "")) == "up"
+    return max(-(-stages // pp) if up else stages // pp, 1)
+
+
+def _trainer(given: Settings) -> str:
+    options = {}
+    dispatcher = str(given.get("model.backend.dispatcher", ""))
+    if dispatcher in ("deepep", "hybridep"):
+        options["expert_dispatch"] = dispatcher
+    if given.flag("compile.enabled"):
+        options["compile"] = "on"
+    if float(given.get("peft.dropout", 0.0) or 0.0) > 0.0:
+        options["adapter_dropout"] = "on"
+    from planner.trainer import load_trainer
+
+    known = load_trainer("automodel").choices.options
+    return spell("automodel", {name: value for name, value in options.items() if value in known.get(name, ())})
+
+
+def _targets(peft: Settings) -> str:
+    named = peft.get("target_modules")
+    words = named if isinstance(named, list) else [named]
+    return "all" if peft.flag("match_all_linear") or any("*" in str(one) for one in words) or not named else adapter_targets(named)
+
+
+def _precision(given: Settings, adapters: bool) -> str:
+    """Weights are loaded, sharded and updated in the dtype that the model names, bf16 where it names none."""
+    if given.flag("fp8.enabled"):
+        return str(given.section("fp8").choice("recipe_name", FP8, "tensorwise"))
+    inner = given.section("model").data.get("backend")
+    if isinstance(inner, dict) and inner.get("te_fp8"):
+        return str(given.section("model").section("backend").section("te_fp8").choice("recipe", FP8, "current"))
+    dtype = str(given.get("model.torch_dtype") or given.get("model.config.torch_dtype") or "bf16").rpartition(".")[2]
+    masters = given.flag("optimizer.master_weights")
+    return "bf16" if adapters or masters or dtype in ("float32", "fp32") else "bf16_true"
+
+
+def _optimizer(given: Settings) -> str:
+    part = given.section("optimizer")
+    return optimizer(part, str(part.get("_target_", "torch.optim.Adam")).rpartition(".")[2], "_target_")
+
+
+def _length(given: Settings) -> int | None:
+    """Tokens of a sequence: of packs, or what the data set is cut or filled to; None = as long as its texts are."""
+    packed = given.section("packed_sequence").size("packed_sequence_size", 0, least=0)
+    data = given.section("dataset")
+    found = data.first("seq_len", "seq_length", "max_seq_length", "max_length", "sequence_length", default=None)
+    return packed or (int(found) if isinstance(found, int) and not isinstance(found, bool) else None)

@@ -1,0 +1,72 @@
+"""LitGPT: the YAML of litgpt finetune and litgpt pretrain."""
+
+import re
+from pathlib import Path
+
+from planner.errors import PlannerError, shown
+from planner.layout import Recompute
+from planner.trainer_options import spell
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.values import quotient
+
+QUIET = re.compile(
+    r"(data|eval|log|optimizer|train)\..*|data|out_dir|resume|seed|logger_name|tokenizer_dir|initial_checkpoint_dir|lora_(alpha|head)|initial_\w+"
+    r"|access_token|save_\w+"
+)
+PRECISIONS = {"bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32"}
+FROZEN = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_dq", "bnb.int8-training": "int8"}
+LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False, "mlp": False}
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError."""
+    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT"))), said.num_gpus)
+
+
+def parse(given: Settings, num_gpus: int | None = None) -> Reading:
+    """The job that settings describe. Raises PlannerError."""
+    train = given.section("train")
+    pretrain = given.get("model_name") is not None
+    name = str(given.get("model_name") or given.get("checkpoint_dir"))
+    model, notes = named_model(name, given.path)
+    devices, nodes = given.get("devices", "auto" if pretrain else 1), given.size("num_nodes")
+    gpus = num_gpus or (None if devices == "auto" else given.size("devices") * nodes)
+    batch, micro = train.size("global_batch_size", 512 if pretrain else 16), train.size("micro_batch_size", 4 if pretrain else 1)
+    adapters = given.get("lora_r") is not None
+    if given.get("adapter_prompt_length") is not None or "adapter" in given.path.stem.split("-"):
+        raise PlannerError(f"{given.path}: prompt adapters are not modelled; LoRA and full fine-tuning are")
+    quantize = given.get("quantize")
+    if quantize is not None and quantize not in FROZEN:
+        raise PlannerError(f"{given.where('quantize')} is {shown(quantize)}; a plan knows {', '.join(FROZEN)}")
+    fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
+    if gpus is not None:
+        # On several devices every block is wrapped and recomputed; pre-training recomputes nothing and shards in a node.
+        fields |= {"dp": gpus, "num_microbatches": quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")}
+        if gpus > 1:
+            fields |= {"zero": 3, "recompute": int(Recompute.NONE if pretrain else Recompute.FULL)}
+            if pretrain and nodes > 1:
+                fields["dp_shard"] = gpus // nodes
+    options = {"compile": "on"} if pretrain else {}
+    if adapters and float(given.get("lora_dropout", 0.05) or 0.0) > 0.0:
+        options["adapter_dropout"] = "on"
+    named = [one for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on)]
+    short = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj", "mlp": "up_proj"}
+    return Reading(
+        trainer=spell("litgpt", options), fields=fields, model=model, model_name=name, num_gpus=gpus, global_batch_size=batch,
+        sequence_length=train.number("max_seq_length"), precision=given.choice("precision", PRECISIONS, "bf16-true"),
+        optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0,
+        lora_targets=adapter_targets([short[one] for one in named]) if adapters else "all",
+        frozen_weights=(FROZEN[quantize] if quantize else "bf16") if adapters else None,
+        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
+    )  # fmt: skip
+
+
+def _optimizer(given: Settings) -> str:
+    named = given.get("optimizer", "AdamW")
+    if isinstance(named, dict):
+        named = str(given.section("optimizer").get("class_path", "AdamW"))
+    return optimizer(given, str(named).rpartition(".")[2], "optimizer")

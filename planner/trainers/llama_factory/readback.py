@@ -1,0 +1,89 @@
+"""LLaMA-Factory: the YAML or JSON of llamafactory-cli."""
+
+import re
+from pathlib import Path
+
+from planner.errors import PlannerError, shown
+from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+
+OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
+NO_REFERENCE = ("orpo", "simpo")
+FOREIGN = {
+    "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_dora": "DoRA",
+    "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro",
+    "use_hyper_parallel": "HyperParallel", "use_mca": "Megatron (MCA)",
+    "use_kt": "KTransformers", "use_asft_loss": "the reference model of ASFT",
+}  # fmt: skip
+"""Settings that change what is stored, and that the planner has no word for."""
+
+QUIET = re.compile(
+    rf"{fine_tuning.QUIET.pattern}|cutoff_len|overwrite_cache|image_\w+|video_\w+|audio_\w+|use_reentrant_gc|pref_\w+|packing|neat_packing"
+    r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
+    r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
+    r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
+    r"|ref_model|use_fast_tokenizer|use_swanlab|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
+)
+"""Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError."""
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory"))), said.num_gpus)
+    found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|src/train(?:_bash)?\.py)")
+    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
+
+
+def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
+    """The job that settings describe; ``sharding`` of the launcher. Raises PlannerError."""
+    for name, what in FOREIGN.items():
+        if given.flag(name) if name != "mixture_of_depths" else given.get(name):
+            raise PlannerError(f"{given.where(name)}: {what} is not modelled")
+    if given.get("tensor_model_parallel_size") is not None or given.get("pipeline_model_parallel_size") is not None:
+        raise PlannerError(f"{given.path}: LLaMA-Factory over Megatron is not read; import the arguments of Megatron")
+    if given.flag("do_predict") and not given.flag("do_train"):
+        raise PlannerError(f"{given.path}: do_predict without do_train: nothing is trained")
+    kind = str(given.get("finetuning_type", "lora"))
+    if kind not in ("lora", "full"):
+        raise PlannerError(f"{given.where('finetuning_type')} is {shown(kind)}, which is not modelled; lora and full are")
+    objective = given.choice("stage", OBJECTIVES, "sft")
+    if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
+        raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid, hinge and ipo are")
+    half, single = given.flag("pure_bf16"), given.flag("bf16")
+    precision = "bf16" if half or single else "fp16" if given.flag("fp16") else "fp32"
+    if given.flag("fp8"):
+        given.get("fp8_backend")
+        precision = "fp8"
+    bits = given.number("quantization_bit", least=2, most=8)
+    double = given.flag("double_quantization", True)
+    muon = "muon" if given.flag("use_muon") else None
+    found = FineTuning(
+        given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
+        micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
+        sequence_length=given.size("cutoff_len", 2048), precision=precision, half_weights=half,
+        optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
+        recompute=not given.flag("disable_gradient_checkpointing"),
+        lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
+        lora_targets=adapter_targets(given.get("lora_target", "all")),
+        frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
+        objective=objective, num_gpus=num_gpus, sharding=sharding or accelerate_named(given) or from_arguments(given) or Sharding(),
+        options=_options(given), quiet=QUIET,
+    )  # fmt: skip
+    return fine_tuning.reading(found)
+
+
+def _options(given: Settings) -> dict[str, str]:
+    """Options of the trainer that the file sets."""
+    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.0) or 0.0) > 0.0 else {}
+    kernel = str(given.get("flash_attn", "auto")).lower()
+    if kernel in KERNELS:
+        options["attention_kernel"] = KERNELS[kernel]
+    if given.flag("enable_liger_kernel"):
+        options["loss"] = "fused_linear"
+    return options

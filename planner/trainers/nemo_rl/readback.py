@@ -1,0 +1,167 @@
+"""NeMo-RL: the training part of its YAML, of SFT, DPO and the policy of reinforcement learning."""
+
+import re
+from pathlib import Path
+
+from planner.errors import PlannerError, shown
+from planner.layout import CpMethod, Recompute, Schedule
+from planner.model import ModelSpec
+from planner.trainer_options import spell
+from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.interpolation import extended, resolved
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.values import percent, quotient
+
+FP8 = {"blockwise": "fp8_block", "tensorwise": "fp8", "delayed": "fp8", "mxfp8": "mxfp8"}
+READ_HERE = re.compile(
+    r"policy\.(dtensor_cfg|megatron_cfg)\.(custom_parallel_plan|model_overrides.*|freeze_moe_router.*|use_linear_ce\w*"
+    r"|fine_grained_activation_offloading|offload_modules.*|cuda_graph_impl)"
+)
+"""Of all other settings those are shown that may change time or memory of the step; generation is not part of the plan."""
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError."""
+    return parse(Settings(path, resolved(said.filled(extended(path, "a configuration of NeMo-RL")))), said.num_gpus)
+
+
+def parse(given: Settings, num_gpus: int | None = None) -> Reading:
+    """The job that settings describe. Raises PlannerError."""
+    policy, cluster = given.section("policy"), given.section("cluster")
+    if policy.get("model_name") is None or policy.get("train_global_batch_size") is None:
+        raise PlannerError(f"{given.path}: policy.model_name or policy.train_global_batch_size is missing: no job of NeMo-RL")
+    name = str(policy.get("model_name"))
+    model, notes = named_model(name, given.path)
+    core = policy.section("megatron_cfg")
+    native = not core.flag("enabled")
+    fields = _native(policy.section("dtensor_cfg"), model) if native else _megatron(core)
+    if given.get("rm") is not None:
+        raise PlannerError(f"{given.path}: training of a reward model is not modelled; SFT, DPO and policies are")
+    gpus = num_gpus or (cluster.size("gpus_per_node") * cluster.size("num_nodes") if cluster.data else None)
+    colocated = policy.section("generation").section("colocated")
+    own = colocated.section("resources")
+    if num_gpus is None and gpus and not colocated.flag("enabled", True) and given.get("grpo") is not None:
+        each = own.get("gpus_per_node")
+        gpus = _left(cluster, own, each)
+        notes += (f"generation has GPUs of its own: {gpus} train",)
+    # Settings of DPO count pairs; its reference model waits on the host and is swapped in before the step.
+    sequences = 2 if given.get("dpo") is not None else 1
+    batch, micro = sequences * policy.size("train_global_batch_size"), sequences * policy.size("train_micro_batch_size")
+    if sequences > 1:
+        notes += ("pairs are read as two sequences each; the log probabilities of the reference model are not in the plan",)
+    fields["micro_batch_size"] = micro
+    if gpus is not None:
+        dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
+        steps = quotient(batch, micro * dp, f"{given.path}: train_global_batch_size by micro batches")
+        fields |= {"dp": dp, "num_microbatches": steps}
+        replicas = policy.section("dtensor_cfg").size("dp_replicate_size") if native else 1
+        if replicas > 1:
+            fields["dp_shard"] = quotient(dp, replicas, f"{given.path}: dp by dp_replicate_size")
+    lora = policy.section("dtensor_cfg").section("lora_cfg") if native else core.section("peft")
+    adapters = lora.flag("enabled")
+    if given.get("grpo") is not None or given.get("distillation") is not None:
+        notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
+    return Reading(
+        trainer=_trainer(core, native), fields=fields, model=model, model_name=name, num_gpus=gpus, global_batch_size=batch,
+        sequence_length=policy.number("max_total_sequence_length"), precision=_precision(policy, core, native),
+        optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
+        lora_targets=_targets(lora) if adapters else "all",
+        frozen_weights="bf16" if adapters and not native else "fp32" if adapters else None,
+        unread=tuple(one for one in given.left() if _matters(one, native)), notes=notes,
+    )  # fmt: skip
+
+
+def _matters(setting: str, native: bool) -> bool:
+    name = setting.split(" = ")[0]
+    other = "megatron_cfg" if native else "dtensor_cfg"
+    return READ_HERE.fullmatch(name) is not None and other not in name and not setting.endswith("= 'none'")
+
+
+def _left(cluster: Settings, own: Settings, each: object) -> int:
+    """GPUs that are left for training where generation has its own."""
+    nodes, per_node = cluster.size("num_nodes"), cluster.size("gpus_per_node")
+    taken = own.number("num_nodes")
+    if taken and nodes > 1:
+        return (nodes - taken) * per_node
+    return nodes * (per_node - (own.size("gpus_per_node") if each else 0))
+
+
+def _native(part: Settings, model: ModelSpec | None) -> dict[str, int]:
+    """Fields of Layout under FSDP2 of torch, with which NeMo-RL always keeps fp32 weights."""
+    tp, cp, ep = (part.size(f"{name}_parallel_size") for name in ("tensor", "context", "expert"))
+    return {
+        "tp": tp, "cp": cp, "ep": ep, "pp": 1, "zero": 3, "offload_parameters": int(part.flag("cpu_offload")),
+        "sequence_parallel": int(part.flag("sequence_parallel") and tp > 1),
+        "recompute": int(Recompute.FULL if part.flag("activation_checkpointing") else Recompute.NONE),
+        **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}),
+    }  # fmt: skip
+
+
+def _megatron(core: Settings) -> dict[str, int]:
+    """Fields of Layout under Megatron Core."""
+    tp, pp, cp, ep, etp = (
+        core.size(f"{name}_parallel_size")
+        for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+    )
+    vpp = core.size("virtual_pipeline_model_parallel_size")
+    optimizer = core.section("optimizer")
+    fields = {
+        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vpp": vpp,
+        "schedule": int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B),
+        "sequence_parallel": int(core.flag("sequence_parallel") and tp > 1),
+        "zero": int(optimizer.flag("use_distributed_optimizer", True)), **_recompute(core),
+        "first_stage_layers": core.size("num_layers_in_first_pipeline_stage", 0, 0),
+        "last_stage_layers": core.size("num_layers_in_last_pipeline_stage", 0, 0),
+    }  # fmt: skip
+    if optimizer.flag("optimizer_cpu_offload"):
+        share = optimizer.get("optimizer_offload_fraction", 0.0)
+        fields["offload_optimizer"] = percent(share, optimizer.where("optimizer_offload_fraction"))
+    return fields
+
+
+def _recompute(core: Settings) -> dict[str, int]:
+    if not core.flag("activation_checkpointing"):
+        return {"recompute": int(Recompute.NONE)}
+    if str(core.get("recompute_granularity", "full")) != "selective":
+        return {"recompute": int(Recompute.FULL)}
+    known = {name: module for module, name in MODULES.items()}
+    mask = 0
+    for name in core.get("recompute_modules") or ["core_attn"]:
+        if name not in known:
+            raise PlannerError(f"{core.where('recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
+        mask |= int(known[name])
+    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+
+
+def _trainer(core: Settings, native: bool) -> str:
+    if native:
+        return spell("automodel", {"compile": "off"})
+    reduce = core.section("distributed_data_parallel_config").flag("grad_reduce_in_fp32")
+    dispatch = "deepep" if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
+    said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
+    graphs = "none" if core.get("cuda_graph_impl", "none") == "none" else "layers"
+    return spell("megatron-bridge", {**said, "cuda_graphs": graphs, "fused_experts": "off", "fp8_attention": "off"})
+
+
+def _precision(policy: Settings, core: Settings, native: bool) -> str:
+    part = core.section("fp8_cfg")
+    if not native and part.flag("enabled"):
+        return str(part.choice("fp8_recipe", FP8, "blockwise"))
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(policy.get("precision", "bfloat16")), "bf16")
+
+
+def _optimizer(policy: Settings, core: Settings, native: bool) -> str:
+    if native:
+        part = policy.section("optimizer")
+        return optimizer(part, str(part.get("name", "AdamW")).rpartition(".")[2], "name")
+    part = core.section("optimizer")
+    return optimizer(part, part.get("optimizer", "adam"), "optimizer")
+
+
+def _targets(lora: Settings) -> str:
+    named = lora.get("target_modules")
+    return "all" if lora.flag("match_all_linear") or not named else adapter_targets(named)

@@ -1,0 +1,167 @@
+"""A command that starts a training, out of a script: its launcher, its settings, the files that it names."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
+from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section
+from planner.trainers.reading.shell import Script, evaluate, is_open, options, words_of
+from planner.trainers.reading.shell.text import Word, gap
+from planner.trainers.reading.values import read_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One command that trains."""
+
+    program: str
+    """The word that was looked for."""
+    settings: dict[str, Any]
+    """Options of the program by name, with underscores; an unknown value is a text with gaps."""
+    words: list[str]
+    """Words of the program before its first option, and those that are no values of options: files, a=b."""
+    sharding: Sharding | None
+    """What its launcher says; None = nothing."""
+    num_gpus: int | None
+    """Processes, where launcher and variables say how many."""
+    visible: int | None = None
+    """GPUs that the script shows to each node; None = all."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Launcher:
+    """Options of what starts the processes."""
+
+    given: dict[str, list[str]] = field(default_factory=dict)
+
+    def text(self, *names: str) -> str | None:
+        """The value of an option, under any of its names."""
+        return next((self.given[name][0] for name in names if self.given.get(name)), None)
+
+    def number(self, *names: str) -> int | None:
+        """The same as a whole number; None where it is not one."""
+        text = self.text(*names)
+        return int(text) if text is not None and re.fullmatch(r"\d{1,6}", text) else None
+
+
+def launched(path: Path, said: Given, program: str, mode: str = "") -> Launch:
+    """The first command of a script that has a word like ``program``, followed by one like ``mode``. Raises PlannerError when there
+    is none."""
+    text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", read_text(path), flags=re.MULTILINE)  # cells of notebooks
+    script = evaluate(text, str(path), said.settings, path.parent)
+    for name in said.settings:
+        if re.search(rf"\b{re.escape(name)}\b", text):
+            said.used.add(name)
+    found = []
+    for command in script.commands:
+        words = [*command.words, ""]
+        fits = (i for i, word in enumerate(words[:-1]) if re.fullmatch(program, word) and re.fullmatch(mode or ".*", words[i + 1]))
+        place = next(fits, None)
+        if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
+            found.append((command.words, place))
+    if not found:
+        raise PlannerError(f"{path}: no command that trains was found in this script")
+    notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
+    words, place = found[0]
+    return _launch(path, words, place, script, notes)
+
+
+def _launch(path: Path, words: list[str], place: int, script: Script, notes: tuple[str, ...]) -> Launch:
+    after = list(words_of(words[place + 1 :]))
+    launcher = _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(words[:place]))})
+    first = next((i for i, word in enumerate(after) if word.text.startswith("-")), len(after))
+    settings = _settings(after)
+    loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
+    return Launch(
+        program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),
+        num_gpus=_gpus(words[:place], launcher, script), visible=_visible(script), notes=notes,
+    )  # fmt: skip
+
+
+def _settings(after: Iterable[Word]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, values, under in options(after):
+        kept = [one for one in values if not re.match(r"[+~]*[\w./@]+=", one)] if len(values) > 1 else values
+        value: Any = True if not kept else parsed(kept[0]) if len(kept) == 1 else [parsed(one) for one in kept]
+        found[name.replace("-", "_")] = gap(under) if under else value
+    return found
+
+
+def _visible(script: Script) -> int | None:
+    text = script.variables.text("CUDA_VISIBLE_DEVICES") or script.variables.text("ASCEND_RT_VISIBLE_DEVICES")
+    return len([one for one in text.split(",") if one.strip()]) if text and not is_open(text) else None
+
+
+def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
+    """Processes of the job."""
+    program = Path(before[0]).name if before else ""
+    seen = _visible(script)
+    nodes = launcher.number("nnodes", "num_nodes", "num_machines") or _variable(script, "NNODES") or 1
+    if "deepspeed" in before:
+        if (hosts := launcher.text("include")) and re.fullmatch(r"[\w.-]+:\d+(,\d+)*", hosts):
+            return len(hosts.split(","))
+        each = launcher.number("num_gpus") or seen
+        return each * nodes if each else None
+    if (total := launcher.number("num_processes")) is not None:
+        return total
+    if "accelerate" in before:
+        return None
+    text = launcher.text("nproc_per_node")
+    each = launcher.number("nproc_per_node") or (seen if text in ("gpu", "auto") else None)
+    each = each or _variable(script, "NPROC_PER_NODE")
+    if each is None and (not before or program.startswith("python")):
+        return 1 if seen == 1 else None
+    return each * nodes if each else None
+
+
+def _variable(script: Script, name: str) -> int | None:
+    text = script.variables.text(name) or ""
+    return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Sharding | None:
+    """What options of accelerate say."""
+    file = launcher.text("config_file")
+    if file is not None and not is_open(file):
+        there = beside(path, file)
+        if there is not None:
+            found = accelerate(there)
+            gpus = launcher.number("num_processes")
+            return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
+        settings.setdefault("accelerate", file)
+        return None
+    given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
+    if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
+        if (name := given.get("deepspeed_config_file")) is not None:
+            return deepspeed(name, path, "deepspeed_config_file")
+        part = Settings(path, given)
+        fields = {"zero": part.size("zero_stage", 2, least=0)}
+        states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
+        host = {"offload_parameters": 1} if weights == "cpu" else {"offload_optimizer": 100} if states == "cpu" else {}
+        return Sharding(kind="deepspeed", fields={**fields, **host})
+    if "use_fsdp" in given:
+        return fsdp_section(Settings(path, given), "fsdp_")
+    if "multi_gpu" in given:
+        return Sharding(fields={"zero": 0})
+    return None
+
+
+def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
+    """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
+    named = [str(found.settings.pop(one)) for one in options_that_name if one in found.settings]
+    named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
+    data: dict[str, Any] = {}
+    for name in named:
+        file = beside(path, name)
+        if file is None:
+            raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")
+        data |= file_settings(file, "settings of a training")
+    data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
+    return Settings(path, said.filled({**data, **found.settings}))

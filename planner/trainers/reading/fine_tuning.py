@@ -1,0 +1,178 @@
+"""What all front ends of Hugging Face's Trainer share: batches, adapters, dtypes and sharding become one reading."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.layout import Recompute
+from planner.trainer_options import spell
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Question
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.sharding import Sharding
+from planner.trainers.reading.values import quotient
+
+OPTIMIZERS = {
+    "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
+    "adamw_apex_fused": "adam", "adamw_anyprecision": "adam", "stable_adamw": "adam", "torch.optim.adamw": "adam",
+    "torch.optim.adam": "adam", "fusedadam": "adam", "cpuadam": "adam", "deepspeedcpuadam": "adam",
+    "adamw_8bit": "adam_8bit", "adamw_bnb_8bit": "adam_8bit", "adamw_torch_8bit": "adam_8bit", "adamw8bit": "adam_8bit",
+    "paged_adamw": "paged_adam", "paged_adamw_32bit": "paged_adam", "pagedadamw": "paged_adam",
+    "paged_adamw_8bit": "paged_adam_8bit", "pagedadamw8bit": "paged_adam_8bit", "adafactor": "adafactor",
+    "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",
+}  # fmt: skip
+"""Optimizers by their names in transformers, DeepSpeed, torch and bitsandbytes.  [transformers, training_args.py]"""
+ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
+JOINT = {
+    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv"), "qkv"),
+    **dict.fromkeys(("linear_proj", "output_proj", "out_proj", "attention_dense"), "o"),
+}
+"""Linear layers of attention under other names, by the letters of their parts."""
+KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
+"""attn_implementation -> attention_kernel."""
+QUIET = re.compile(
+    r"(.*\.)?(output_dir|overwrite_output_dir|logging_\w+|save_\w+|eval\w*|do_\w+|report_to|run_name|seed|data_seed|learning_rate"
+    r"|lr_.*|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset.*"
+    r"|dataloader_\w+|ddp_timeout|ddp_find_unused_parameters|remove_unused_columns|resume_from_checkpoint|trust_remote_code"
+    r"|chat_template\w*|model_revision|per_device_eval_batch_size|disable_tqdm|load_best_model_at_end|metric_for_best_model"
+    r"|greater_is_better|group_by_length|tf32|special_tokens.*|preprocessing_num_workers|plot_loss|max_samples|template|system"
+    r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
+    r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
+    r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names)"
+)
+"""Settings that change neither time nor memory of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """A job as a front end says it, with the front end's defaults filled in."""
+
+    given: Settings
+    trainer: str
+    """Of the planner, over FSDP or one device."""
+    model: str | None
+    micro_batch_size: int
+    """Sequences per GPU and forward pass."""
+    accumulation: int | None
+    """None = what makes ``batch``."""
+    batch: int | None = None
+    """Least sequences per step where nothing else says it."""
+    sequence_length: int | None
+    precision: str
+    """Of the computation: bf16, fp16, fp32, fp8."""
+    half_weights: bool
+    """Weights are loaded, and outside of FSDP and DeepSpeed also trained, in 16 bits."""
+    optimizer: str
+    recompute: bool
+    offload_activations: bool = False
+    lora_rank: int = 0
+    lora_targets: str = "all"
+    frozen_weights: str = "bf16"
+    objective: str = "lm"
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the trainer, by name; those that it does not have are left out."""
+    sharding: Sharding = field(default_factory=Sharding)
+    num_gpus: int | None = None
+    sequences_per_gpu: int = 1
+    """Ranks that share one sequence, beside those of ``sharding``."""
+    quiet: re.Pattern[str] = QUIET
+    notes: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+
+
+def reading(job: FineTuning) -> Reading:
+    """The job in the planner's words. Raises PlannerError."""
+    shard, where = job.sharding, str(job.given.path)
+    trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
+    gpus = job.num_gpus or shard.num_gpus
+    fields = {**shard.fields}
+    split = fields.get("tp", 1) * fields.get("cp", 1) * fields.get("pp", 1)
+    micro, steps = job.micro_batch_size, job.accumulation
+    batch = micro * (steps or 1)  # of one replica: to_plan asks for the GPUs first
+    if gpus is not None:
+        dp = quotient(gpus, split, f"{where}: GPUs by tensor, pipeline and sequence parallel degrees")
+        if steps is None:
+            steps = -(-(job.batch or 1) // (micro * dp))
+        batch = micro * steps * dp
+        fields |= {"dp": dp, "num_microbatches": steps, **_of_the_node(shard, gpus, dp)}
+        if gpus == split and not fields.get("offload_parameters"):
+            fields["zero"] = 0
+    fields.setdefault("zero", 0)
+    fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
+    fields.setdefault("recompute", int(Recompute.FULL if job.recompute else Recompute.NONE))
+    mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.precision != "fp32")
+    precision = job.precision
+    if job.half_weights and not mixed and not job.lora_rank:
+        precision = "bf16_true"
+    model, found = named_model(job.model, job.given.path) if job.model else (None, ())
+    frozen, noted = _frozen(job)
+    known = _options(trainer)
+    options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
+    if not job.lora_rank:
+        options.pop("adapter_dropout", None)
+    return Reading(
+        trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
+        sequence_length=job.sequence_length,
+        global_batch_size=batch, precision=precision, optimizer=job.optimizer, num_gpus=gpus, lora_rank=job.lora_rank,
+        lora_targets=job.lora_targets if job.lora_rank else "all",
+        frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
+        unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
+        questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
+    )  # fmt: skip
+
+
+def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
+    """Dtype of frozen weights: a quantised upload says it by its name."""
+    four_bits = re.search(r"gptq|awq|aqlm|int4|w4a16|nvfp4|bnb-nf4|[-_]4bit", (job.model or "").lower())
+    if not job.lora_rank or four_bits is None or job.frozen_weights not in ("bf16", "fp32"):
+        return job.frozen_weights, ()
+    return "nf4", (f"weights of {job.model} lie in 4 bits: priced as nf4",)
+
+
+def _sharding_note(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
+    if job.sharding.kind == "ddp" and (gpus or 0) > 1:
+        return ("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)",)
+    return ()
+
+
+def _of_the_node(shard: Sharding, gpus: int, dp: int) -> dict[str, int]:
+    """Replicas of groups as large as a node, where the strategy is hybrid."""
+    node = shard.gpus_per_node or min(gpus, 8)
+    return {"dp_shard": node} if shard.hybrid and dp > node else {}
+
+
+def _options(trainer: str) -> dict[str, Sequence[str]]:
+    from planner.trainer import load_trainer
+
+    return {name: tuple(values) for name, values in load_trainer(trainer).choices.options.items()}
+
+
+def optimizer(given: Settings, name: Any, setting: str) -> str:
+    """The planner's optimizer. Raises PlannerError, with the setting that answers, for one that is not modelled."""
+    word = str(name).lower().removeprefix("optimizernames.")
+    if word not in OPTIMIZERS:
+        raise PlannerError(
+            f"{given.where(setting)} is {shown(name)}, whose states are not modelled; say --set "
+            f"{given.place}{setting}=NAME with one like it: "
+            f"{', '.join(one for one in OPTIMIZERS if one in ('adamw_torch', 'adamw_8bit', 'adafactor', 'lion', 'sgd', 'muon'))}"
+        )
+    return OPTIMIZERS[word]
+
+
+def adapter_targets(names: Any) -> str:
+    """One of LORA_TARGETS that holds all of the linear layers named: a list, a text with commas, 'all-linear'."""
+    words = names if isinstance(names, list) else re.split(r"[,\s]+", str(names))
+    parts = set()
+    for word in words:
+        tail = str(word).strip().rpartition(".")[2].lower()
+        parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
+    found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
+    return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
+
+
+def quantised(bits: int, double: bool) -> str:
+    """Dtype of frozen weights of bitsandbytes."""
+    return "int8" if bits == 8 else "nf4_dq" if double else "nf4"

@@ -1,0 +1,99 @@
+"""Configurations of OmegaConf and Hydra: files that extend others, ${references}, overrides. Nothing is executed."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.trainers.reading.settings import beside, file_settings, parsed
+
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_DEEPEST = 12
+_SUMS = {"mul": lambda a, b: a * b, "div": lambda a, b: a // b, "add": lambda a, b: a + b, "sub": lambda a, b: a - b}
+"""Resolvers that NeMo's projects register: of whole numbers."""
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping over another, section by section."""
+    found = dict(base)
+    for key, value in over.items():
+        old = found.get(key)
+        found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def extended(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
+    """A file over those that its ``defaults`` name by path (NeMo-RL). Raises PlannerError where one is not there."""
+    data = file_settings(path, what)
+    named = data.pop("defaults", None)
+    if named is None or depth > _DEEPEST:
+        return data
+    found: dict[str, Any] = {}
+    for name in named if isinstance(named, list) else [named]:
+        if name == "_self_" or isinstance(name, Mapping):
+            continue
+        base = beside(path, str(name))
+        if base is None or base.resolve() == path.resolve():
+            raise PlannerError(
+                f"{path}: it extends {shown(name)}, which holds the rest of the settings and is not there; keep the folders "
+                "as they are in the repository"
+            )
+        found = merged(found, extended(base, what, depth + 1))
+    return merged(found, data)
+
+
+def override(data: dict[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names over a mapping."""
+    for name, value in words.items():
+        place = data
+        *sections, last = name.split(".")
+        for one in sections:
+            inner = place.get(one)
+            place[one] = dict(inner) if isinstance(inner, Mapping) else {}
+            place = place[one]
+        place[last] = value
+    return data
+
+
+def resolved(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping with its references replaced; one that cannot be resolved stays as text."""
+
+    def look(name: str, section: tuple[str, ...]) -> Any:
+        steps = name.strip()
+        at: Any = data
+        if steps.startswith("."):
+            ups = len(steps) - len(steps.lstrip("."))
+            steps = ".".join((*section[: max(len(section) - ups + 1, 0)], steps.lstrip(".")))
+        for step in steps.split("."):
+            at = at.get(step) if isinstance(at, Mapping) else None
+        return at
+
+    def text(value: str, section: tuple[str, ...]) -> Any:
+        for _ in range(_DEEPEST):
+            reference = _REFERENCE.search(value)
+            if reference is None or len(value) > 10000:
+                return value
+            function, colon, rest = reference[1].partition(":")
+            if colon:
+                numbers = [str(one).strip() for one in rest.split(",")]
+                usable = function in _SUMS and len(numbers) == 2 and all(re.fullmatch(r"\d{1,12}", one) for one in numbers)
+                one = _SUMS[function](int(numbers[0]), int(numbers[1]) or 1) if usable else None
+            else:
+                one = look(reference[1], section)
+            if one is None:
+                return None if reference.span() == (0, len(value)) else value
+            if reference.span() == (0, len(value)):
+                return text(one, section) if isinstance(one, str) else one
+            value = value[: reference.start()] + str(one) + value[reference.end() :]
+        return value
+
+    def walk(value: Any, section: tuple[str, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: walk(one, (*section, str(key))) for key, one in value.items()}
+        if isinstance(value, str) and "${" in value:
+            found = text(value, section[:-1])
+            return parsed(found) if isinstance(found, str) and "${" not in found else found
+        return value
+
+    return {str(key): walk(value, (str(key),)) for key, value in data.items()}

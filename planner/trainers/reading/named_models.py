@@ -1,0 +1,62 @@
+"""The preset that a configuration means by a repository's name, or by a copy of it that somebody else uploaded."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+from planner import library
+from planner.model import ModelSpec, load_model
+
+_SOURCE = re.compile(r"^source:.*?Hugging Face [\w.-]+/([\w.-]+)", re.MULTILINE)
+_FORM = re.compile(
+    r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking)$"
+)
+_PART = re.compile(r"-(instruct|chat|base|it)\b")
+"""Endings that change neither sizes nor layers: tuned, converted, quantised. Versions stay: their sizes may differ."""
+
+
+def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...]]:
+    """The model and what was taken for what; None where no preset has the name. Never asks the hub: that takes long to fail."""
+    if not re.fullmatch(r"[\w.+/@=:,~ -]{1,200}", name):
+        return None, ()
+    folder = path.parent / name
+    local = next((one for one in (folder, Path(name)) if (one / "config.json").is_file()), None)
+    if local is not None:
+        return load_model(str(local / "config.json")), ()
+    if (preset := preset_of(name)) is not None:
+        called = name.rpartition("/")[2].lower()
+        note = () if called in (preset, f"meta-{preset}") else (f"model {name}: the preset {preset}, by its name",)
+        return load_model(preset), note
+    return None, ()
+
+
+def preset_of(name: str) -> str | None:
+    """The preset whose name, alias or repository this is, once the endings of variants are cut off."""
+    asked = name.strip("/").rpartition("/")[2].lower().replace("_", "-")
+    known = _known()
+    while asked:
+        for one in (asked, asked.removeprefix("meta-"), _PART.sub("", asked)):
+            if one in known:
+                return known[one]
+        shorter = _FORM.sub("", asked)
+        if shorter == asked:
+            return None
+        asked = shorter
+    return None
+
+
+@cache
+def _known() -> dict[str, str]:
+    """Presets by name, alias and repository without its owner."""
+    found: dict[str, str] = {}
+    for path in sorted((library.profiles_directory() / "models").glob("*.yaml")):
+        found[path.stem] = path.stem
+        for repository in _SOURCE.findall(path.read_text(encoding="utf-8")):
+            tail = repository.lower()
+            while (shorter := _FORM.sub("", tail)) != tail:
+                tail = shorter
+            for one in (tail, tail.removeprefix("meta-"), _PART.sub("", tail)):
+                found.setdefault(one, path.stem)
+    for alias, preset in library.read_yaml(library.profiles_directory() / "model_aliases.yaml").items():
+        found.setdefault(str(alias).rpartition("/")[2], str(preset))
+    return found

@@ -1,0 +1,138 @@
+"""Settings of a file by name, with types checked where they are read; what nobody read is listed."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner import library
+from planner.errors import PlannerError, shown
+from planner.trainers.reading.given import Question, ask
+from planner.trainers.reading.shell.text import is_open, roots, shown_text
+from planner.trainers.reading.values import MOST, json_mapping, read_text, whole_number
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
+
+
+class Settings:
+    """A mapping of settings that remembers which were asked for; sections are settings too, and share that memory."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any], place: str = "", asked: set[str] | None = None) -> None:
+        self.path, self.data, self.place = path, data, place
+        self.asked: set[str] = set() if asked is None else asked
+
+    def where(self, name: str) -> str:
+        """File and setting, for messages."""
+        return f"{self.path}: {self.place}{name}"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A value; a missing one, null and an empty text are the default. Dots lead into sections."""
+        head, _, rest = name.partition(".")
+        if rest and name not in self.data:
+            return self.section(head).get(rest, default)
+        self.asked.add(f"{self.place}{name}")
+        value = self.data.get(name)
+        if isinstance(value, str) and is_open(value):
+            ask(str(self.path), [Question(name=one, about=f"of {self.place}{name}") for one in roots(value)])
+        return default if value is None or value == "" else value
+
+    def first(self, *names: str, default: Any = None) -> Any:
+        """The first of the settings that has a value; all of them count as read."""
+        found = [self.get(name) for name in names]
+        return next((value for value in found if value is not None), default)
+
+    def label(self, *names: str) -> str:
+        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for a name that is unknown."""
+        for name in names:
+            section, _, last = name.rpartition(".")
+            part = self.section(section) if section and "." not in section else self
+            value = part.data.get(last if part is not self else name)
+            if isinstance(value, str) and is_open(value) and "/" in value and not is_open(value.rstrip("/").rpartition("/")[2]):
+                part.asked.add(f"{part.place}{last}")
+                return value.rstrip("/").rpartition("/")[2]
+            if (found := self.get(name)) is not None:
+                return str(found)
+        return ""
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Yes or no. Raises PlannerError."""
+        value = self.get(name)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        text = str(value).lower()
+        if text not in _TRUE + _FALSE:
+            raise PlannerError(f"{self.where(name)} is {shown(value)}; it must be true or false")
+        return text in _TRUE
+
+    def number(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int | None:
+        """A whole number, also one written as text or as 1e3. Raises PlannerError."""
+        value = self.get(name, default)
+        if isinstance(value, str) and re.fullmatch(r"-?\d[\d_]{0,15}", value):
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return None if value is None else whole_number(value, self.where(name), least=least, most=most)
+
+    def size(self, name: str, default: int = 1, least: int = 1) -> int:
+        """A whole number that has a default."""
+        found = self.number(name, default, least)
+        return default if found is None else found
+
+    def section(self, name: str) -> "Settings":
+        """A section, empty where it is missing. Raises PlannerError for anything else."""
+        value = self.data.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise PlannerError(f"{self.where(name)} is {shown(value)}; it must be a section of settings")
+        return Settings(self.path, value or {}, f"{self.place}{name}.", self.asked)
+
+    def choice(self, name: str, known: Mapping[str, Any], default: str) -> Any:
+        """What a word stands for. Raises PlannerError with the words that are known."""
+        word = str(self.get(name, default))
+        found = {one.lower(): value for one, value in known.items()}
+        if word.lower() not in found:
+            raise PlannerError(f"{self.where(name)} is {shown(word)}; a plan knows {', '.join(known)}")
+        return found[word.lower()]
+
+    def left(self) -> Iterator[str]:
+        """Settings that nobody asked for, each with its value; one that is null or false changes nothing."""
+        for key, value in self.data.items():
+            name = f"{self.place}{key}"
+            if isinstance(value, Mapping) and name not in self.asked:
+                yield from Settings(self.path, value, f"{name}.", self.asked).left()
+            elif name not in self.asked and value not in (None, "", False, {}, []):
+                yield f"{name} = {shown(shown_text(value) if isinstance(value, str) else value)}"
+
+
+def parsed(text: str) -> Any:
+    """The value of a word on a command line: a number, true, a list in JSON, else the text itself."""
+    if not re.fullmatch(r"[\w.+-]+|[\[{].*[\]}]", text, re.DOTALL):
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+    if value is None:
+        return None
+    return value if isinstance(value, bool | int | float | str | list | dict) else text
+
+
+def file_settings(path: Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; ``what`` it should be. Raises PlannerError."""
+    if path.suffix.lower() == ".json":
+        return json_mapping(path, read_text(path), what)
+    return library.read_yaml(path)
+
+
+def beside(path: Path, name: str) -> Path | None:
+    """A file that another one names: from its folder or one above, or of the same name beside it; None = not there."""
+    asked = Path(name)
+    if len(name) > 500 or "\0" in name:
+        return None
+    folder = path.resolve().parent
+    places = [asked] if asked.is_absolute() else [one / asked for one in (folder, *list(folder.parents)[:6])]
+    for place in [*places, folder / asked.name]:
+        if place.is_file() and place.suffix.lower() in (".json", ".yaml", ".yml"):
+            return place
+    return None

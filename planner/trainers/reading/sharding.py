@@ -1,0 +1,297 @@
+"""How a job of Hugging Face's Trainer is split: DeepSpeed's JSON, the YAML of accelerate, fsdp of TrainingArguments."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.layout import CpMethod, Module, Recompute
+from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.values import percent, read_text
+
+STRATEGIES = {
+    "full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "hybrid_shard": 3, "hybrid_shard_zero2": 2,
+    "1": 3, "2": 2, "3": 0, "4": 3, "5": 2, "true": 3, "false": 2,
+}  # fmt: skip
+"""fsdp_sharding_strategy and fsdp_reshard_after_forward -> state sharding.  [accelerate, utils/dataclasses.py]"""
+HOST_STATES, HOST_ALL = {"offload_optimizer": 100}, {"offload_parameters": 1}
+PRESETS: dict[str, dict[str, int]] = {
+    **{f"zero{stage}": {"zero": stage} for stage in range(4)},
+    "zero2_offload": {"zero": 2, **HOST_STATES}, "zero3_offload": {"zero": 3, **HOST_ALL},
+    **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
+    "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},
+    "deepspeed_configs/zero1.json": {"zero": 1}, "deepspeed_configs/zero1_torch_compile.json": {"zero": 1},
+    "deepspeed_configs/zero2.json": {"zero": 2, **HOST_STATES},
+    "deepspeed_configs/zero2_torch_compile.json": {"zero": 2, **HOST_STATES},
+    "deepspeed_configs/zero3.json": {"zero": 3}, "deepspeed_configs/zero3_bf16.json": {"zero": 3},
+    "deepspeed_configs/zero3_bf16_cpuoffload_all.json": {"zero": 3, **HOST_ALL},
+}  # fmt: skip
+"""Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
+(deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
+QUIET_ZERO = re.compile(
+    r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
+    r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
+    r"|load_from_fp32_weights|zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|gradient_clipping|steps_per_print"
+    r"|wall_clock_breakdown|scheduler\..*|optimizer\.params\..*|gradient_predivide_factor|prescale_gradients|communication_data_type"
+    r"|(fp16|bf16)\.\w+|zero_hpz_partition_size|comms_logger\..*|flops_profiler\..*|checkpoint\..*|logging\..*|compile\..*)"
+)
+"""Keys of DeepSpeed that change neither the layout nor, by more than a bucket, its memory."""
+QUIET_ACCELERATE = re.compile(
+    r"compute_environment|debug|downcast_bf16|machine_rank|main_\w+|rdzv_\w+|same_network|tpu_\w+|use_cpu|gpu_ids|num_machines"
+    r"|enable_cpu_affinity|deepspeed_config\.(deepspeed_\w+|zero3_\w+|gradient_clipping|seq_parallel_communication_data_type)"
+    r"|fsdp_config\.fsdp_(auto_wrap_policy|transformer_layer_cls_to_wrap|backward_prefetch\w*|forward_prefetch|state_dict_type"
+    r"|sync_module_states|use_orig_params|cpu_ram_efficient_loading|min_num_params|mixed_precision_policy)|dynamo_config\..*"
+    r"|parallelism_config\.parallelism_config_(\w+_backend|\w+_strategy|sp_\w+|cp_\w+)|megatron_lm_config.megatron_lm_gradient_clipping|commands|command_file|tpu_name|tpu_zone"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What says how a job is split, in the planner's words; None = the file does not say."""
+
+    kind: str = "ddp"
+    """'ddp', 'fsdp', 'deepspeed' or 'megatron'."""
+    fields: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Fields of Layout other than dp, the batch, and recompute where nothing is said."""
+    num_gpus: int | None = None
+    gpus_per_node: int | None = None
+    micro_batch_size: int | None = None
+    accumulation: int | None = None
+    batch: int | None = None
+    """Sequences per step."""
+    precision: str | None = None
+    """Of mixed precision; 'no' = none."""
+    optimizer: str | None = None
+    """As DeepSpeed names it."""
+    unread: tuple[str, ...] = ()
+    hybrid: bool = False
+    """Replicas of groups that are as large as a node."""
+
+
+def preset(name: str) -> Sharding | None:
+    """The DeepSpeed configuration that a name stands for."""
+    parts = Path(name.lower()).parts
+    found = next((PRESETS[key] for key in ("/".join(parts[-2:]), parts[-1] if parts else "") if key in PRESETS), None)
+    return None if found is None else Sharding(kind="deepspeed", fields=found)
+
+
+def deepspeed(value: Any, path: Path, where: str) -> Sharding:
+    """A DeepSpeed configuration: the mapping itself, a file, or a name that says all. Raises PlannerError."""
+    if isinstance(value, Mapping):
+        return _deepspeed(Settings(path, value, f"{where}: "))
+    name = str(value)
+    file = beside(path, name)
+    if file is not None:
+        return _deepspeed(Settings(file, file_settings(file, "a DeepSpeed configuration")))
+    found = preset(name)
+    if found is None:
+        raise PlannerError(
+            f"{path}: {where} names {shown(name)}, which is not beside it; put the file there, or say --set {where}=zero3 (zero1, "
+            "zero2, zero2_offload, zero3_offload)"
+        )
+    return found
+
+
+def _deepspeed(given: Settings) -> Sharding:
+    zero = given.section("zero_optimization")
+    stage = zero.size("stage", 0, least=0)
+    optimizer, weights = (_device(zero, f"offload_{what}") for what in ("optimizer", "param"))
+    fields = {"zero": stage, **_host(given, optimizer, weights, zero)}
+    if zero.size("zero_hpz_partition_size", 1) > 1:
+        raise PlannerError(f"{zero.where('zero_hpz_partition_size')}: hierarchical partitions of weights are not modelled")
+    if (tp := given.section("tensor_parallel").size("autotp_size", 1, least=0)) > 1:
+        fields["tp"] = tp
+    if (sp := given.size("sequence_parallel_size")) > 1:
+        fields |= {"cp": sp, "cp_method": int(CpMethod.A2A)}
+    precision = next((one for one in ("bf16", "fp16") if given.section(one).get("enabled") is True), None)
+    kind = given.section("optimizer").get("type")
+    numbers = [
+        None if given.get(name) in (None, "auto") else given.number(name)
+        for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+    ]
+    return Sharding(
+        kind="deepspeed", fields=fields, micro_batch_size=numbers[0], accumulation=numbers[1], batch=numbers[2],
+        precision=precision, optimizer=None if kind is None else str(kind).lower(),
+        unread=tuple(one for one in given.left() if not QUIET_ZERO.fullmatch(one.split(" = ")[0])),
+    )  # fmt: skip
+
+
+def _device(zero: Settings, name: str) -> str:
+    place = zero.section(name)
+    place.get("nvme_path")
+    return str(place.get("device", "none")).lower()
+
+
+def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict[str, int]:
+    """Fields of what waits in host memory. Raises PlannerError for what is not modelled."""
+    if "nvme" in (optimizer, weights):
+        raise PlannerError(f"{given.path}: DeepSpeed offloads to nvme, which is not modelled; device cpu is")
+    if weights != "none" and optimizer == "none":
+        raise PlannerError(
+            f"{given.path}: weights are offloaded and optimizer states are not, which is not modelled; offload both or neither"
+        )
+    if weights != "none":
+        return {"offload_parameters": 1}
+    if optimizer == "none":
+        return {}
+    share = zero.section("offload_optimizer").get("ratio", 1.0)
+    return {"offload_optimizer": percent(share, f"{given.path}: offload_optimizer.ratio")}
+
+
+# ------------------------------------------------------------------------------------------------------------ accelerate
+
+
+def accelerate(path: Path) -> Sharding:
+    """What the YAML of accelerate says. Raises PlannerError."""
+    given = Settings(path, file_settings(path, "a configuration of accelerate"))
+    kind = str(given.get("distributed_type", "NO")).upper().rpartition(".")[2]
+    precision = str(given.get("mixed_precision", "no")).lower()
+    processes, machines = given.number("num_processes"), given.size("num_machines")
+    readers = {"FSDP": _fsdp_yaml, "DEEPSPEED": _deepspeed_yaml, "MEGATRON_LM": _megatron_yaml}
+    if kind in readers:
+        found = readers[kind](given)
+    elif kind in ("NO", "MULTI_GPU"):
+        found = Sharding(fields={"zero": 0})
+    else:
+        raise PlannerError(f"{given.where('distributed_type')} is {kind}; a plan knows FSDP, DEEPSPEED, MEGATRON_LM, MULTI_GPU")
+    gpus = 1 if kind == "NO" else processes
+    fields = {**found.fields, **_parallelism(given)}
+    unread = tuple(one for one in given.left() if not QUIET_ACCELERATE.fullmatch(one.split(" = ")[0]))
+    return dataclasses.replace(
+        found, num_gpus=gpus, gpus_per_node=gpus // machines if gpus and machines else None, fields=fields,
+        precision=found.precision or precision, unread=(*found.unread, *unread),
+    )  # fmt: skip
+
+
+def accelerate_named(given: Settings) -> Sharding | None:
+    """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
+    script beside it or in a README.md above; None = nobody names one. Raises PlannerError when it is not there."""
+    name = given.get("accelerate") or _launched_with(given.path)
+    if name is None:
+        return None
+    file = beside(given.path, str(name))
+    if file is None:
+        raise PlannerError(
+            f"{given.path}: it is launched with {shown(name)}, a configuration of accelerate that is not there; give its path with "
+            "--set accelerate=FILE"
+        )
+    return accelerate(file)
+
+
+def _launched_with(path: Path) -> str | None:
+    """The file of accelerate in the command that launches a recipe."""
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        return None
+    guides = [folder / "README.md" for folder in (path.parent, path.parent.parent)]
+    texts = [path, *sorted(path.parent.glob("*.sh"))[:20], *(one for one in guides if one.is_file())]
+    for one in texts:
+        text = re.sub(r"\\\n[ #]*", " ", read_text(one))
+        for command in re.findall(r"accelerate launch[^\n]*", text):
+            if one != path and "/".join(path.parts[-2 if one in guides else -1 :]) not in command:
+                continue
+            if (found := re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)) is not None:
+                return found[1]
+    return None
+
+
+def _parallelism(given: Settings) -> dict[str, int]:
+    """Fields of the section parallelism_config."""
+    sizes, fields = given.section("parallelism_config"), {}
+    tp, cp, sp, replicas, shards = (
+        sizes.size(f"parallelism_config_{name}_size", least=-1) for name in ("tp", "cp", "sp", "dp_replicate", "dp_shard")
+    )
+    if tp > 1:
+        fields["tp"] = tp
+    if cp > 1 or sp > 1:
+        method = CpMethod.A2A if sp > 1 else CpMethod.ALLGATHER
+        fields |= {"cp": max(cp, sp), "cp_method": int(method)}
+    if replicas > 1 and shards > 1:
+        fields["dp_shard"] = shards
+    return fields
+
+
+def _fsdp_yaml(given: Settings) -> Sharding:
+    part = given.section("fsdp_config")
+    return fsdp_section(part, "fsdp_")
+
+
+def fsdp_section(part: Settings, prefix: str = "", strategy: str | None = None) -> Sharding:
+    """Settings of FSDP, with or without the prefix that accelerate gives them. Raises PlannerError."""
+    version = int(part.number(f"{prefix}version", 0, least=0) or part.number("version", 0, least=0) or 0)
+    reshard = part.first(f"{prefix}reshard_after_forward", "reshard_after_forward")
+    named = part.first(f"{prefix}sharding_strategy", "sharding_strategy", default=strategy)
+    # Version 1 keeps its strategy under either name; version 2 has only the yes or no.
+    word = str(reshard if reshard is not None and (version == 2 or named is None) else named or "full_shard").lower()
+    if word not in STRATEGIES:
+        raise PlannerError(f"{part.where('sharding_strategy')} is {shown(word)}; a plan knows {', '.join(STRATEGIES)}")
+    fields = {"zero": STRATEGIES[word]}
+    if any(part.flag(name) for name in (f"{prefix}offload_params", "offload_params", "cpu_offload")):
+        fields["offload_parameters"] = 1
+    if any(part.flag(name) for name in (f"{prefix}activation_checkpointing", "activation_checkpointing")):
+        fields["recompute"] = int(Recompute.FULL)
+    return Sharding(kind="fsdp", fields=fields, hybrid=word in ("hybrid_shard", "hybrid_shard_zero2", "4", "5"))
+
+
+def _deepspeed_yaml(given: Settings) -> Sharding:
+    part = given.section("deepspeed_config")
+    file = part.get("deepspeed_config_file")
+    if file is not None:
+        return deepspeed(file, given.path, "deepspeed_config_file")
+    optimizer, weights = (
+        str(part.get(f"offload_{what}_device", "none")).lower() for what in ("optimizer", "param")
+    )
+    fields = {"zero": part.size("zero_stage", 2, least=0), **_host(given, optimizer, weights, Settings(given.path, {}))}
+    steps = part.get("gradient_accumulation_steps")
+    number = None if steps in (None, "auto") else part.number("gradient_accumulation_steps")
+    return Sharding(kind="deepspeed", fields=fields, accumulation=number)
+
+
+def _megatron_yaml(given: Settings) -> Sharding:
+    part = given.section("megatron_lm_config")
+    tp, pp, cp, ep = (
+        part.size(f"megatron_lm_{name}")
+        for name in ("tp_degree", "pp_degree", "context_parallel_size", "expert_model_parallel_size")
+    )
+    mode = "selective" if part.flag("megatron_lm_recompute_activations") else "none"
+    mode = str(part.get("megatron_lm_recompute_granularity", mode))
+    fields = {
+        "tp": tp, "pp": pp, "cp": cp, "zero": int(part.flag("megatron_lm_use_distributed_optimizer")),
+        "sequence_parallel": int(part.flag("megatron_lm_sequence_parallelism") and tp > 1),
+        "recompute": {"full": int(Recompute.FULL), "selective": int(Recompute.SELECTIVE)}.get(mode, int(Recompute.NONE)),
+        **({"recompute_modules": int(Module.CORE_ATTENTION)} if mode == "selective" else {}), **({"ep": ep} if ep > 1 else {}),
+    }  # fmt: skip
+    return Sharding(kind="megatron", fields=fields, accumulation=part.number("megatron_lm_num_micro_batches"))
+
+
+# ----------------------------------------------------------------------------------------------------- TrainingArguments
+
+
+def from_arguments(given: Settings) -> Sharding | None:
+    """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. Raises PlannerError."""
+    named = given.get("deepspeed")
+    if named not in (None, False):
+        return deepspeed(named, given.path, f"{given.place}deepspeed")
+    words, section = given.get("fsdp"), given.get("fsdp_config")
+    if words in (None, False, [], "false") and section is None:
+        return None
+    text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
+    if isinstance(section, str):
+        file = beside(given.path, section)
+        if file is None:
+            raise PlannerError(
+                f"{given.where('fsdp_config')} names {shown(section)}, which is not beside it; put the file there"
+            )
+        part = Settings(file, file_settings(file, "settings of FSDP"))
+        inner = part.data.get("fsdp_config")
+        if isinstance(inner, Mapping):  # swift: {"fsdp": ..., "fsdp_config": {...}}
+            text, part = f"{text} {part.data.get('fsdp') or ''}", part.section("fsdp_config")
+    else:
+        part = given.section("fsdp_config")
+    strategy = next((one for one in reversed(STRATEGIES) if re.search(rf"\b{one}\b", text) and not one.isdigit()), None)
+    found = fsdp_section(part, "fsdp_", None if strategy in ("true", "false") else strategy)
+    if re.search(r"\boffload\b", text):
+        found = dataclasses.replace(found, fields={**found.fields, "offload_parameters": 1})
+    return found

@@ -1,0 +1,360 @@
+"""Follows a shell script: assignments, branches, functions. It records commands and runs none of them."""
+
+import os.path
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.trainers.reading.shell.conditions import Verdict, both, either, judged
+from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
+from planner.trainers.reading.shell.grammar import parse
+from planner.trainers.reading.shell.merging import merged
+from planner.trainers.reading.shell.text import CLOSE, OPTION, cleaned, gap, is_open, roots
+from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
+from planner.trainers.reading.values import read_text
+
+MOST_STEPS = 20_000
+DEEPEST = 24
+"""Functions that call functions, scripts inside of scripts."""
+_DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
+_QUIET = (
+    "echo",
+    "printf",
+    "cat",
+    "mkdir",
+    "cd",
+    "rm",
+    "cp",
+    "ls",
+    "set",
+    "read",
+    "wait",
+    "trap",
+    "sleep",
+    "chmod",
+    "grep",
+    "sed",
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that the script would run, its words expanded."""
+
+    words: list[str]
+    under: tuple[str, ...] = ()
+    """Variables that decide whether it runs; () = it does."""
+
+
+@dataclass
+class Script:
+    """What a script says."""
+
+    variables: Variables
+    commands: list[Command] = field(default_factory=list)
+    documents: list[tuple[str, str]] = field(default_factory=list)
+    """(file that it is written to, text) of its here-documents."""
+    choices: dict[str, list[str]] = field(default_factory=dict)
+    """Values that it compares an unknown variable with."""
+    missing: list[str] = field(default_factory=list)
+    """Scripts that it reads and that are not there."""
+    batch: dict[str, str] = field(default_factory=dict)
+    """Options of #SBATCH lines."""
+
+
+def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | None = None) -> Script:
+    """Follows a script. ``given``: variables whose values the user says, which no assignment changes; ``directory``: where the
+    scripts lie that it reads. Raises PlannerError for what is no script, and for one that grows without end."""
+    text = cleaned(text)
+    batch = _batch(text)
+    follower = _Follower(where, Variables(where, given, _launcher_variables(batch)), directory)
+    follower.script.batch = batch
+    follower.run(parse(text, where))
+    return follower.script
+
+
+def _batch(text: str) -> dict[str, str]:
+    short = {"N": "nodes", "n": "ntasks"}
+    found = {}
+    for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
+        for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
+            found[short.get(name, name)] = value
+    return found
+
+
+def _launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
+    """Variables that SLURM sets from a script's own options."""
+    names = {
+        "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
+        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
+    }  # fmt: skip
+    found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
+    if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
+        found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
+    return found
+
+
+class _StopError(Exception):
+    """``exit`` or ``return``; a code other than 0 is a failure, which no training follows."""
+
+    def __init__(self, failed: bool) -> None:
+        self.failed = failed
+
+
+class _Follower:
+    def __init__(self, where: str, variables: Variables, directory: Path | None) -> None:
+        self.where, self.directory = where, directory
+        self.script = Script(variables)
+        self.functions: dict[str, Nodes] = {}
+        self.steps = self.depth = 0
+
+    @property
+    def variables(self) -> Variables:
+        return self.script.variables
+
+    # ----------------------------------------------------------------------------------------------------------- blocks
+
+    def run(self, nodes: Nodes) -> None:
+        """Follows commands up to an ``exit``."""
+        try:
+            self.follow(nodes)
+        except _StopError:
+            return
+
+    def follow(self, nodes: Nodes) -> None:
+        for node in nodes:
+            self.steps += 1
+            if self.steps > MOST_STEPS:
+                raise PlannerError(
+                    f"{self.where}: more than {MOST_STEPS} commands when it is followed; give it in a shorter form"
+                )
+            match node:
+                case Simple():
+                    self.simple(node)
+                case Branch():
+                    self.branch(node)
+                case Case():
+                    self.case(node)
+                case Loop():
+                    self.loop(node)
+                case Function(name=name, body=body):
+                    self.functions[name] = body
+                case Not(body=body):
+                    self.follow(body)
+                case Test():
+                    pass
+
+    def branch(self, node: Branch) -> None:
+        arms: list[tuple[Verdict, Nodes]] = []
+        for condition, body in node.arms:
+            verdict = Verdict(True) if condition is None else self.condition(condition)
+            if condition is not None:
+                self.inside(condition)
+            arms.append((verdict, body))
+        self.arms(arms)
+
+    def inside(self, condition: Nodes) -> None:
+        """Commands and assignments that stand in a condition: of '||' and '&&' mostly."""
+        for node in condition:
+            if isinstance(node, Not):
+                self.inside(node.body)
+            elif isinstance(node, Branch) or (isinstance(node, Simple) and node.words[:1] not in (["["], ["test"])):
+                self.follow([node])
+
+    def case(self, node: Case) -> None:
+        word = joined(node.word, self.variables)
+        patterns = [[joined(one, self.variables) for one in some] for some, _ in node.arms]
+        bodies = [body for _, body in node.arms]
+        if is_open(word):
+            names = roots(word)
+            for one in names[:1]:
+                known = self.script.choices.setdefault(one, [])
+                known += [text for some in patterns for text in some if not re.search(r"[*?\[]", text)]
+            default = [Verdict(True) if "*" in some else Verdict(None, names) for some in patterns]
+            self.arms(list(zip(default, bodies, strict=True)))
+            return
+        for some, body in zip(patterns, bodies, strict=True):
+            if len(word) < 1000 and any(fnmatchcase(word, one) for one in some):
+                self.arms([(Verdict(True), body)])
+                return
+
+    def arms(self, arms: list[tuple[Verdict, Nodes]]) -> None:
+        """Follows the arm that is taken; where that is not known all that may be, and joins what they leave."""
+        names: list[str] = []
+        outcomes: list[tuple[Variables, list[Command]]] = []
+        closed = False
+        for verdict, body in arms:
+            if verdict.value is False:
+                continue
+            variables, commands, failed = self.aside(body)
+            names += verdict.names
+            if not failed:
+                outcomes.append((variables, commands))
+            if verdict.value is True:
+                closed = bool(outcomes)
+                break
+        if not closed:
+            outcomes.append((self.variables, []))
+        if len(outcomes) == 1:
+            self.script.variables = outcomes[0][0]
+            self.script.commands += outcomes[0][1]
+            return
+        for _, commands in outcomes:
+            self.script.commands += [Command(one.words, (*names, *one.under) or ("",)) for one in commands]
+        self.script.variables = merged(self.variables, [variables for variables, _ in outcomes], names)
+
+    def aside(self, body: Nodes) -> tuple[Variables, list[Command], bool]:
+        """(variables, commands, whether it fails) of a block that may not be taken."""
+        before, kept = self.variables, self.script.commands
+        self.script.variables, self.script.commands = before.copy(), []
+        failed = False
+        try:
+            self.follow(body)
+        except _StopError as stopped:
+            failed = stopped.failed
+        found = self.variables, self.script.commands, failed
+        self.script.variables, self.script.commands = before, kept
+        return found
+
+    def loop(self, node: Loop) -> None:
+        if (
+            node.condition is not None or node.words is None
+        ):  # it reads the arguments of the script, or waits, or tries again
+            if node.condition and self.condition(node.condition).value is False:
+                return
+            self.script.commands += self.aside(node.body)[1] if node.condition is not None else []
+            return
+        words = [one for raw in node.words for one in expanded(raw, self.variables)]
+        if not words:
+            return
+        if len(words) > 1:
+            self.script.choices.setdefault(node.name, []).extend(words)
+        self.variables.put(node.name, words[0] if len(words) == 1 else gap([node.name]))
+        self.follow(node.body)
+
+    # ------------------------------------------------------------------------------------------------------- conditions
+
+    def condition(self, nodes: Nodes) -> Verdict:
+        """Of the last command of a list."""
+        if not nodes:
+            return Verdict(True)
+        node = nodes[-1]
+        variables, choices = self.variables, self.script.choices
+        match node:
+            case Not(body=body):
+                return self.condition(body).inverted()
+            case Test(expression=str() as expression):
+                value = calculated(expression, variables)
+                return Verdict(None, roots(value)) if is_open(value) else Verdict(value != "0")
+            case Test(tokens=tokens):
+                return judged(tokens, variables, choices, double=True)
+            case Branch(arms=[(condition, body)], joint=joint) if joint and condition is not None:
+                first, second = self.condition(condition), self.condition(body)
+                return both(first, second) if joint == "&&" else either(first.inverted(), second)
+            case Simple(words=["[", *tokens, "]"]) | Simple(words=["test", *tokens]):
+                return judged(tokens, variables, choices, double=False)
+            case Simple(words=[word]):
+                known = {"true": True, ":": True, "false": False}
+                text = joined(word, variables)
+                return Verdict(known.get(text), roots(text))
+        return Verdict(None)
+
+    # --------------------------------------------------------------------------------------------------------- commands
+
+    def simple(self, node: Simple) -> None:
+        for name, subscript, added, raw in node.assignments:
+            self.assign(name, subscript, added, raw)
+        for text, literal in node.documents:
+            target = joined(node.target, self.variables)
+            self.script.documents.append((target, text if literal else document(text, self.variables)))
+        words = [one for raw in node.words for one in expanded(raw, self.variables)]
+        if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
+            return
+        name, rest = words[0], words[1:]
+        if name in ("exit", "return"):
+            raise _StopError(failed=bool(rest) and rest[0] != "0")
+        if name in ("source", "."):
+            self.source(rest[0] if rest else "")
+        elif name == "eval":
+            self.nested(" ".join(rest))
+        elif name in self.functions:
+            self.call(name, rest)
+        elif name == "set" and "--" in rest:
+            self.variables.positions = rest[rest.index("--") + 1 :]
+        elif name == "shift":
+            self.variables.positions = self.variables.positions[int(rest[0]) if rest and rest[0].isdigit() else 1 :]
+        elif name == "unset":
+            for one in rest:
+                self.variables.values.pop(one, None)
+        elif name not in _QUIET:
+            self.command(words)
+
+    def command(self, words: list[str]) -> None:
+        """Records a command; of ``srun bash -c '...'`` both what starts it and what the text says."""
+        for i in range(len(words) - 2):
+            if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
+                inner = len(self.script.commands)
+                self.nested(words[i + 2])
+                started = self.script.commands[inner:]
+                self.script.commands[inner:] = [Command([*words[:i], *one.words], one.under) for one in started]
+                return
+        if any(OPTION.search(word) for word in words):
+            self.script.commands.append(Command(words))
+
+    def nested(self, text: str) -> None:
+        """Follows a text as a script of its own."""
+        self.deeper(parse(text, self.where))
+
+    def call(self, name: str, arguments: list[str]) -> None:
+        positions, self.variables.positions = self.variables.positions, arguments
+        self.deeper(self.functions[name])
+        self.variables.positions = positions
+
+    def deeper(self, nodes: Nodes) -> None:
+        """Follows a function or another script; one that calls itself again and again is left alone."""
+        if self.depth >= DEEPEST:
+            return
+        self.depth += 1
+        try:
+            self.follow(nodes)
+        except _StopError as stopped:
+            if stopped.failed:
+                raise
+        finally:
+            self.depth -= 1
+
+    def source(self, name: str) -> None:
+        """Follows a script that lies where this one does; what its path begins with may be unknown."""
+        rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
+        path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
+        if self.directory is None or not path.is_file():
+            if rest:
+                self.script.missing.append(rest)
+            return
+        self.deeper(parse(cleaned(read_text(path)), str(path)))
+
+    def assign(self, name: str, subscript: str | None, added: bool, raw: str | list[str]) -> None:
+        variables = self.variables
+        if isinstance(raw, list):
+            value: Value = [one for word in raw for one in expanded(word, variables)]
+        else:
+            value = joined(raw, variables)
+        if subscript is not None:
+            variables.put(f"{name}[{joined(subscript, variables)}]", value)
+            return
+        before = variables.get(name)
+        if added and before is not None:
+            if isinstance(before, list) or isinstance(value, list):
+                value = [
+                    *([before] if isinstance(before, str) else before),
+                    *([value] if isinstance(value, str) else value),
+                ]
+            else:
+                value = before + value
+        if isinstance(value, str) and re.fullmatch("\ue000[\\d,]*\ue001", value):
+            variables.unset.add(name)
+            value = gap([name])
+        variables.put(name, value)

@@ -1,0 +1,47 @@
+"""What is known behind branches of which one is taken."""
+
+from collections.abc import Sequence
+
+from planner.trainers.reading.shell.expansion import Value, Variables
+from planner.trainers.reading.shell.text import MAYBE, OPTION, gap, maybe
+
+
+def merged(before: Variables, outcomes: list[Variables], names: list[str]) -> Variables:
+    """Variables behind branches of which one is taken: what they agree on, gaps, and words that stand under a condition."""
+    result = before.copy()
+    result.positions = outcomes[-1].positions
+    result.unset = set().union(*(one.unset for one in outcomes))
+    for name in dict.fromkeys(key for one in outcomes for key in one.values):
+        values = [one.values.get(name) for one in outcomes]
+        first = values[0]
+        if all(value == first for value in values) and first is not None:
+            result.values[name] = first
+        elif any(_has_options(value) for value in values) or all(isinstance(value, list) for value in values):
+            result.values[name] = _joined_options([value or "" for value in values], names or [name])
+        else:
+            result.values[name] = gap(names or [name])
+    return result
+
+
+def _has_options(value: Value | None) -> bool:
+    words = [value] if isinstance(value, str) else value or []
+    return any(OPTION.search(one) or MAYBE in one for one in words)
+
+
+def _joined_options(values: list[Value], names: list[str]) -> Value:
+    """Options that all have, and those of each branch under its condition."""
+    if any(isinstance(value, list) for value in values):
+        lists = [[value] if isinstance(value, str) and value else list(value) for value in values]
+        same = _shared(lists)
+        return [*lists[0][:same], *(word for one in lists for word in maybe(names, one[same:]))]
+    texts = [str(value) for value in values]
+    start = texts[0][: _shared(texts)]
+    if any(text[len(start) : len(start) + 1].strip() for text in texts):
+        start = start[: len(start.rstrip()) if start[-1:].isspace() else max(start.rfind(" "), 0)]
+    rest = [" ".join(maybe(names, [text[len(start) :].strip()])) for text in texts if text[len(start) :].strip()]
+    return " ".join([start, *rest])
+
+
+def _shared(values: Sequence[Sequence[str]]) -> int:
+    """Length of what all of them begin with."""
+    return next((i for i, ones in enumerate(zip(*values, strict=False)) if len(set(ones)) > 1), min(map(len, values)))

@@ -1,0 +1,105 @@
+"""Arguments of transformers' Trainer and of the trainers of TRL, as their scripts take them: in YAML or as options."""
+
+import re
+from dataclasses import dataclass
+
+from planner.errors import PlannerError
+from planner.trainers.reading import fine_tuning
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.given import Question
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+
+QUIET = re.compile(
+    rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
+    r"|max_completion_length|precompute_ref\w*|loss_weights.*|label_smoothing|gradient_checkpointing_kwargs.*|bnb_4bit_\w+|use_cpu"
+    r"|pad_\w+|text_column|eos_token|attn_implementation|pack_\w+|rpo_alpha|lora_task_type|lora_modules_to_save.*|ref_\w+|sync_ref_model"
+    r"|decontaminate|use_logits_to_keep|bos_token|is_decoder|config|token|auto_insert_empty_system_msg|preprocessing_num_workers"
+    r"|fsdp_transformer_layer_cls_to_wrap|aux_loss_enabled|router_aux_loss_coef|use_auth_token|project|dataset_mixer.*|instruct_\w+"
+)
+NOT_LM = {
+    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd")}, "reward": "reward training",
+}  # fmt: skip
+"""Trainers of TRL whose step is not one of a language model or of DPO, as words of a path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What a script does where its arguments say nothing."""
+
+    trainer: str
+    bf16: bool
+    recompute: bool
+    length: int | None
+    """None = asked for."""
+
+
+TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
+"""[trl/trainer/base_config.py, sft_config.py]"""
+TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
+"""[transformers/training_args.py]"""
+
+
+def parse(
+    given: Settings, habits: Habits, num_gpus: int | None = None, sharding: Sharding | None = None, script: str = ""
+) -> Reading:
+    """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
+    objective = _objective(given, script)
+    half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
+    mixed = given.flag("bf16", habits.bf16 and not given.flag("fp16"))
+    precision = "fp16" if given.flag("fp16") else "bf16" if mixed or half else "fp32"
+    adapters = given.flag("use_peft") or given.flag("use_lora") or (given.get("lora_r") is not None and given.get("use_peft") is None)
+    bits = 4 if given.flag("load_in_4bit") or given.flag("q_lora") else 8 if given.flag("load_in_8bit") else 0
+    found = sharding or accelerate_named(given) or from_arguments(given)
+    about = "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...) or --set fsdp=full_shard"
+    asked = found is None and num_gpus != 1 and not script
+    return fine_tuning.reading(FineTuning(
+        given=given, trainer=habits.trainer, model=given.label("model_name_or_path"),
+        micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
+        sequence_length=_length(given) or habits.length, precision=precision,
+        half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
+        recompute=given.flag("gradient_checkpointing", habits.recompute), offload_activations=given.flag("activation_offloading"),
+        lora_rank=(given.number("lora_r") or given.size("lora_rank", 16)) if adapters else 0,
+        # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
+        lora_targets=adapter_targets(given.get("lora_target_modules", ["q_proj", "v_proj"])),
+        frozen_weights=quantised(bits, given.flag("use_bnb_nested_quant")) if bits else "bf16" if half else "fp32",
+        objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        questions=(Question(name="accelerate", choices=("FILE",), about=about),) if asked else (),
+    ))  # fmt: skip
+
+
+def _length(given: Settings) -> int | None:
+    found = [given.number(name) for name in ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length")]
+    return next((one for one in found if one is not None), None)
+
+
+def _dtype(given: Settings) -> str:
+    """Dtype that weights are loaded in; float32 where nothing is said.  [TRL, model_config.py]"""
+    inner = given.get("model_init_kwargs")
+    own = given.section("model_init_kwargs").first("dtype", "torch_dtype") if isinstance(inner, dict) else None
+    named = given.first("dtype", "torch_dtype")
+    return str(named or own or "float32").lower().removeprefix("torch.")
+
+
+def _objective(given: Settings, script: str) -> str:
+    """lm or dpo. Raises PlannerError for the other trainers of TRL."""
+    words = re.split(r"[^a-z0-9]+", f"{given.path.resolve().parent.name}/{given.path.stem}/{script}".lower())
+    foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
+    if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
+        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are")
+    preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
+    return "dpo" if preference or "dpo" in words else "lm"
+
+
+def _options(given: Settings) -> dict[str, str]:
+    """Options of the trainer that the file sets."""
+    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.05) or 0.0) > 0.0 else {}
+    kernel = str(given.get("attn_implementation", "")).lower()
+    if kernel in KERNELS:
+        options["attention_kernel"] = KERNELS[kernel]
+    if given.flag("use_liger_kernel") or given.flag("use_liger"):
+        options["loss"] = "fused_linear"
+    if given.flag("torch_compile"):
+        options["compile"] = "on"
+    return options

@@ -1,0 +1,111 @@
+"""torchtune: the YAML of its recipes."""
+
+import re
+from pathlib import Path
+
+from planner.errors import PlannerError, shown
+from planner.layout import CpMethod, Recompute
+from planner.trainer_options import spell
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.interpolation import resolved
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.values import quotient
+
+QUIET = re.compile(
+    r"(tokenizer|dataset|dataset_val|checkpointer|ref_checkpointer|lr_scheduler|metric_logger|profiler|optimizer|collate_fn|loss"
+    r"|tensor_parallel_plan|model)\..*"
+    r"|output_dir|seed|shuffle|epochs|max_steps_per_epoch|clip_grad_norm|log_\w+|device|resume_from_checkpoint|save_\w+|batch_size_val"
+    r"|run_val_\w+|custom_sharded_layers|cudnn_\w+|use_distributed_state_dict|optimizer_in_bwd|low_cpu_ram|fsdp.*|ac_\w+|enable_async\w*"
+)
+NAME = re.compile(r"torchtune\.models\.(?P<family>\w+)\.(?P<kind>q?lora_)?(?P<name>\w+)")
+SIZES = {"0_5b": "0.5b", "1_5b": "1.5b", "0_6b": "0.6b", "1_7b": "1.7b"}
+DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "bf16_true"}
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError."""
+    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of torchtune")))), said.num_gpus)
+
+
+def parse(given: Settings, num_gpus: int | None = None) -> Reading:
+    """The job that settings describe. Raises PlannerError."""
+    for name, what in (("quantizer", "quantisation-aware training or quantisation"), ("teacher_model", "distillation"),
+                       ("policy_model", "PPO"), ("ppo_epochs", "PPO"), ("grpo_samples", "GRPO")):  # fmt: skip
+        if given.get(name) is not None:
+            raise PlannerError(f"{given.where(name)}: {what} is not modelled; fine-tuning and DPO are")
+    if given.get("batch_size") is None or given.get("optimizer") is None:
+        raise PlannerError(f"{given.path}: batch_size or optimizer is missing: this recipe trains nothing")
+    if given.flag("model.use_dora"):
+        raise PlannerError(f"{given.where('model.use_dora')}: DoRA is not modelled; LoRA is")
+    part, single = given.section("model"), "single_device" in given.path.name
+    component = NAME.fullmatch(str(part.get("_component_")))
+    kind, model_name = _name(component) if component else ("", str(part.get("_component_")))
+    model, notes = named_model(model_name, given.path)
+    gpus = 1 if single else num_gpus
+    if single and num_gpus not in (None, 1):
+        raise PlannerError(f"{given.path}: a recipe of a single device, but --gpus says {num_gpus}")
+    micro, steps = given.size("batch_size"), given.size("gradient_accumulation_steps", 1)
+    tp, cp, replicas = (given.size(name) for name in ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim"))
+    fields = {
+        "tp": tp, "cp": cp, "micro_batch_size": micro, "num_microbatches": steps, "zero": 3, "sequence_parallel": 0,
+        "recompute": int(Recompute.FULL if given.flag("enable_activation_checkpointing") else Recompute.NONE),
+        "offload_activations": int(given.flag("enable_activation_offloading")),
+        "offload_parameters": int(given.flag("fsdp_cpu_offload") or given.flag("fsdp.cpu_offload")),
+        **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}),
+    }  # fmt: skip
+    batch = micro * steps  # of one replica: to_plan asks for the GPUs first
+    if gpus is not None:
+        fields["dp"] = quotient(gpus, tp * cp, f"{given.path}: GPUs by tensor_parallel_dim x context_parallel_dim")
+        batch = micro * steps * fields["dp"]
+        fields["zero"] = 3 if fields["dp"] * cp > 1 else 0
+        if replicas > 1:
+            fields["dp_shard"] = quotient(fields["dp"], replicas, f"{given.path}: dp by data_parallel_replicate_dim")
+    loss = str(given.get("loss._component_", ""))
+    return Reading(
+        trainer=_trainer(given, loss), fields=fields, model=model, model_name=model_name, num_gpus=gpus, global_batch_size=batch,
+        sequence_length=_length(given), precision=given.choice("dtype", DTYPES, "bf16"),
+        optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0,
+        lora_targets=_targets(part) if kind else "all",
+        frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
+        objective="dpo" if "DPOLoss" in loss or "dpo" in given.path.stem else "lm",
+        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
+    )  # fmt: skip
+
+
+def _name(component: re.Match[str]) -> tuple[str, str]:
+    """('', 'lora_' or 'qlora_', the model as the hub would call it)."""
+    name = component["name"]
+    for text, dotted in SIZES.items():
+        name = name.replace(text, dotted)
+    family = component["family"]
+    family = re.sub(r"(llama|qwen|gemma|phi)(\d)", r"\1-\2" if not family.startswith("qwen") else r"\1\2", family).replace("_", ".")
+    rest = name.removeprefix(component["family"]).strip("_").removesuffix("_instruct").removesuffix("_base").replace("_", "-")
+    return component["kind"] or "", f"{family}-{rest}".replace("phi-4-14b", "phi-4").replace("phi-3-mini", "phi-3-mini")
+
+
+def _length(given: Settings) -> int | None:
+    """Where texts are cut, or packs are as long; None = as long as the longest of a batch."""
+    return given.number("tokenizer.max_seq_len") or given.number("dataset.max_seq_len")
+
+
+def _optimizer(given: Settings) -> str:
+    part = given.section("optimizer")
+    name = str(part.get("_component_")).rpartition(".")[2]
+    if str(part.get("_component_")).startswith("torchao") and name == "AdamW4bit":
+        raise PlannerError(f"{part.where('_component_')} is {shown(name)}, which is not modelled")
+    return optimizer(part, name, "_component_")
+
+
+def _targets(part: Settings) -> str:
+    named = list(part.get("lora_attn_modules") or [])
+    return "all" if part.flag("apply_lora_to_mlp") else adapter_targets(named)
+
+
+def _trainer(given: Settings, loss: str) -> str:
+    options = {"compile": "on"} if given.get("compile") not in (None, False) else {}
+    if given.flag("optimizer_in_bwd"):
+        options["optimizer_in_backward"] = "on"
+    return spell("torchtune", options)

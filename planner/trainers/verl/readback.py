@@ -1,0 +1,190 @@
+"""verl: the actor's update in the Hydra overrides of a script; generation and the critic are not in the plan."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.layout import CpMethod, Recompute, Schedule
+from planner.trainer_options import spell
+from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.reading.commands import Launch, launched
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.interpolation import override, resolved
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings, file_settings, parsed
+from planner.trainers.reading.values import quotient
+
+PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_ppo\.py"
+READ_HERE = re.compile(
+    r"actor_rollout_ref\.(actor\.(megatron|fsdp_config)\.(?!dist_ckpt|use_dist|dist_checkpointing|wrap_policy|forward_prefetch|seed).*"
+    r"|model\.(override_config|mtp|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
+)
+"""Of what is left these settings may change the actor's update; all others are generation, reward and logging."""
+OFFLOAD = "weights and optimizer states that wait on the host during generation are on the GPU in the update"
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a script, or of a whole configuration in YAML. Raises PlannerError."""
+    if path.suffix in (".yaml", ".yml"):
+        data = said.filled(file_settings(path, "a configuration of verl"))
+        return _actor(Settings(path, resolved(data)), said.num_gpus, "megatron" in path.stem)
+    found = launched(path, said, PROGRAM)
+    words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
+    given = Settings(path, resolved(said.filled(override({}, words))))
+    if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
+        return _sft(given, found, said.num_gpus)
+    return _actor(given, said.num_gpus, "megatron" in str(found.settings.get("config_name", "")))
+
+
+def _actor(given: Settings, num_gpus: int | None, megatron: bool) -> Reading:
+    actor, model = given.section("actor_rollout_ref").section("actor"), given.section("actor_rollout_ref").section("model")
+    if actor.get("strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
+        raise PlannerError(f"{actor.where('strategy')} is {shown(actor.get('strategy'))}; a plan knows fsdp, fsdp2 and megatron")
+    megatron = megatron or actor.get("strategy") == "megatron"
+    name = model.label("path")
+    spec, notes = named_model(name, given.path) if name else (None, ())
+    gpus = num_gpus or given.section("trainer").size("n_gpus_per_node", 8) * given.section("trainer").size("nnodes")
+    samples = given.section("actor_rollout_ref").section("rollout").size("n")
+    batch = actor.size("ppo_mini_batch_size", 256) * samples
+    data = given.section("data")
+    length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
+    fields = _megatron(actor.section("megatron")) if megatron else _fsdp(actor, model)
+    dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
+    each = quotient(batch, dp, f"{given.path}: ppo_mini_batch_size x rollout.n by data parallel ranks")
+    micro, more = _micro(actor, each, length, fields["cp"], dp)
+    steps = quotient(each, micro, f"{given.path}: sequences of a rank by micro batches")
+    fields |= {"dp": dp, "micro_batch_size": micro, "num_microbatches": steps}
+    if not megatron and (size := actor.section("fsdp_config").size("fsdp_size", -1, -1)) > 0 and size < gpus:
+        fields["dp_shard"] = quotient(size, fields["cp"], f"{given.path}: fsdp_size by the Ulysses degree")
+    rank = model.size("lora_rank", 0, 0) or model.section("lora").size("rank", 0, 0)
+    part = actor.section("megatron" if megatron else "fsdp_config")
+    loads = [part.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")]
+    critic = ("the critic is not in the plan",) if given.section("critic").data else ()
+    return Reading(
+        trainer=_trainer(actor, model, megatron), fields=fields, model=spec, model_name=name, num_gpus=gpus,
+        global_batch_size=batch, sequence_length=length, precision=_precision(actor, megatron, rank), lora_rank=rank,
+        lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
+        frozen_weights=("bf16" if megatron or _half(actor) else "fp32") if rank else None,
+        unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
+        notes=(*notes, "the update of the actor alone: generation and log probabilities run before it", *more, *critic,
+               *((OFFLOAD,) if any(loads) else ())),
+    )  # fmt: skip
+
+
+def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[int, tuple[str, ...]]:
+    """Sequences per forward pass, and what was taken for what."""
+    if actor.flag("use_dynamic_bsz"):
+        tokens = actor.size("ppo_max_token_len_per_gpu", 16384) * cp
+        most = max(tokens // length, 1)
+        micro = max(one for one in range(1, min(most, each) + 1) if each % one == 0)
+        return micro, (f"micro batches of up to {tokens} tokens are read as {micro} sequences of {length} tokens",)
+    micro = actor.number("ppo_micro_batch_size_per_gpu")
+    if micro is None and (whole := actor.number("ppo_micro_batch_size")) is not None:
+        micro = max(whole // dp, 1)
+    if micro is None:
+        raise PlannerError(
+            f"{actor.where('ppo_micro_batch_size_per_gpu')} is missing; say --set "
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=N"
+        )
+    return min(micro, each), ()
+
+
+def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:
+    part = actor.section("fsdp_config")
+    sp = max(actor.size("ulysses_sequence_parallel_size"), part.size("ulysses_sequence_parallel_size"))
+    return {
+        "tp": 1, "pp": 1, "cp": sp, "zero": 3 if part.flag("reshard_after_forward", True) else 2,
+        "offload_parameters": int(part.flag("offload_policy")),
+        "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
+        "offload_activations": int(model.flag("enable_activation_offload")),
+        **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
+    }  # fmt: skip
+
+
+def _megatron(part: Settings) -> dict[str, int]:
+    tp, pp, cp, ep, vpp = (
+        part.size(f"{one}_parallel_size")
+        for one in ("tensor_model", "pipeline_model", "context", "expert_model", "virtual_pipeline_model")
+    )
+    core = part.section("override_transformer_config")
+    fields = {
+        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": part.size("expert_tensor_parallel_size", tp), "vpp": vpp,
+        "schedule": int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B),
+        "sequence_parallel": int(part.flag("sequence_parallel", True) and tp > 1),
+        "zero": int(part.flag("use_distributed_optimizer", True)),
+        "first_stage_layers": core.size("num_layers_in_first_pipeline_stage", 0, 0),
+        "last_stage_layers": core.size("num_layers_in_last_pipeline_stage", 0, 0), **_recompute(core),
+    }  # fmt: skip
+    if ep == 1 and part.get("expert_tensor_parallel_size") is None:
+        fields.pop("etp")
+    return fields
+
+
+def _recompute(core: Settings) -> dict[str, int]:
+    mode = core.get("recompute_granularity")
+    core.first("recompute_method", "recompute_num_layers")
+    if mode not in ("full", "selective"):
+        return {"recompute": int(Recompute.NONE)}
+    if mode == "full":
+        return {"recompute": int(Recompute.FULL)}
+    known, mask = {name: module for module, name in MODULES.items()}, 0
+    for name in core.get("recompute_modules", ["core_attn"]):
+        if name not in known:
+            raise PlannerError(f"{core.where('recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
+        mask |= int(known[name])
+    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+
+
+def _half(actor: Settings) -> bool:
+    return str(actor.section("fsdp_config").get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
+
+
+def _precision(actor: Settings, megatron: bool, rank: int) -> str:
+    dtype = str(actor.section("megatron" if megatron else "fsdp_config").get("dtype", "bfloat16"))
+    if megatron or rank or not _half(actor):
+        return "fp16" if dtype in ("float16", "fp16") else "bf16"
+    return "bf16_true"
+
+
+def _trainer(actor: Settings, model: Settings, megatron: bool) -> str:
+    if not megatron:
+        return spell("verl", {"loss": "fused_linear"} if model.flag("use_fused_kernels") or model.flag("use_liger") else {})
+    ddp: Mapping[str, Any] = actor.section("megatron").section("override_ddp_config").data
+    core = actor.section("megatron").section("override_transformer_config")
+    options = {"gradient_dtype": "bf16"} if ddp.get("grad_reduce_in_fp32") is False else {}
+    if core.get("moe_token_dispatcher_type") == "flex" or core.flag("moe_enable_deepep"):
+        options["expert_dispatch"] = "deepep"
+    return spell("megatron", options)
+
+
+def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
+    """The job of its SFT trainer over FSDP."""
+    model, data = given.section("model"), given.section("data")
+    name = model.label("partial_pretrain", "path")
+    spec, notes = named_model(name, given.path) if name else (None, ())
+    gpus = num_gpus or found.num_gpus
+    sp, rank = given.size("ulysses_sequence_parallel_size"), model.size("lora_rank", 0, 0)
+    batch = data.size("train_batch_size", 256)
+    micro = data.number("micro_batch_size_per_gpu") or data.size("micro_batch_size", 4)
+    config = model.section("fsdp_config")
+    fields = {
+        "cp": sp, "micro_batch_size": micro, "zero": 3, **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
+        "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
+        "offload_parameters": int(config.flag("offload_params") or config.flag("cpu_offload")),
+    }  # fmt: skip
+    if gpus is not None:
+        dp = quotient(gpus, sp, f"{given.path}: GPUs by ulysses_sequence_parallel_size")
+        fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
+    half = str(config.get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
+    return Reading(
+        trainer=spell("verl", {"loss": "fused_linear"} if model.flag("use_liger") else {}), fields=fields, model=spec,
+        model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
+        precision="bf16_true" if half and not rank else "bf16", lora_rank=rank,
+        lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
+        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=notes,
+        unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
+    )  # fmt: skip

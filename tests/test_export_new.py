@@ -1,0 +1,87 @@
+"""Megatron-FSDP and the targets of 2026: what their files say of a plan, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+import yaml
+from trainer_samples import plan_of
+
+from planner.layout import Layout
+from planner.model import load_model
+from planner.trainers.bundle.folder import make_bundle
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.targets import load_target
+
+
+def job_of(
+    trainer: str, *, model: str = "llama-3.1-8b", hardware: str = "h100-sxm", work: Any = None, **layout: int
+) -> ExportJob:
+    """A job without a search: 8 GPUs, 16 microbatches, unless told otherwise."""
+    fields = {"dp": 8, "num_microbatches": 16, **layout}
+    return ExportJob.of(plan_of(trainer, Layout(**fields), model=load_model(model), hardware=hardware, **(work or {})))
+
+
+def files_of(target: str, job: ExportJob, launcher: str = "torchrun") -> dict[str, str]:
+    """The bundle of a plan that the target takes."""
+    assert not load_target(target).refusals(job)
+    return make_bundle(load_target(target), job, launcher).files
+
+
+def said(target: str, job: ExportJob) -> str:
+    """All refusals."""
+    return " | ".join(load_target(target).refusals(job))
+
+
+# ------------------------------------------------------------------------------------------------ Megatron-FSDP
+
+
+def test_zero_2_and_3_of_megatron_are_megatron_fsdp() -> None:
+    for zero, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
+        files = files_of("megatron", job_of("megatron-fsdp", zero=zero, tp=2, dp=4, sequence_parallel=1))
+        words = shlex.split(files["arguments.sh"], comments=True)
+        assert words[words.index("--data-parallel-sharding-strategy") + 1] == strategy
+        assert {"--use-megatron-fsdp", "--use-distributed-optimizer", "--init-model-with-meta-device"} <= set(words)
+        assert words[words.index("--ckpt-format") + 1] == "fsdp_dtensor"
+        assert words[words.index("--megatron-fsdp-main-grads-dtype") + 1] == "fp32"
+        assert "torch_dist" not in files["run.sh"]
+        assert re.search(r"CUDA_DEVICE_MAX_CONNECTIONS=\W*8\b", files["environment.sh"])
+    assert "--megatron-fsdp" not in files_of("megatron", job_of("megatron", zero=1))["arguments.sh"]
+
+
+def test_what_megatron_fsdp_has_not_is_refused() -> None:
+    assert "plan for trainer megatron-fsdp" in said("megatron", job_of("megatron", zero=3))
+    assert "use --to megatron" in said("megatron-bridge", job_of("megatron-fsdp", zero=3))
+    assert "not with a pipeline" in said("megatron", job_of("megatron-fsdp", zero=3, pp=2, dp=4))
+    assert "zero 0" in said("megatron", job_of("megatron-fsdp", zero=0))
+
+
+# ------------------------------------------------------------------------------------------------ NeMo AutoModel
+
+
+def test_automodel_writes_degrees_stages_and_sharding() -> None:
+    files = files_of("automodel", job_of("automodel", zero=2, pp=2, vpp=2, schedule=2, dp=4, dp_shard=2))
+    run, smoke = (yaml.safe_load(files[name]) for name in ("automodel.yaml", "automodel-smoke.yaml"))
+    assert run["distributed"] == smoke["distributed"]
+    found = run["distributed"]
+    assert {name: found[f"{name}_size"] for name in ("dp", "dp_replicate", "tp", "pp", "cp", "ep")} == {
+        "dp": 4, "dp_replicate": 2, "tp": 1, "pp": 2, "cp": 1, "ep": 1,
+    }  # fmt: skip
+    parts = found["pipeline"]["module_fqns_per_model_part"]
+    assert [sum(".layers." in one for one in part) for part in parts] == [8, 8, 8, 8]
+    assert "lm_head" in parts[-1] and "model.embed_tokens" in parts[0]
+    assert run["step_scheduler"]["local_batch_size"] == 16 and found["reshard_after_forward"] is False
+    assert json.loads(files["model/config.json"])["num_hidden_layers"] == 32
+    assert "automodel-smoke.yaml" in files["smoke.sh"]
+
+
+def test_what_automodel_has_not_is_refused() -> None:
+    moe = {"model": "qwen3-30b-a3b", "zero": 3}
+    assert "tp 2 with experts" in said("automodel", job_of("automodel", **moe, tp=2, dp=4, ep=4, sequence_parallel=1))
+    assert "ep 1: its mixtures" in said("automodel", job_of("automodel", **moe))
+    assert "prediction modules" in said("automodel", job_of("automodel", model="deepseek-v3", zero=3, ep=8))
+    assert "at least pp" in said("automodel", job_of("automodel", zero=2, pp=2, dp=4, num_microbatches=1))
+    assert "no model of NeMo" in said("automodel", job_of("automodel", model="mixtral-8x7b", zero=3, ep=8))

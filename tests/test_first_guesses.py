@@ -1,0 +1,149 @@
+"""What a newcomer types first: names of devices and repositories, lengths, rates, help."""
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+import planner
+from planner import library, units
+from planner.commands.main import main
+from planner.defaults import Request, resolve
+from planner.errors import PlannerError
+from planner.hardware.names import profile_named
+from planner.model import load_model
+from planner.model_names import preset_named
+from planner.terminal import tables
+
+DEVICES = {
+    "h100": "h100-sxm", "H100": "h100-sxm", "H100_SXM": "h100-sxm", "h100-pcie": "h100-pcie", "a100": "a100-sxm-80gb",
+    "A100-40GB": "a100-sxm-40gb", "h800": "h800-sxm", "gb200": "gb200-nvl72", "b300": "b300-sxm", "mi300": "mi300x",
+    "4090": "rtx-4090", "rtx4090": "rtx-4090", "RTX 6000 Ada": "rtx-6000-ada", "H20": "h20-sxm", "gh200": "gh200-96gb",
+    "NVIDIA H100 80GB HBM3": "h100-sxm", "./mine.yaml": "./mine.yaml",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices_by_the_names_that_people_use(name: str) -> None:
+    assert profile_named(name) == DEVICES[name]
+
+
+@pytest.mark.parametrize("name", library.names("hardware"))
+def test_every_profile_has_its_own_name_in_any_spelling(name: str) -> None:
+    assert profile_named(name) == profile_named(name.upper()) == profile_named(name.replace("-", "")) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("rtx", "hardware 'rtx' may be rtx-2080-ti, rtx-3090, "),
+        ("l40", "unknown hardware 'l40'; known, nearest first: l40s"),  # another device than an L40S
+        ("A100-64GB", "unknown hardware 'A100-64GB'; known, nearest first: a100-sxm-"),
+        ("MI300A", "unknown hardware 'MI300A'; known, nearest first: mi300x"),
+        ("tpu-v5p", "tpu-v5p: TPUs and Trainium are not modelled"),
+        ("", "unknown hardware ''"),
+    ],
+)
+def test_devices_that_are_not_known(name: str, sentence: str) -> None:
+    with pytest.raises(PlannerError) as caught:
+        profile_named(name)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_what_a_name_is_taken_for_is_said() -> None:
+    def said(hardware: str) -> list[str]:
+        found = resolve(Request(model="llama-8b", num_gpus=8, hardware=hardware)).assumptions
+        return [f"{one.value}: {one.why}" for one in found if one.what == "hardware"]
+
+    assert said("a100") == ["a100-sxm-80gb: what 'a100' usually is"]
+    assert said("H100_SXM") == said("h100-sxm") == []
+
+
+@pytest.mark.parametrize(
+    ("repository", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+    ],
+)
+def test_repositories_without_the_hub(repository: str, preset: str) -> None:
+    assert load_model(repository) == load_model(preset)
+
+
+def test_repositories_that_no_preset_comes_from() -> None:
+    assert preset_named("mistralai/Mistral-7B-v0.3") is None  # other vocabulary than v0.1
+    assert preset_named("someone/llama-3.1-8b") is None
+
+
+def printed(*words: str) -> str:
+    result = CliRunner().invoke(main, list(words), prog_name="plan")
+    assert result.exit_code in (0, 2), result.output
+    return result.output
+
+
+SMALL = ("--model", "llama-8b", "--hardware", "h100", "--global-batch-size", "64", "--top", "3")
+
+
+def test_lengths_batches_rates_and_nodes_as_people_write_them() -> None:
+    text = printed("--model", "llama-8b", "--nodes", "4", "--sequence-length", "128k", "--global-batch-size", "4M",
+                   "--network", "100Gbps", "--cp", "8", "--tp", "4", "--top", "1")  # fmt: skip
+    assert text.startswith("llama-3.1-8b on 32 x h100-sxm, sequences of 131072 tokens, 32 per step")
+    assert "4,194,304 tokens in sequences of 131072" in " ".join(text.split())
+    assert units.parse("100Gbps", "bytes/s") == units.parse("100 Gbit/s", "bytes/s") == 12.5e9
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--nodes", "4", "--gpus", "8"), "4 nodes of h100-sxm have 32 GPUs, not 8"),
+        (("--gpus", "8", "--sequence-length", "12x"), "'12x' is not a whole number; write it like 8192, 128k or 1M"),
+        (("--gpus", "8", "--global-batch-size", "1k"), "1,024 tokens are less than one sequence of 8192"),
+        (("--gpus", "13", "--global-batch-size", "512"), "8 or 16 GPUs, or a --global-batch-size of 507 would do"),
+        (("--gpus", "2000", "--tp", "8", "--global-batch-size", "999"), "the nearest is 1000"),
+    ],
+)
+def test_what_cannot_be_is_said_with_what_can(words: tuple[str, ...], sentence: str) -> None:
+    assert sentence in " ".join(printed("--model", "llama-8b", "--hardware", "h100", *words).split())
+
+
+@pytest.mark.parametrize("words", [("-h",), ("help",), ("search", "-h"), ("help", "search")])
+def test_help_by_every_name(words: tuple[str, ...]) -> None:
+    assert printed(*words).startswith("Usage: plan")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["--mo"], "--model"), (["--model", "qwen3-2"], "qwen3-235b-a22b"), (["--gpus", "8", "--hardware", "h1"], "h100-sxm"),
+        (["estimate", "--precision", "mx"], "mxfp8"), (["wh"], "what-if"), (["--trainer", "torch"], "torchtitan"),
+    ],
+)  # fmt: skip
+def test_a_shell_completes_flags_and_names_of_the_default_command_too(typed: list[str], offered: str) -> None:
+    found = ShellComplete(main, {}, "plan", "_PLAN_COMPLETE").get_completions(typed[:-1], typed[-1])
+    assert offered in [one.value for one in found]
+
+
+def test_the_table_comes_first_a_line_for_each_plan() -> None:
+    lines = printed(*SMALL, "--gpus", "8").splitlines()
+    assert lines[1].startswith("Best plans") and max(map(len, lines[:8])) <= 140
+    rows = [line.split() for line in lines[5:8]]
+    assert [row[0] for row in rows] == ["1", "2", "3"] and all(row[-1] == "%" for row in rows)
+    text = "\n".join(lines)
+    assert text.index("Best plans") < text.index("Why the first") < text.index("Assumed")
+    assert "count as equal to 1: less than" in text and "m: microbatches per step" in text
+
+
+def test_the_faster_plan_that_the_search_holds_back_is_named() -> None:
+    """Below a tenth of the time, optimizer states on the host are an alternative with its risk, not the choice."""
+    plans = planner.plan(model="llama-70b", gpus=32, hardware="h100-sxm")
+    [held] = [one for one in plans.faster if one.flag.startswith("--offload-optimizer")]
+    moved = planner.plan(model="llama-70b", gpus=32, hardware="h100-sxm", offload_optimizer=100)[0].estimate
+    assert held.step_time_s == pytest.approx(moved.step_time, rel=0.01) and 0.01 < held.gain < 0.1
+    assert "runs out with a chance of" in held.what and not plans[0].layout.offload_optimizer
+
+
+def test_times_below_a_second_never_print_as_powers_of_ten() -> None:
+    assert [tables.seconds(value) for value in (0.9996, 0.99949, 0.0123)] == ["1 s", "999 ms", "12.3 ms"]
