@@ -328,7 +328,7 @@ def test_trainer_extends(tmp_path: Path) -> None:
     [
         ({"host_tme": "3 us"}, "t: unknown key 'host_tme'; nearest: host_time"),
         ({"tp": 1}, "t: tp is 1; it must be true or false"),
-        ({"title": 3}, "t: title is 3; it must be a text"),
+        ({"title": [3]}, "t: title is [3]; it must be a text"),
         ({"attention": "fast"}, "t: attention is 'fast'; it must be one of flash, unfused"),
         ({"schedules": "1f1b"}, "t: schedules is '1f1b'; it must be a list"),
         ({"schedules": [1]}, "t: schedules is [1]; it must be a list of gpipe, 1f1b, "),

@@ -93,7 +93,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         raise UnsupportedError(f"{pp} stages times vpp {vpp} are more than {model.num_layers} layers")
     split = row.get("parallel.sp")
     if split is None:
-        split = shipped_trainer(row.entry["trainer"]).legal.sequence_parallel == "always"
+        split = shipped_trainer(row.entry["trainer"]).legal.sequence_parallel in ("always", "usual")
     return Layout(
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
