@@ -35,7 +35,9 @@ def test_times_by_hand(tmp_path: Path) -> None:
     assert times["pipeline_bubble"]["measured_seconds"] == pytest.approx(0.27 - 6 * 0.030)
     assert found["rates"]["tokens_per_second"]["measured"] == pytest.approx(4 * 128 / 0.30)
     loud = [entry(0, 0.30, pressure=[2.0, 40.0]), entry(1, 0.20)]
-    rows = {row["what"]: row for row in result(asked, loud, None)["times"]}
+    found = result(asked, loud, None)
+    rows, rates = {row["what"]: row for row in found["times"]}, found["rates"]
+    assert rates["tokens_per_second"]["predicted"] is rates["mfu"]["predicted"] is rates["mfu"]["measured"] is None
     assert (
         "not quiet (for 40 %" in rows["step"]["note"]
         and rows["step"]["error"] is None
