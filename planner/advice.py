@@ -53,12 +53,14 @@ Asked = tuple[Job, Pins]
 
 
 def advise(
-    job: Job, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str], progress: Callable[[str], None]
-) -> list[Advice]:
+    job: Job, needed: float, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str],
+    progress: Callable[[str], None],
+) -> list[Advice]:  # fmt: skip
     """Changes that make a job fit: of fine-tuning first those that need no other GPUs, cheapest first; else more GPUs, other GPUs,
     then the others.
 
-    ``ask`` is what the user's command asks for with some flags replaced, ``command`` its text; ``progress`` hears what is tried.
+    ``needed``: bytes that the closest attempt needs; cards with clearly less are not tried. ``ask`` is what the user's command asks
+    for with some flags replaced, ``command`` its text; ``progress`` hears what is tried.
     """
 
     def tried(changes: Iterator[Change], most: int = 1) -> list[Advice]:
@@ -73,7 +75,7 @@ def advise(
         return found
 
     here = [one for changes in _here(job) for one in tried(changes)] or tried(together(job))
-    larger = sorted(tried(_other_gpus(job), most=len(library.names("hardware"))), key=_cost)[:OTHER_GPUS]
+    larger = sorted(tried(_other_gpus(job, needed), most=len(library.names("hardware"))), key=_cost)[:OTHER_GPUS]
     elsewhere = [*tried(_more_gpus(job)), *larger]
     return [*sorted(here, key=_cost), *elsewhere] if fine_tuned(job) else [*elsewhere, *here]
 
@@ -121,9 +123,13 @@ def _more_gpus(job: Job) -> Iterator[Change]:
     return ((f"{size // 4} GPUs of this kind", {"gpus": size // 4}) for size in quarters if size % 4 == 0)
 
 
-def _other_gpus(job: Job) -> Iterator[Change]:
-    """As many of each kind with more memory."""
-    here = job.cluster.hardware.usable_memory
+CLEARLY = 0.9
+"""The space of layouts differs a little between nodes: a card that has this part of what is needed is tried."""
+
+
+def _other_gpus(job: Job, needed: float) -> Iterator[Change]:
+    """As many of each kind with more memory, and about enough."""
+    here = max(job.cluster.hardware.usable_memory, CLEARLY * needed)
     larger = (name for name in library.names("hardware") if load_hardware(name).usable_memory > here)
     return ((f"{job.cluster.num_gpus} x {name}", {"hardware": name}) for name in larger)
 

@@ -1,6 +1,7 @@
 """The one exception family shown to users: a sentence, never a traceback."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from itertools import takewhile
 
@@ -52,3 +53,13 @@ def nearest_first(name: str, known: Iterable[str]) -> list[str]:
         return -ratio - begun / max(len(name), 1), candidate
 
     return sorted(known, key=distance)
+
+
+CONTROL = "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
+"""For a class of a regular expression: control characters but tab and line feed, separators of lines, marks that turn the
+direction of text, halves of surrogate pairs. No text of a file has them: they end comments of scripts and fool terminals."""
+
+
+def printable(text: str) -> str:
+    """Text whose characters do not steer a terminal: control characters as Python writes them."""
+    return re.sub(f"[{CONTROL}]", lambda sign: repr(sign.group())[1:-1], text)

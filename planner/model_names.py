@@ -25,7 +25,7 @@ def preset_named(name: str) -> str | None:
     asked = name.lower()
     known = aliases()
     if "/" in asked:
-        return known.get(asked) or _repositories().get(_base(asked))
+        return known.get(asked) or repositories().get(_base(asked))
     return asked if _file(asked).is_file() else known.get(asked)
 
 
@@ -43,8 +43,9 @@ def _base(repository: str) -> str:
 
 
 @cache
-def _repositories() -> dict[str, str]:
-    """Preset by the repository that its source names; the files are searched, not read, which takes 3 ms."""
+def repositories() -> dict[str, str]:
+    """Preset by the repository that its source names, in small letters and without what variants add; the files are searched, not
+    read, which takes 3 ms."""
     found: dict[str, str] = {}
     for path in sorted((library.profiles_directory() / "models").glob("*.yaml")):
         for repository in _REPOSITORY.findall(path.read_text(encoding="utf-8")):

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from planner import units
-from planner.errors import PlannerError, nearest_first, shown
+from planner.errors import CONTROL, PlannerError, nearest_first, shown
 
 T = TypeVar("T")
 LARGEST = 1e15
@@ -94,9 +94,6 @@ def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
 Positive = Annotated[float, Rule(above=True)]
 Number = Annotated[float, within(-LARGEST)]
 Count = Annotated[int, within(1)]
-CONTROL = "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
-"""For a class of a regular expression: control characters but tab and line feed, separators of lines, marks that turn the
-direction of text, halves of surrogate pairs. No text of a file has them: they end comments of scripts and fool terminals."""
 _LINE = re.compile(f"[^{CONTROL}\\n\\t]*")
 _NAME = r"[\w.+ /@=:,()-]{1,200}"
 Text = Annotated[str, Rule(loose=True, signs=re.compile(f"[^{CONTROL}]*"), says="a text without control characters")]

@@ -77,6 +77,15 @@ def parse_count(text: object, *, what: str) -> tuple[int, bool]:
     return int(number), bool(match[2])
 
 
+def parse_amount(text: str, *, what: str) -> float:
+    """A large number as people write it: 15T, 2M, 250k, $2M. Raises PlannerError below 1."""
+    plain = text.strip().removeprefix("$").removesuffix("USD").strip()
+    value = parse(f"{plain[:-1]}K" if plain.endswith("k") else plain, "tokens", what=what)
+    if value < 1:
+        raise PlannerError(f"{what}: {shown(text)} must be at least 1")
+    return value
+
+
 def format_bytes(value: float) -> str:
     """Bytes as text that ``parse`` reads back: 85520809984.0 -> '79.65 GiB'."""
     for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):

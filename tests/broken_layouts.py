@@ -184,7 +184,7 @@ CASES = [
     ),
     Broken(
         rule="sequence parallel",
-        trainer="torchtitan",
+        job={"trainer": "torchtitan"},
         layout={"tp": 2, "dp": 4, "num_microbatches": 8},
         says=("sequence_parallel False with tp 2", "uses it always"),
     ),

@@ -415,3 +415,24 @@ def forms(place: Any, say: Callable[[Any], None]) -> None:
         found["refused"] = str(error)
     ranks.watch.done()
     say((found, formed, len(gone), "NCCL_ALGO" in os.environ))
+
+
+def health_with_a_slow_node(place: Any, say: Callable[[Any], None], path: str) -> None:
+    """The whole check of four nodes of one rank of which the third takes 15 ms longer for everything that it sends or reduces."""
+    import torch.distributed as dist
+
+    from planner.lab.profile import health
+    from planner.lab.profile.points import Settings
+
+    if place.rank == 2:
+        for name in ("all_reduce", "batch_isend_irecv"):
+            true = getattr(dist, name)
+
+            def late(*arguments: Any, true: Any = true, **keywords: Any) -> Any:
+                time.sleep(0.015)
+                return true(*arguments, **keywords)
+
+            setattr(dist, name, late)
+    settings = Settings(output=path, device="cpu", budget=1.0, timeout=20.0, largest=2.0**16, health=True)
+    found = health.work(settings, place)
+    say(found and found["sentences"])

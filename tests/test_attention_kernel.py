@@ -30,7 +30,9 @@ def test_the_priced_kernel_runs_and_is_noted() -> None:
     q, k = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8)
     whole = k.repeat_interleave(2, 1)
     wanted = (torch.ones(16, 16).tril().log() + q @ whole.mT * 8**-0.5).softmax(-1) @ whole
-    kernels.PRICED["math"] = [kernels.SDPBackend.MATH]
+    from torch.nn.attention import SDPBackend
+
+    kernels.PRICED["math"] = [SDPBackend.MATH]
     try:
         for name, ran in (("best", "flash"), ("fa2", "flash"), ("math", "math")):
             kernels.RAN.clear()
@@ -58,10 +60,9 @@ def test_a_validation_says_which_kernel_ran() -> None:
 
 def test_a_profile_keeps_which_kernel_a_point_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     from planner.lab.profile import compute_timing
+    from planner.lab.profile.operator_runs import which_kernel
 
     point = definitions.attention("fp32", "forward", Heads(1, 2, 1, 8, 8, 16))
     monkeypatch.setattr(compute_timing, "_timed", lambda *_, **__: Measured.fact(point, 1.0))
     assert compute_timing.measure_compute(point, "cpu", 0.01).details["backend"] == "flash"
-    assert compute_timing.operators.which_kernel(replace(point, key=(*point.key, ("kernel", "cudnn"))), "cuda") == {
-        "backend": "cudnn"
-    }
+    assert which_kernel(replace(point, key=(*point.key, ("kernel", "cudnn"))), "cuda") == {"backend": "cudnn"}

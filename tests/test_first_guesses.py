@@ -1,5 +1,7 @@
 """What a newcomer types first: names of devices and repositories, lengths, rates, help."""
 
+import math
+
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
@@ -147,3 +149,50 @@ def test_the_faster_plan_that_the_search_holds_back_is_named() -> None:
 
 def test_times_below_a_second_never_print_as_powers_of_ten() -> None:
     assert [tables.seconds(value) for value in (0.9996, 0.99949, 0.0123)] == ["1 s", "999 ms", "12.3 ms"]
+
+
+def test_tokens_and_days_on_plan_itself() -> None:
+    """Without a number of GPUs the fewest that meet the deadline; with one what it takes; dollars by hand."""
+    found = planner.plan(model="llama-8b", hardware="h100", tokens="2T", days=30, price=2.0, top=1)
+    training = found.training
+    assert training is not None and training.costs.days <= 30
+    gpus, step = training.num_gpus, found[0].estimate.step_time
+    work = found.resolved.job.workload
+    hours = math.ceil(2e12 / work.tokens) * step * gpus / 3600
+    assert training.costs.gpu_hours == pytest.approx(hours) and training.costs.usd == pytest.approx(2.0 * hours)
+    assert [one.value for one in found.assumed if one.what == "GPUs"] == [str(gpus)]
+    fewer = planner.plan(model="llama-8b", hardware="h100", gpus=gpus // 2 // 8 * 8, tokens="2T", days=30, top=1)
+    assert fewer.training is not None and "30 days are allowed: at this throughput" in fewer.training.sentences()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--days", "30"), "--days needs the number of tokens to train on: add --tokens, like --tokens 15T"),
+        (("--gpus", "8", "--tokens", "15Q"), "'15Q' has the unit 'Q'"),
+        (("--tokens", "15T"), "which job? --gpus, or --nodes, is missing"),
+        (("--tokens", "15T", "--days", "-1"), "--days is -1.0; it must be a number above 0"),
+        (("--tokens", "900T", "--days", "0.01"), "no number of GPUs trains 900T tokens in 0.01 days"),
+    ],
+)
+def test_budgets_that_cannot_be(words: tuple[str, ...], sentence: str) -> None:
+    assert sentence in " ".join(printed("--model", "llama-8b", "--hardware", "h100", *words).split())
+
+
+def test_the_cheapest_hardware_passes_over_cards_that_the_trainer_cannot_use() -> None:
+    cards = ["v100-sxm2-16gb", "h100-sxm", "h200-sxm"]
+    found = planner.what_if(model="llama-8b", gpus=64, tokens="1T", days=30, cheapest=True, hardware=["h100-sxm", *cards])
+    rows = {row.hardware: row for row in found.found.rows[1:]}
+    assert not rows["v100-sxm2-16gb"].fits and "has no flash attention kernel" in rows["v100-sxm2-16gb"].why
+    assert rows["h100-sxm"].fits and rows["h200-sxm"].fits
+
+
+def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
+    """A batch that nobody said hinders no number of GPUs; one that was said stays."""
+    free = planner.what_if(model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True)
+    said = planner.what_if(
+        model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True, global_batch_size=512
+    )
+    first, second = free.found.rows[-1], said.found.rows[-1]
+    assert first.num_gpus < second.num_gpus and second.global_batch_size == 512
+    assert f"with a global batch of {first.global_batch_size} instead of 512" in first.why

@@ -60,7 +60,7 @@ def test_export_then_import_is_the_same_plan(target, pins, run, tmp_path):
             "looks like no configuration of ",
         ),
         ("ds.json", '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}', "say it with --gpus"),
-        ("a.sh", "--num-layers 4 --hidden-size 8", "is missing; without it there is no plan"),
+        ("a.sh", "--num-layers 4 --hidden-size 8", "without it there is no plan: --num-attention-heads is missing"),
     ],
 )
 def test_what_cannot_be_read_gets_a_sentence(name: str, text: str, says: str, run, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_what_is_left_open_is_asked_by_name(name: str, tmp_path: Path) -> None:
     assert SAMPLES[name]["asks"] in str(error.value)
 
 
-@pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if "expect" in sample][::3])
+@pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if "model" in sample.get("expect", {})][::2])
 def test_a_reading_becomes_a_plan_with_the_same_workload(name: str, tmp_path: Path) -> None:
     reading = reading_of(SAMPLES[name], tmp_path)
     plan = to_plan(reading, {"num_gpus": SAMPLES[name].get("gpus"), "hardware": "h100-sxm"})

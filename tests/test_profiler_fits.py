@@ -271,7 +271,7 @@ def test_printed_commands_are_shell(run: Any) -> None:
             ("--output", "x.yaml", "--device", "cpu", "--ranks", "0"),
             "--ranks 0: the number of processes on this machine, from 1 to 64; it has",
         ),
-        (("--output", "x.yaml", "--hardware", "q-sx"), "unknown hardware 'q-sx'"),
+        (("--output", "x.yaml", "--hardware", "none-such-9"), "unknown hardware 'none-such-9'"),
     ],
 )
 def test_bad_flags_are_sentences(run: Any, flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_more_compiled_shapes_than_torch_recompiles() -> None:
 
     limit = torch._dynamo.config.recompile_limit
     for rows in range(1, limit + 2):
-        run = operator(definitions.rope("forward", rows, (2, 1, 4), "fp32", COMPILED), "cuda")
+        run: Any = operator(definitions.rope("forward", rows, (2, 1, 4), "fp32", COMPILED), "cuda")
         for _ in range(2):  # as many sets of operands
             turned = run()
         assert [tuple(one.shape) for one in turned] == [(1, rows, 2, 4), (1, rows, 1, 4)]
@@ -141,7 +141,7 @@ def test_every_forward_point_of_the_default_profile_takes_its_operands(
             point.family, **value | ({"kernel": kernel} if kernel else {})
         )  # uncompiled, and what a CPU has
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            made = operator(like, "cpu" if here else "cuda")()
+            made: Any = operator(like, "cpu" if here else "cuda")()
         shapes = [tuple(one.shape) for one in (made if isinstance(made, list | tuple) else [made]) if one is not None]
         if point.family == "gemm":
             assert shapes == [definitions.rows_columns_depth(point)[:2]], point.label

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from virtual_cuda import VirtualCuda, VirtualRanks, operation
+from virtual_cuda import Event, VirtualCuda, VirtualRanks, operation
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.patterns import Pattern, collective_point, form_points, overlap_points
-from planner.lab.profile.points import Measured, Point
+from planner.lab.profile import compute_points, definitions
+from planner.lab.profile.patterns import Pattern, collective_point, factor, form_points, overlap_points
+from planner.lab.profile.points import Journal, Measured, Point, Settings
 
 torch = pytest.importorskip("torch")
 
@@ -117,6 +119,31 @@ def test_overlap_is_neither_dispatch_nor_skew(
     assert gemm.details["alone"] == pytest.approx(1.5e-3, rel=0.02)
 
 
+def test_one_queue_of_all_streams_shows_no_overlap(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Megatron sets it: collectives behind the first would begin before any product beside them."""
+    ranks: Any = on(VirtualCuda((0.0, 0.0)))
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(collective_timing.NotMeasuredError, match="CUDA_DEVICE_MAX_CONNECTIONS=1 makes one queue"):
+        overlap_timing.measure_overlap(overlap_points(2, 2, 2**28, "bf16", 1.0)[0], ranks, None, 0.05)  # type: ignore[arg-type]
+
+
+def test_what_ends_too_early_is_queued_longer_or_refused(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GEMMs that end before the collective does, and a host that is slower than the spin, are seen, and tried again."""
+    ranks: Any = on(VirtualCuda((0.0, 30e-6), (1.3, 1.3)), collective=2e-3)
+    gemm, message = overlap_points(2, 2, 2**28, "bf16", 1.0)[:2]
+    for name, value in (("COVER", 0.2), ("START_SPIN", 50e-6)):  # too few of them, too short a spin at first
+        with monkeypatch.context() as patch:
+            patch.setattr(overlap_timing, name, value)
+            for point in (gemm, message):
+                found = overlap_timing.measure_overlap(point, ranks, None, 0.05)  # type: ignore[arg-type]
+                assert found.details["slowdown"] == pytest.approx(1.3, rel=0.02)
+    monkeypatch.setattr(Event, "query", lambda _: True)  # the device is there before the host, however long it spins
+    with pytest.raises(
+        collective_timing.NotMeasuredError, match="the device began before the host had queued it, 4 times"
+    ):
+        overlap_timing.measure_overlap(gemm, ranks, None, 0.05)  # type: ignore[arg-type]
+
+
 def test_an_overlap_of_launches_is_refused(on: Any) -> None:
     """1024 GEMMs that end before the collective begins gave 1.25 for a true 1.3."""
     ranks: Any = on(VirtualCuda((0.0, 30e-6), (1.3, 1.3)), gemm=20e-6)
@@ -190,7 +217,7 @@ def test_what_neighbours_share_is_measured_on_all_ranks_and_the_slowest_counts(
         assert one.median == pytest.approx(1.25 * mine[one.point.family])
         assert (one.details["slowest"], one.details["over_median"]) == (slowest, pytest.approx(1.25))
     alone = [
-        Measured.fact(Point.of(p.family, **{k: v for k, v in p.key if k != "ranks"}), mine["host_copy"])
+        Measured.fact(replace(p, key=tuple(pair for pair in p.key if pair[0] != "ranks")), mine["host_copy"])
         for p in points[1:]
     ]
     guess = load_hardware("h100-sxm")
@@ -240,3 +267,93 @@ def test_a_collective_that_cannot_be_captured_is_left_out_on_all_ranks(
         collective_timing.NotMeasuredError, match=r"all_reduce \(graph\) of 1 KiB .*: cannot be captured: oper"
     ):
         collective_forms.measure_form(point, ranks, None, 0.05)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ a whole profile
+
+KERNEL, MESSAGE, BUS, HOST = 3e-6, 9e-6, 300e9, 25e-6
+"""Seconds of an empty kernel and an empty message, bytes per second of the link, and seconds of the host for either."""
+
+
+def seconds_of(point: Point) -> float:
+    """On the virtual device: 600 TFLOP/s and 2.8 TB/s."""
+    return KERNEL + definitions.flop(point) / 600e12 + definitions.moved_bytes(point) / 2.8e12
+
+
+@pytest.mark.proof
+def test_a_whole_profile_of_a_virtual_node_is_that_of_the_node(
+    on: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All parts of two ranks, from the points to the file that is read back; none fails."""
+    from planner.hardware import load_hardware
+    from planner.lab.launch.state import Teller
+    from planner.lab.profile import all_ranks, profile_file, worker
+    from planner.lab.profile import operator_runs as operators
+
+    cuda = VirtualCuda((0.0, 20e-6), (1.1, 1.4))
+    ranks: Any = on(cuda, gemm=1.5e-3)
+    clock = SimpleNamespace(perf_counter=cuda.perf_counter, monotonic=cuda.perf_counter)
+    for module in (timing, worker, compute_timing, device_timing, overlap_timing):
+        monkeypatch.setattr(module, "time", clock)
+
+    def made(op: str, size: int, *_: Any) -> Any:
+        return operation(cuda, MESSAGE + size / BUS * factor(op, 2), HOST)()
+
+    def large(point: Point) -> float:
+        return 100.0 if point.values.get("name") == "usable" else 1.0
+
+    def operator(point: Point, _: str) -> Any:
+        if point["dtype"] in ("mxfp8", "nvfp4"):
+            raise ValueError("compute capability 10.0")
+        return lambda: cuda.kernel(seconds_of(point), HOST)
+
+    for module in (collective_timing, collective_forms, overlap_timing):
+        monkeypatch.setattr(module, "Operation", made)
+    monkeypatch.setattr(collective_forms, "InPlace", made)
+    monkeypatch.setattr(collective_forms, "dist", SimpleNamespace(all_reduce=lambda *_, **__: None))
+    monkeypatch.setattr(collective_forms, "torch", cuda.as_torch())
+    monkeypatch.setattr(operators, "operator", operator)
+    hot = 1.1 * seconds_of(definitions.gemm("bf16", "forward", 8192, 8192, 8192))
+    monkeypatch.setattr(compute_timing, "_product", lambda *_: lambda: cuda.kernel(hot, 6e-6))
+    monkeypatch.setattr(operators, "which_kernel", lambda *_: {})
+    monkeypatch.setattr(compute_timing, "captured", lambda run, runs=16: lambda: [run() for _ in range(runs)])
+    facts = {"memory_fact": 8e8, "launch": 2e-6, "warm_up": 1e-3, "host_copy": 5e-3, "on_host": 0.05}
+    for name, value in facts.items():
+        monkeypatch.setattr(
+            compute_timing, name, lambda point, *_, value=value: Measured.fact(point, value * large(point))
+        )
+    monkeypatch.setattr(compute_timing, "lost", lambda: "")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(worker, "Buffers", lambda *_: None)
+    monkeypatch.setattr(worker, "_communicator", lambda _: None)
+    monkeypatch.setattr(all_ranks, "SECONDS", {"cuda": 2.0})
+    monkeypatch.setitem(compute_points.SUSTAINED_SECONDS, "cuda", 2.5)
+
+    ranks.place, ranks.names = SimpleNamespace(rank=0, world=2), ["NVIDIA H100 80GB HBM3"] * 2
+    ranks.from_first = lambda values, meanwhile=None: [float(one) for one in values]
+    ranks.collect = lambda value: [value, value]
+    ranks.form, ranks.destroy = lambda _: "a group", lambda _: None
+    settings = Settings(output=str(tmp_path / "node.yaml"), device="cuda", budget=30.0, models=("llama-8b",))
+    head = {
+        "device": "cuda", "name": ranks.names[0], "host": "node", "nodes": 1, "world": 2, "local": 2, "cores": 8,
+        "memory": 8e10, "driver": "580", "versions": {"torch": "2.13.0"},
+    }  # fmt: skip
+    journal = Journal(settings.journal, head)
+    run = worker.Run(settings=settings, ranks=ranks, journal=journal, teller=Teller(None), begun=0.0)
+    with journal:
+        worker._measure(run)
+    reasons = {why.rsplit(": ")[-1] for _, why in journal.failed}
+    assert reasons <= {"the budget was spent", "compute capability 10.0"}
+    for one in journal.of("gemm", "attention", "memory_bound", "grouped_gemm"):
+        assert one.median == pytest.approx(seconds_of(one.point), rel=0.03), one.point.label
+    for one in journal.of("collective"):
+        wanted = MESSAGE + one.point["size"] / BUS * factor(one.point["op"], 2)
+        assert one.median == pytest.approx(wanted, rel=0.03), one.point.label
+    assert {one.point["form"] for one in journal.of("collective_form")} == {"eager", "graph", "in_place", "no_nvls"}
+    profile_file.write_profile(settings, 40.0)
+    again = load_hardware(settings.output)
+    assert again.overlap["inside"].compute == pytest.approx(1.1, rel=0.02)
+    assert again.overlap["inside"].communication == pytest.approx(1.4, rel=0.02)
+    assert float(again.scale_up_time("all_reduce", 1024.0, 2)) == pytest.approx(MESSAGE, rel=0.03)
+    assert again.sustained_clock == pytest.approx(1 / 1.1, rel=0.02)
+    assert len(again.measurements["collective_form"]) == len(journal.of("collective_form")) > 20

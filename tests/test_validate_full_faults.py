@@ -196,6 +196,16 @@ def test_a_step_may_take_ten_times_what_is_predicted(tmp_path: Path, monkeypatch
     assert alone == pytest.approx([638.0])
 
 
+def test_another_size_of_memory_than_the_plans_is_said(tmp_path: Path) -> None:
+    from planner.lab.run.levels import other_size
+
+    gpu = task(plan_file(tmp_path, cpu=False), device="cuda", gpus=2, name="NVIDIA H100 80GB HBM3", gpu_memory=(81559 * 2.0**20,))
+    assert other_size(gpu) == ""
+    small = replace(gpu, machine=replace(gpu.machine, name="NVIDIA H100 PCIe 64GB", gpu_memory=(65536 * 2.0**20,)))
+    hardware = gpu.asked.cluster.hardware.name
+    assert f"has 64 GiB of memory and the plan's {hardware} 79.2 GiB: whether the plan fits here" in other_size(small)
+
+
 @needs_torch
 def test_groups_of_a_mesh_have_the_limit_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     from datetime import timedelta

@@ -57,7 +57,6 @@ class Stream:
 
     def __init__(self, cuda: VirtualCuda) -> None:
         self.cuda, self.ops, self.next = cuda, list[Op](), [0] * cuda.ranks
-        cuda.streams.append(self)
 
     def wait_event(self, event: Event) -> None:
         self.cuda.queue("wait", 0.0, EVENT, self, event)
@@ -74,7 +73,7 @@ class VirtualCuda:
     def __init__(self, skew: tuple[float, ...] = (0.0, 30e-6), slower: tuple[float, float] = (1.0, 1.0)) -> None:
         self.skew, self.ranks, self.slower = skew, len(skew), dict(zip(("kernel", "collective"), slower, strict=True))
         self.host, self.at = [0.0] * self.ranks, 0.0
-        self.streams: list[Stream] = []
+        self.streams: list[Stream] = []  # That have something in them
         self.current, self.captured = Stream(self), None
         self.ours = Stream(self)  # of collectives that are not waited for
         self.blocked = 0  # Times that a host found its queue full
@@ -106,6 +105,10 @@ class VirtualCuda:
     def synchronize(self) -> None:
         self.advance(NEVER)
         self.host = [max(host, self.at) for host in self.host]
+        for stream in self.streams:
+            assert set(stream.next) == {len(stream.ops)}, "devices that wait for each other"
+            stream.ops, stream.next = [], [0] * self.ranks
+        self.streams = []
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -154,6 +157,8 @@ class VirtualCuda:
             self.blocked += 1
             self.step(NEVER)
             self.host = [max(at, self.at) for at in self.host]
+        if stream not in self.streams:
+            self.streams.append(stream)
         stream.ops.append(Op(kind, seconds, list(self.host), event, [seconds] * self.ranks))
 
     def advance(self, until: float) -> None:

@@ -8,7 +8,7 @@ Each call imports what it needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import fspath
 from pathlib import Path
@@ -31,6 +31,7 @@ from planner.layout import FIELDS
 from planner.units import parse
 
 if TYPE_CHECKING:
+    from planner.plan_file import Assumption
     from planner.questions.accuracy.prediction import Pair
     from planner.questions.calibrate.output import Calibrated
     from planner.questions.compare.numbers import Comparison
@@ -47,24 +48,45 @@ def silent(_: str) -> None:
     """No progress is shown."""
 
 
-def plan(*, top: int = 5, progress: Progress = silent, **keywords: Unpack[Keywords]) -> Plans:
+def plan(
+    *,
+    top: int = 5,
+    tokens: str | float | None = None,
+    days: float | None = None,
+    price: float | None = None,
+    progress: Progress = silent,
+    **keywords: Unpack[Keywords],
+) -> Plans:
     """The ``top`` best plans of a job: ``plan(model="llama-70b", gpus=8, tp=8)``. Fields of a layout that are given stay.
 
-    Empty when nothing fits. Raises PlannerError when the job cannot be read, or no layout of it is legal.
+    ``tokens`` ('15T') asks what training on them takes with the best plan, at ``price`` USD per GPU-hour; with ``days`` and without
+    ``gpus`` the job gets the fewest GPUs that do it in time. Empty when nothing fits. Raises PlannerError when the job cannot be read,
+    or no layout of it is legal.
     """
     from planner.api.plans_of import plans_of
+    from planner.api.token_budget import fewest, read_budget, training
     from planner.defaults import Request, resolve
     from planner.search import Pins
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
     said = request_fields(keywords)
-    for names, flag in ((("model",), "--model"), (("num_gpus", "nodes"), "--gpus, or --nodes,")):
-        if not said.keys() & set(names):
+    budget, pins = read_budget(tokens, days, price), Pins(values=layout_values(keywords))
+    sized = bool({"num_gpus", "nodes"} & said.keys())
+    for missing, flag in (("model" not in said, "--model"), (not sized and days is None, "--gpus, or --nodes,")):
+        if missing:
             raise PlannerError(f"which job? {flag} is missing")
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 100:
         raise PlannerError(f"top is {top!r}; it must be a whole number from 1 to 100")
-    pins = Pins(values=layout_values(keywords))
-    return plans_of(resolve(Request(**said)), pins, top, keywords, progress)
+    counted: tuple[Assumption, ...] = ()
+    if budget is not None and not sized:
+        said, counted = fewest(budget, said, pins, progress)
+        keywords = {**keywords, "gpus": said["num_gpus"]}
+    resolved = resolve(Request(**said))
+    resolved = replace(resolved, assumptions=(*counted, *resolved.assumptions))
+    found = plans_of(resolved, pins, top, keywords, progress)
+    if budget is None or not found:
+        return found
+    return replace(found, training=training(budget, found.resolved, found[0].estimate.step_time))
 
 
 def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -> Plan:

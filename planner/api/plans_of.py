@@ -42,9 +42,11 @@ def plans_of(
 
     advice, faster = [], []
     if not finding.fit:
+        needed = float(finding.estimates[0].memory_needed[0])
         advice = advise(
-            resolved.job, ask, command, lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}")
-        )
+            resolved.job, needed, ask, command,
+            lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
+        )  # fmt: skip
     else:
         faster = held_back(finding) + gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
         if int(finding.layouts[0].offloads):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # rich is imported when something is printed
 
     from planner import plan_file
     from planner.advice import Advice
+    from planner.api.token_budget import Training
     from planner.defaults import ResolvedJob
     from planner.gains import Gain
     from planner.plan_file import Assumption, Prediction
@@ -268,6 +269,8 @@ class Plans(Result, Sequence[Plan]):
     """Changes that would make the job fit, where nothing does."""
     faster: tuple[Gain, ...] = ()
     """Options that were not stated, and precisions, that would make the first plan faster."""
+    training: Training | None = None
+    """What all tokens take with the first plan, where they were said."""
 
     def __len__(self) -> int:
         return len(self.attempts) if self.finding.fit else 0
@@ -318,6 +321,7 @@ class Plans(Result, Sequence[Plan]):
             },
             "advice": [vars(one) for one in self.advice],
             "faster": [vars(one) for one in self.faster],
+            **({"training": self.training.to_dict()} if self.training else {}),
         }  # fmt: skip
 
     def show(self, console: Console) -> None:
@@ -343,6 +347,8 @@ class Plans(Result, Sequence[Plan]):
             console.print(f"[bold]The first:[/bold] {escape(layout_text(first.layout))}.")
             console.print(f"Its step: {table.range_text(found)}, by the errors on {basis}.")
             console.print(table.first_runs_text(found))
+            for sentence in self.training.sentences() if self.training else ():
+                console.print(sentence, markup=False)
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
             for gain in self.faster:
                 where = f"; with {gain.layout}" if gain.layout else ""

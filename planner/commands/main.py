@@ -5,7 +5,6 @@ import errno
 import importlib
 import keyword
 import os
-import re
 import signal
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, printable
 
 COMMANDS = {
     "search": ("commands.plans", "Search every legal layout, print the best plans (default)."),
@@ -50,10 +49,7 @@ class SentenceError(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        from planner.schema import CONTROL
-
-        # what a file or a flag holds must not steer the terminal
-        click.echo(re.sub(f"[{CONTROL}]", lambda sign: repr(sign.group())[1:-1], self.message), err=True)
+        click.echo(printable(self.message), err=True)
 
 
 class PlanGroup(click.Group):

@@ -23,6 +23,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.command()
 @job_options(required=True)
 @layout_options(SEARCHED)
+@click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
+@click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
+@click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
 @JSON
@@ -37,6 +40,7 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
       plan --model qwen3-235b-a22b --gpus 256 --hardware b200-sxm --top 10
       plan --model llama-8b --gpus 8 --trainer torchtitan --sequence-length 32768 --json
       plan --model llama-70b --gpus 64 --tp 8 --micro-batch-size 1 --output plan.yaml
+      plan --model llama-8b --hardware h100 --tokens 15T --days 30
     """
     from planner import api
 
@@ -144,14 +148,17 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
     """Read a trainer's configuration as a plan, and price it.
 
     FILE holds arguments of Megatron-LM (a script, a YAML mapping, or a training log with its dump of arguments), a
-    configuration of torchtitan (Python, TOML, JSON or a command line), DeepSpeed's JSON, or nanotron's YAML. A script is
-    followed, not run: variables, defaults, arithmetic, branches. What decides time or memory and stands nowhere is asked for
+    configuration of torchtitan (Python, TOML, JSON or a command line), DeepSpeed's JSON, nanotron's YAML, or a job of
+    fine-tuning: LLaMA-Factory, axolotl, TRL and transformers with what they name of accelerate and DeepSpeed, ms-swift, torchtune,
+    LitGPT, NeMo AutoModel, NeMo-RL, verl, recipes of Megatron-Bridge with overrides. A script is followed, not run: variables, defaults, arithmetic, branches. What decides time or memory and stands nowhere is asked for
     by name. Settings that a plan does not hold are listed. What is said with flags goes before what is read.
 
     \b
     Examples:
       plan import train.sh --gpus 64 --hardware h100-sxm --output plan.yaml
       plan import train.sh --set MODEL_SIZE=13B --set PP_SIZE=8
+      plan import qwen3_full_sft.yaml --gpus 8 --set deepspeed=zero3
+      plan import sft/config.yaml --set accelerate=accelerate_configs/fsdp.yaml
       plan import slurm-1234.log --hardware a100-sxm-80gb
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
     """

@@ -70,6 +70,8 @@ class Provenance:
     """Version of the driver; empty where there is none."""
     versions: dict[str, Text] = field(default_factory=dict)
     """Version of each library: python, torch, cuda, nccl, cudnn, planner."""
+    conditions: dict[str, Text] = field(default_factory=dict)
+    """State of the first node before the start: clocks, power limit, ECC, persistence, links, NICs, environment."""
     date: Text
     """Day of the measurement, ISO 8601; a time may follow."""
     command: Text

@@ -11,6 +11,7 @@ LEVEL     of bundle.target.LEVELS, and the SOURCE where its rules were read
 WRITES    of bundle.target.STORED: facts about memory that its configuration says
 OPTIONS   of the trainer (profiles/trainer_options.yaml) that its configuration says
 NO_WORD   optimizers and precisions of those trainers that the target refuses on purpose
+READ_FIRST its form is tried before the others: words of another trainer stand in it
 FORM      endings of its configuration files, and an expression that stands in them
 """
 

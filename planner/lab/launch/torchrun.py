@@ -35,6 +35,7 @@ MARK = "PLANNER_TRIAL"
 POLL = 0.1
 EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)\b(?::|$)")
 """The last line of a traceback of Python; torch writes the rank before it."""
+PRINTED = "all that the ranks printed is in"
 AFTERWARDS = ("ChildFailedError", "SignalException", "Signal 15 (SIGTERM)")
 """What torchrun and the ranks that it ends say of the failure of another one."""
 GRACE = 15.0
@@ -43,6 +44,14 @@ GRACE = 15.0
 
 class InterruptedRunError(PlannerError):
     """The user stopped the ranks; they have written what they had."""
+
+
+class FailedRanksError(PlannerError):
+    """Ranks did not come to their end; ``log``: the file that keeps what they printed, "" = none."""
+
+    def __init__(self, sentence: str, log: str) -> None:
+        super().__init__(sentence + (f"; {PRINTED} {log}" if log else ""))
+        self.log = log
 
 
 def need_torch(what: str = "measuring", release: str = "") -> None:
@@ -99,11 +108,12 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
         return time.monotonic() - begun
     log = _kept_log(ended.text)
     if words.is_file():
-        raise PlannerError(words.read_text(encoding="utf-8").strip() + log)
+        raise FailedRanksError(words.read_text(encoding="utf-8").strip(), log)
     last = cause(ended.text)
-    raise PlannerError(
+    raise FailedRanksError(
         f"rank {', '.join(map(str, missing))} ended early during {from_file(state).doing or 'the start'} "
-        f"(exit code {ended.code}){f': {last}' if last else ''}{log}"
+        f"(exit code {ended.code}){f': {last}' if last else ''}",
+        log,
     )
 
 
@@ -118,14 +128,14 @@ def cause(text: str) -> str:
 
 
 def _kept_log(text: str) -> str:
-    """Keeps what the ranks printed, libraries too; where, as the end of a sentence."""
+    """Keeps what the ranks printed, libraries too; the file, "" where there is nothing or no room."""
     if not text.strip():
         return ""
     with contextlib.suppress(OSError):
         handle, name = tempfile.mkstemp(prefix="plan-ranks-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
-        return f"; all that the ranks printed is in {name}"
+        return name
     return ""
 
 

@@ -10,9 +10,13 @@ from planner.lab.profile.points import Settings
 
 def measure(settings: str, place: Place) -> None:
     """Measures as this rank."""
-    from planner.lab.profile.worker import work  # torch takes seconds; the process that started this knows it by now
+    from planner.lab.profile import health, worker  # torch takes seconds; the process that started this knows it by now
 
-    work(Settings(**json.loads(settings)), place)
+    given = Settings(**json.loads(settings))
+    if given.health:
+        health.work(given, place)
+    else:
+        worker.work(given, place)
 
 
 if __name__ == "__main__":

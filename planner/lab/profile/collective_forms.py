@@ -11,7 +11,6 @@ is formed, measured, and destroyed. Where the user has set either, that holds an
 import contextlib
 import os
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -100,9 +99,7 @@ def _group(point: Point, ranks: Ranks) -> Iterator[Any]:
     os.environ[ALGORITHM] = WITHOUT_NVLS  # read when the communicator is made, by its first collective
     mine = None
     try:
-        for members in pattern.groups(ranks.world):
-            handle = dist.new_group(members, timeout=timedelta(seconds=ranks.timeout + 10.0), backend=ranks.backend)
-            mine = handle if ranks.place.rank in members else mine
+        mine = ranks.form(pattern.groups(ranks.world))
         if mine is not None:
             dist.all_reduce(torch.zeros(1, device=ranks.device), group=mine)
             torch.cuda.synchronize()
@@ -110,5 +107,4 @@ def _group(point: Point, ranks: Ranks) -> Iterator[Any]:
     finally:
         del os.environ[ALGORITHM]
     yield mine
-    if mine is not None:  # a node has 128 multicast slots, a process few communicators to spare
-        dist.destroy_process_group(mine)
+    ranks.destroy(mine)

@@ -110,6 +110,8 @@ def sample(
     """Samples of the slowest rank, those of this one, and details; all ranks decide alike, by the slowest's. ``most`` runs in a
     sample at most."""
 
+    full = True  # the queue of a GPU, before each sample
+
     def agree(late: float) -> float:
         return ranks.slowest([late])[0] if ranks.device == "cuda" else late
 
@@ -118,7 +120,6 @@ def sample(
         found, full = ahead_of(timed, count, inner, agree) if full else (timed(count, inner), False)
         return [one if operation else 0.0 for one in found]
 
-    full = True
     pilot = ranks.slowest(take(2, 1))
     inner = math.ceil(BLOCK_SECONDS[ranks.device] / max(min(pilot), 1e-9))
     inner = max(1, min(most or LONGEST_BLOCK[ranks.device], inner))

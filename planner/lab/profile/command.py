@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from planner import units
+from planner import library, units
 from planner.curves import COLLECTIVES
 from planner.detect import PATIENT, asked_driver, memory_is_off, profile_of
 from planner.errors import PlannerError
@@ -45,6 +45,7 @@ MOST_ON_CPU = 64
 @click.option("--network-bandwidth", metavar="RATE", help="Line rate per GPU between nodes, like '400 Gb/s'.")
 @click.option("--max-size", metavar="SIZE", help="Largest buffer of a collective, like '256 MiB'. [by the models]")
 @click.option("--timeout", default="30s", metavar="TIME", help="A step that takes longer has hung. [30s]")
+@click.option("--health", is_flag=True, help="No profile: pairs of GPUs and nodes, NICs, and the slow node by bisection.")
 @click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
 @click.option("--nodes", type=int, default=2, metavar="N", help="Machines, for --print-commands. [2]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of a table.")
@@ -64,6 +65,7 @@ def profile(
       plan profile --output my-node.yaml --only collectives --resume
       plan profile --output laptop.yaml --device cpu --ranks 2 --budget 30s
       plan profile --output my-cluster.yaml --print-commands --nodes 4
+      plan profile --health --output health.yaml
       plan --model llama-8b --gpus 8 --hardware my-node.yaml
     """
     if output is None:
@@ -75,6 +77,9 @@ def profile(
         return
     place = place_from(os.environ)
     settings, gpus = _settings(output, flags)
+    if settings.health:
+        _checked(settings, place, ranks, gpus, as_json)
+        return
     if place is None:
         written: HardwareProfile | None = _from_here(settings, _ranks(ranks, gpus))
     else:
@@ -93,7 +98,7 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
     settings = Settings(
         output=output, device="cpu", models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
         budget=_seconds(budget or BUDGET["cpu"], "--budget"), timeout=_seconds(flags["timeout"], "--timeout"),
-        base=flags["hardware"], command=shlex.join(["plan", *sys.argv[1:]]),
+        base=flags["hardware"], health=flags["health"], command=shlex.join(["plan", *sys.argv[1:]]),
         largest=None if size is None else units.parse(size, "bytes", what="--max-size"),
         network_bandwidth=None if rate is None else units.parse(rate, "bytes/s", what="--network-bandwidth"),
     )  # fmt: skip
@@ -109,7 +114,7 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
     gpus = gpus_here(flags["device"])
     if not gpus.count:
         return settings, gpus
-    if not settings.base:  # found out before anything is measured
+    if not settings.base and not settings.health:  # found out before anything is measured
         _require_known(gpus)
     return replace(settings, device="cuda", budget=_seconds(budget or BUDGET["cuda"], "--budget")), gpus
 
@@ -196,6 +201,33 @@ def _from_here(settings: Settings, ranks: int) -> HardwareProfile:
         kept = [_kept(settings)] if stamp() != before else ["nothing was measured"] if stopped else []
         raise PlannerError("; ".join([str(error), *kept])) from error
     return write_profile(settings, seconds)
+
+
+def _checked(settings: Settings, place: Place | None, ranks: int | None, gpus: Gpus, as_json: bool) -> None:
+    """``--health``: measures, then rank 0 prints and draws what is in the file."""
+    from planner.lab.profile import health_words
+
+    with Bar(quiet=place is not None and place.rank != 0) as bar:
+        if place is None:
+            count = _ranks(ranks, gpus)
+            without_multicast(lambda _: profile_here(settings, count, bar.show))
+        else:
+            from planner.lab.profile.health import work
+
+            if work(settings, place, bar.show) is None:
+                return
+    found = library.read_yaml(Path(settings.output))["health"]
+    picture = Path(settings.output).with_suffix(".png")
+    drawn = health_words.draw(found, picture)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    out = console()
+    for table in health_words.tables(found):
+        out.print(table)
+    for sentence in found["sentences"] or ["nothing stands out"]:
+        out.print(sentence, soft_wrap=True, markup=False)
+    out.print(f"wrote {settings.output}{f' and {picture}' if drawn else ''}", soft_wrap=True, markup=False)
 
 
 def _kept(settings: Settings) -> str:

@@ -155,7 +155,8 @@ def launch(point: Point, device: str, budget_s: float) -> Measured:
     def one() -> None:
         x.add_(1.0)
 
-    run, details = burst, dict[str, Value]()
+    run: Run = burst
+    details: dict[str, Value] = {}
     if point["kind"] == "graph":
         if device != "cuda":
             raise PlannerError("a CUDA graph needs a GPU; this is a CPU")

@@ -104,10 +104,14 @@ def captured(run: Run, runs: int = GRAPH_RUNS) -> Run:
         run()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may query events meanwhile
-        for _ in range(runs):
-            run()
+    graph, ours = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may query events meanwhile
+            for _ in range(runs):
+                run()
+    except BaseException:
+        torch.cuda.set_stream(ours)  # a capture that cannot be ended leaves its own stream the current one
+        raise
     return graph.replay
 
 

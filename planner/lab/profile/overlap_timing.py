@@ -17,10 +17,11 @@ without the other for the time alone, in turn with it, so that both have the sam
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ LEAST_SECONDS = 2e-3  # Collectives in one sample of a GPU last at least this lo
 MOST_RUNS = 64  # Collectives in one sample; the queue of a GPU has to hold them
 LAUNCHES = 10.0  # A GEMM shorter than so many launches is the host's
 COVER = 1.5  # What runs beside lasts so much longer
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 START_SPIN = 5e-3  # Seconds of a spin; the host queues some hundred operations in it
 
 
@@ -94,38 +96,41 @@ class Streams:
     gemms: int = RUNS  # In a sample
     collectives: int = 1
     spin: float = START_SPIN  # Seconds that the device is kept waiting
+    side: Any = field(default_factory=lambda: torch.cuda.Stream())
+    """Of the collectives. GEMMs stay on the stream of the program: another one may be that of NCCL, which takes its own from the
+    same few."""
 
     def of_collective(self, together: bool) -> tuple[float, bool, bool]:
         """A collective, alone or while GEMMs run."""
-        side, (begun, c0, c1, g1) = torch.cuda.Stream(), _events(4)
+        main, (begun, c0, c1, g1) = torch.cuda.current_stream(), _events(4)
 
         def queue() -> None:
             if together:
                 self.gemm()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            self.side.wait_stream(main)
+            with torch.cuda.stream(self.side):
                 self._collectives(c0, c1, self.collectives)
             for _ in range(self.gemms * together):
                 self.gemm()
             g1.record()
 
-        ahead = self._queued(queue, begun)
+        ahead = self._queued(queue, begun, main)
         return _seconds(c0, c1) / self.collectives, ahead, not together or _seconds(c1, g1) > 0.0
 
     def of_gemm(self, together: bool) -> tuple[float, bool, bool]:
         """A GEMM, alone or while collectives run."""
-        side, (begun, c0, c1, g0, g1) = torch.cuda.Stream(), _events(5)
+        begun, c0, c1, g0, g1 = _events(5)
 
         def queue() -> None:
-            self._collectives(c0, c1, self.collectives * together)
-            side.wait_event(c0)
-            with torch.cuda.stream(side):
-                g0.record()
-                for _ in range(self.gemms):
-                    self.gemm()
-                g1.record()
+            with torch.cuda.stream(self.side):
+                self._collectives(c0, c1, self.collectives * together)
+            torch.cuda.current_stream().wait_event(c0)
+            g0.record()
+            for _ in range(self.gemms):
+                self.gemm()
+            g1.record()
 
-        ahead = self._queued(queue, begun)
+        ahead = self._queued(queue, begun, self.side)
         return _seconds(g0, g1) / self.gemms, ahead, not together or _seconds(g1, c1) > 0.0
 
     def _collectives(self, start: Any, end: Any, count: int) -> None:
@@ -135,11 +140,13 @@ class Streams:
             self.collective()
         end.record()
 
-    def _queued(self, queue: Run, begun: Any) -> bool:
-        """Queues it behind a spin and waits for all; whether the device was still spinning when the host had done."""
+    def _queued(self, queue: Run, begun: Any, first: Any) -> bool:
+        """Queues it behind a spin on the ``first`` stream and waits for all; whether the device was still spinning when the host
+        had done."""
         torch.cuda.synchronize()
-        spin(self.spin)
-        begun.record()
+        with torch.cuda.stream(first):
+            spin(self.spin)
+            begun.record()
         queue()
         ahead = not begun.query()
         torch.cuda.synchronize()
@@ -157,6 +164,10 @@ def _seconds(start: Any, end: Any) -> float:
 
 def _on_gpu(point: Point, operation: Operation, ranks: Ranks) -> tuple[Timing, Timing, int]:
     """Time together, time alone, and the side of the GEMM."""
+    if os.environ.get(CONNECTIONS) == "1":  # the same on every rank: launchers hand the environment on
+        raise NotMeasuredError(
+            f"{in_words(point)}: {CONNECTIONS}=1 makes one queue of all streams; leave it out for a profile"
+        )
     one, everyone = torch.zeros(1, device="cuda"), ranks.group(Pattern(n=ranks.world, stride=1))
     streams = Streams(
         gemm=square(GPU_SIDE, point["dtype"], "cuda"), collective=operation.run,

@@ -134,6 +134,7 @@ class Settings:
     network_bandwidth: float | None = None
     """Line rate of the NICs per GPU, bytes/s; None = of the base, else the best that was measured."""
     command: str = ""  # As the user typed it
+    health: bool = False  # Check the links between all ranks instead of measuring a profile
 
     def __post_init__(self) -> None:
         for part in self.only:

@@ -10,6 +10,7 @@ from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.profile import Provenance
+from planner.lab.launch.nccl import NVLS
 from planner.lab.profile import fit_links
 from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys, points_by_family
 from planner.lab.profile.fitting import Findings, of, spread_of
@@ -231,9 +232,13 @@ def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds
         notes = [f"processes waited for a core in {waited:.0f} % of the ten seconds before the start"]
         if head["world"] > 1:
             notes.append("the other ranks computed while the first one measured alone")
+    notes += head.get("unlike", [])
+    if f"{NVLS}=0" in head.get("conditions", {}).get("environment", ""):
+        notes.append(f"sums inside of NVSwitches were off ({NVLS}=0): a job that has them reduces faster inside a node")
     return Provenance(
         machine=f"{head['host']}: {head['cores']} cores, {units.format_bytes(float(head['memory']))} per device, {ranks}",
         device=str(head["name"]), driver=str(head["driver"]), versions=dict(head["versions"]),
+        conditions=dict(head.get("conditions", {})),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), command=settings.command or "plan profile",
         timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread, drift=drift(journal),
         residuals=compute.residuals | fit_links.residuals(fit_links.curves(collectives)),

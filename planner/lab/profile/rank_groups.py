@@ -6,7 +6,6 @@ are made once, so that no timing includes an allocation or first touch.
 
 import os
 import platform
-import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.detect import processor
+from planner.detect import PATIENT, asked_driver, processor
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
 from planner.lab.launch.watch import Watch
@@ -154,16 +153,6 @@ def versions(device: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def driver() -> str:
-    """Version of the GPU's driver, as nvidia-smi says it."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return "".join(done.stdout.split()[:1])
-
-
 def header(ranks: Ranks) -> dict[str, Any]:
     """Of the journal: what the results belong to."""
     hosts = sorted(set(ranks.hosts))
@@ -175,7 +164,7 @@ def header(ranks: Ranks) -> dict[str, Any]:
     }  # fmt: skip
     if ranks.device == "cuda":
         card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found |= {"name": ranks.names[0], "driver": driver(), "memory": float(card.total_memory)}
+        found |= {"name": ranks.names[0], "driver": asked_driver(PATIENT).version, "memory": float(card.total_memory)}
     return found
 
 

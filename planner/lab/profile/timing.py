@@ -131,7 +131,8 @@ def measure(
     begun = time.perf_counter()
     take(1, 1)
     first = max(time.perf_counter() - begun, 1e-9)
-    inner = min(max(1, math.ceil(SAMPLE_SECONDS[clock] / max(take(1, 1)[0], 1e-9))), getattr(run, "most_inner", MOST))
+    inner = max(1, math.ceil(SAMPLE_SECONDS[clock] / max(take(1, 1)[0], 1e-9)))
+    inner = min(inner, int(getattr(run, "most_inner", inner)))
     while time.perf_counter() - begun < min(0.1 * budget_s, 0.5):  # caches, clocks and lazy loading settle
         take(1, inner)
     samples: list[float] = []

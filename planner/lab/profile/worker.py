@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from planner.lab.profile import compute_timing, patterns, timing
 from planner.lab.profile.all_ranks import measure_ranks, measure_shared, rank_point, shared_points
 from planner.lab.profile.collective_forms import measure_form
 from planner.lab.profile.collective_timing import NoSuchCollectiveError, NotMeasuredError, measure_collective
+from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
@@ -102,6 +103,7 @@ def work(
         kept = _journal(settings, ranks)
         journal.append(kept)
         kept.header["cpu_pressure"] = detect.pressure()
+        kept.header |= _conditions(ranks)
         run = Run(
             settings=settings, ranks=ranks, journal=kept, teller=Teller(show if ranks.first else None),
             begun=time.monotonic(),
@@ -123,6 +125,15 @@ def work(
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
     return made
+
+
+def _conditions(ranks: Ranks) -> dict[str, Any]:
+    """Of the first node, and what other nodes have otherwise."""
+    with ranks.watch.doing("asking the driver for clocks and links", list(range(ranks.world)), 3.0 * detect.PATIENT):
+        first_of_node = ranks.place.rank % ranks.local == 0
+        nodes = ranks.collect(conditions(ranks.device) if first_of_node else None)
+    known = {ranks.hosts[rank]: one for rank, one in enumerate(nodes) if one is not None}
+    return {"conditions": nodes[0], "unlike": unlike(known)}
 
 
 def _journal(settings: Settings, ranks: Ranks) -> Journal:

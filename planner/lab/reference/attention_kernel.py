@@ -29,7 +29,7 @@ def attend_by(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of (batch, heads, tokens, width) on a GPU, by the kernel that it is priced as; notes which one runs."""
     with priced_kernel(name):
         shape = name, q.shape, k.shape, v.shape, q.dtype
-        if shape not in RAN:
+        if shape not in RAN and type(q) is Tensor:  # no fake one: torch chooses by the real device
             RAN[shape] = sdpa_choice(q, k, v, causal=True)
         grouped = q.shape[1] != k.shape[1]
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 from planner.lab.launch.nccl import without_multicast
 from planner.lab.launch.place import Place
 from planner.lab.launch.state import Bar
-from planner.lab.launch.torchrun import InterruptedRunError, run_here
+from planner.lab.launch.torchrun import PRINTED, FailedRanksError, InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.comparison import predicted_host, predicted_memory
 from planner.lab.run.full_result import result
@@ -95,6 +95,8 @@ def _here(task: Task) -> dict[str, Any]:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
         except PlannerError as error:
             verdict = _verdict(Path(name), str(error))
+            if isinstance(error, FailedRanksError) and error.log and error.log not in verdict.sentence:
+                print(f"note: {PRINTED} {error.log}", file=sys.stderr, flush=True)
         if verdict is not None and verdict.kind == "died" and kills() > killed:
             sentence = f"{verdict.sentence}: the kernel ended a process of this machine {OUT_OF_MAIN_MEMORY}"
             facts = {"out_of_memory": True}

@@ -17,6 +17,7 @@ from typing import Any
 
 from planner import detect
 from planner.cluster import Cluster
+from planner.detect import memory_is_off
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
@@ -26,7 +27,7 @@ from planner.plan_file import Plan, plan_from_dict
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced, price
 from planner.trainer import Trainer, load_trainer
-from planner.units import KIB, format_seconds
+from planner.units import KIB, format_bytes, format_seconds
 from planner.workload import LOW_PRECISIONS, Workload
 
 START = 120.0
@@ -280,6 +281,18 @@ def machine_here(device: str | None, environment: Mapping[str, str] = os.environ
         device="cuda" if gpus.count else "cpu", gpus=gpus.count, name=gpus.names[0] if gpus.count else detect.processor(),
         memory=free_memory(), cores=len(os.sched_getaffinity(0)), place=place_from(environment), gpu_memory=gpus.memory[:1],
     )  # fmt: skip
+
+
+def other_size(task: Task) -> str:
+    """The sentence about GPUs whose memory is not that of the plan's hardware; "" where it is, or is not known."""
+    hardware, found = task.asked.cluster.hardware, sum(task.machine.gpu_memory)
+    if hardware.is_cpu or not memory_is_off(found, float(hardware.usable_memory)):
+        return ""
+    return (
+        f"{task.machine.name} has {format_bytes(found)} of memory and the plan's {hardware.name} "
+        f"{format_bytes(float(hardware.usable_memory))}: "
+        "whether the plan fits here is another question than whether it fits there"
+    )
 
 
 def named(wanted: str) -> Level | None:

@@ -22,7 +22,7 @@ from planner.lab.launch.place import commands
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import need_torch
 from planner.lab.run.learn import learned, other_device, step_of, time_of
-from planner.lab.run.levels import Task, choose, machine_here, question
+from planner.lab.run.levels import Task, choose, machine_here, other_size, question
 from planner.lab.run.record import complete, head
 from planner.lab.run.show import finalist_tables, learned_lines, validation_tables
 from planner.lab.run.trainer_run import LEAST_WARM_UP, TrainerRun, run_trainer
@@ -115,6 +115,8 @@ class Request:
         task = None if self.by_trainer else self.task(self.plan)
         if task is None or task.machine.place is None or task.machine.place.rank == 0:
             _say_changed({str(self.file): self.plan})
+            if task is not None and (sentence := other_size(task)):
+                print(f"warning: {sentence}", file=sys.stderr, flush=True)
         found = _run(task, self.rung) if task else self.run_with_trainer(self.plan, self.by_trainer)
         if found:
             self.report(found)

@@ -154,7 +154,9 @@ def ask(resolved: ResolvedJob | None, flags: Mapping[str, Any], pins: Mapping[st
     are None, False or missing. Without a job the first text of each input describes it. ``pins``: fields of the layout that
     hold for every row. Raises PlannerError with the sentence for what cannot be read."""
     values = {name: read_values(name, flags[name]) for name in INPUTS if flags.get(name)}
-    tokens, budget = (_amount(name, flags.get(name)) for name in ("tokens", "budget"))
+    tokens, budget = (
+        None if flags.get(name) is None else units.parse_amount(flags[name], what=flag_of(name)) for name in ("tokens", "budget")
+    )
     goal = Goal(tokens=tokens, days=flags.get("days"), budget=budget)
     questions = tuple(name for name in QUESTIONS if flags.get(name))
     if (goal.days is not None or goal.budget is not None) and not {"fewest_gpus", "cheapest"} & set(questions):
@@ -201,19 +203,6 @@ def _job_of(values: Mapping[str, Sequence[Value]]) -> tuple[ResolvedJob, list[Va
         if field not in said:
             raise PlannerError(f"which job? {flag} is missing: give a plan file, or at least --model and --gpus")
     return resolve(Request(**said)), changes
-
-
-def _amount(name: str, text: str | None) -> float | None:
-    """15T, 2M, 250k, $2M."""
-    if text is None:
-        return None
-    plain = text.strip().removeprefix("$").removesuffix("USD").strip()
-    if plain.endswith("k"):
-        plain = f"{plain[:-1]}K"
-    value = units.parse(plain, "tokens", what=flag_of(name))
-    if value < 1:
-        raise PlannerError(f"{flag_of(name)}: '{text}' must be at least 1")
-    return value
 
 
 def _pricing(flags: Mapping[str, Any], tokens: float | None) -> Pricing:

@@ -1,6 +1,6 @@
 """NeMo AutoModel."""
 
-PLACE = 6
+PLACE = 85
 TITLE = "NeMo AutoModel (YAML recipe)"
 TRAINERS = ("automodel",)
 OPTIONS = ("compile", "adapter_dropout", "expert_routing", "expert_dispatch", "tp_overlap")
@@ -11,4 +11,4 @@ SOURCE = (
     "components/distributed/config.py, components/distributed/mesh_utils.py, components/models/common/utils.py"
 )
 NO_WORD = ("mxfp8",)
-FORM = ("yaml yml", r"(?m)_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:")
+FORM = ("yaml yml", r"_target_:\s*[\"']?nemo_automodel\.|^step_scheduler:")

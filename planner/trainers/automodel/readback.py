@@ -126,7 +126,7 @@ def _trainer(given: Settings) -> str:
         options["expert_dispatch"] = dispatcher
     if given.flag("compile.enabled"):
         options["compile"] = "on"
-    if float(given.get("peft.dropout", 0.0) or 0.0) > 0.0:
+    if given.above_zero("peft.dropout", 0.0):
         options["adapter_dropout"] = "on"
     from planner.trainer import load_trainer
 

@@ -67,6 +67,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         offload_activations=offload or str(checkpoints).startswith("offload") or checkpoints == "unsloth",
         lora_rank=given.size("lora_r", 8) if adapter else 0, lora_targets=_targets(given),
         frozen_weights=quantised(bits, True) if bits else "bf16", objective=objective,
+        # Its own preparation of FSDP2 shards weights as they were loaded.  [monkeypatch/accelerate/fsdp2.py]
+        upcasts=(given.number("fsdp_version") or given.number("fsdp_config.fsdp_version", 1)) != 2,
         sharding=_parallel(given, found), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
     ))  # fmt: skip
 
@@ -100,7 +102,7 @@ def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
     plugins: Any = given.get("plugins") or []
     named = " ".join(map(str, plugins if isinstance(plugins, list) else [plugins])).lower()
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.0) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     if given.flag("liger_fused_linear_cross_entropy") or "cut_cross_entropy" in named:
         options["loss"] = "fused_linear"
     kernel = str(given.get("attn_implementation", "flash_attention_2" if given.flag("flash_attention") else "")).lower()

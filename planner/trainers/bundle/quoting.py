@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from planner.schema import CONTROL
+from planner.errors import CONTROL
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

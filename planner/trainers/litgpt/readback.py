@@ -44,14 +44,15 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         raise PlannerError(f"{given.where('quantize')} is {shown(quantize)}; a plan knows {', '.join(FROZEN)}")
     fields = {"micro_batch_size": micro, "zero": 0, "recompute": int(Recompute.NONE)}
     if gpus is not None:
-        # On several devices every block is wrapped and recomputed; pre-training recomputes nothing and shards in a node.
-        fields |= {"dp": gpus, "num_microbatches": quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")}
+        # On several devices every block is wrapped and recomputed; pre-training does not and shards in a node.
+        steps = quotient(batch, micro * gpus, f"{given.path}: global_batch_size by micro batches")
+        fields |= {"dp": gpus, "num_microbatches": steps}
         if gpus > 1:
             fields |= {"zero": 3, "recompute": int(Recompute.NONE if pretrain else Recompute.FULL)}
             if pretrain and nodes > 1:
                 fields["dp_shard"] = gpus // nodes
     options = {"compile": "on"} if pretrain else {}
-    if adapters and float(given.get("lora_dropout", 0.05) or 0.0) > 0.0:
+    if adapters and given.above_zero("lora_dropout", 0.05):
         options["adapter_dropout"] = "on"
     named = [one for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on)]
     short = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj", "mlp": "up_proj"}

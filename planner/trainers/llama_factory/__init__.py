@@ -8,4 +8,7 @@ PACKAGE, VERSIONS = "llamafactory", ">=0.9.5,<0.10"
 NO_WORD = ("bf16_true",)
 LEVEL = "parsed"
 SOURCE = "llamafactory 0.9.5: hparams/parser.py, hparams/training_args.py, model/model_utils/checkpointing.py"
-FORM = ("yaml yml json sh bash slurm", r"""llamafactory-cli\s+train|src/train(_bash)?\.py|^\s*["']?(finetuning_type|cutoff_len|stage)["']?\s*:""")
+FORM = (
+    "yaml yml json sh bash slurm",
+    r"""llamafactory-cli\s+train|src/train(_bash)?\.py|^\s*["']?(finetuning_type|cutoff_len|stage)["']?\s*:""",
+)

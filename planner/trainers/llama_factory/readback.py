@@ -80,7 +80,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
 
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.0) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.0) else {}
     kernel = str(given.get("flash_attn", "auto")).lower()
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]

@@ -1,31 +1,52 @@
-"""How arguments of Megatron-LM are written: a script, a YAML mapping, or the dump in a training log."""
+"""How arguments of Megatron-LM are written: a script, a YAML mapping, or the dump of arguments in a training log."""
 
 import ast
 import re
-import shlex
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.shell import Script, is_open, options, roots, shown_text, words_of
+from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.values import MOST, whole_number
 
 DUMPED = re.compile(r"^(?:.*?:)?\s*(\w+) \.{2,} (.*?)\s*$")
 """A line of _print_args: two spaces, the name, dots, the value; logs may put a rank before it."""
 RENAMED = {
     "fp8_format": "fp8", "fp4_format": "fp4", "norm_epsilon": "layernorm_epsilon", "num_moe_experts": "num_experts",
+    "model_parallel_size": "tensor_model_parallel_size", "checkpoint_num_layers": "recompute_num_layers",
+    "activations_checkpoint_num_layers": "recompute_num_layers", "activations_checkpoint_method": "recompute_method",
+    "recompute_activations_num_layers": "recompute_num_layers", "moe_topk": "moe_router_topk", "topk": "moe_router_topk",
 }  # fmt: skip
-"""Flags whose name in the dump differs."""
-LISTS = ("recompute_modules", "cp_comm_type")
+"""Flags whose name in the dump differs, and names of older versions."""
+LISTS = ("recompute_modules", "cp_comm_type", "rampup_batch_size")
 """Flags that take several values."""
 
 
 class Arguments(dict[str, Any]):
     """Name of an argument, without dashes -> True, False, None, a text or a list of texts."""
 
-    where: str
+    where: str = ""
     """The file."""
     dumped: bool = False
     """They come from a dump, which holds all of them."""
+    num_gpus: int | None = None
+    """GPUs that the launcher starts."""
+    questions: list[Question]
+    """What decides time or memory and is not known."""
+    notes: list[str]
+    program: str = ""
+    """What is started with them."""
+    documents: str = ""
+    """Files that the script writes: configurations of DeepSpeed."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.questions, self.notes = where, [], []
 
     def spelled(self, name: str) -> str:
         """An argument as the file writes it."""
@@ -36,23 +57,31 @@ class Arguments(dict[str, Any]):
         value = self.get(name)
         if value is None:
             return default
-        text = str(value)
+        text = str(value).replace("_", "") if re.fullmatch(r"\d{1,3}(_\d{3})+", str(value)) else str(value)
         given = int(text) if re.fullmatch(r"-?\d{1,15}", text) else value
         return whole_number(given, f"{self.where}: {self.spelled(name)}", least=least, most=most) or default
 
 
-def read_arguments(text: str, where: str) -> Arguments:
-    """The arguments in a text. Raises PlannerError."""
-    found = Arguments()
-    found.where = where
-    if "--" not in text or re.search(r"^\s*(?:.*?:)?\s*\w+ \.{4,} ", text, re.M):
-        lines = [DUMPED.match(line) for line in text.splitlines()]
-        found.update({one.group(1): _literal(one.group(2)) for one in lines if one})
-        found.dumped = bool(found)
-    if not found:
-        mapping = re.search(r"^\s*MODEL_ARGS:|^\s*['\"]?--[\w-]+['\"]?:", text, re.M)
-        words = _words_of_mapping(text, where) if mapping else _words(text, where)
-        found.update(_from_words(words, where))
+@cache
+def known_arguments() -> tuple[re.Pattern[str], re.Pattern[str], dict[str, Any]]:
+    """(names that a plan holds, names that change nothing, name -> value at which it changes nothing)."""
+    known = library.read_yaml(Path(__file__).with_name("known_arguments.yaml"))
+    held, quiet = ("|".join(f"(?:{one})" for one in str(known[name]).split()) for name in ("held", "neutral"))
+    return re.compile(held), re.compile(quiet), known["counted"]
+
+
+def decides(name: str) -> bool:
+    """Whether an argument changes time or memory, as far as this reader knows."""
+    held, _, counted = known_arguments()
+    return held.fullmatch(name) is not None or name in counted
+
+
+def of_dump(text: str, where: str) -> Arguments:
+    """The arguments that a training log prints; empty where it prints none."""
+    found = Arguments(where)
+    lines = [DUMPED.match(line) for line in text.splitlines()]
+    found.update({one.group(1): _literal(one.group(2)) for one in lines if one})
+    found.dumped = bool(found)
     return found
 
 
@@ -68,41 +97,119 @@ def _literal(text: str) -> Any:
     return text.removeprefix("torch.")
 
 
-def _words(text: str, where: str) -> list[str]:
-    """Words of a command line or a shell script; of several arrays the one called ARGUMENTS."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise PlannerError(f"{where}: not a list of arguments ({error})") from error
-    if "ARGUMENTS=(" in words:
-        words = words[words.index("ARGUMENTS=(") + 1 :]
-        words = words[: words.index(")")] if ")" in words else words
-    return [word for word in words if word not in ("(", ")") and not re.fullmatch(r"\w+=\(", word)]
+def of_mapping(data: Mapping[str, Any], where: str, given: Given) -> Arguments:
+    """The arguments of a mapping, such as MODEL_ARGS of a functional test; ${NAME} in it is a variable."""
+    found = Arguments(where)
+    for key, value in data.items():
+        name = _name(str(key).lstrip("-"))
+        if value is None or isinstance(value, bool):
+            if value:
+                found[name] = True
+            continue
+        if isinstance(value, list | tuple):
+            words = [_with_variables(str(one), given) for one in value]
+        else:
+            words = _with_variables(str(value), given).split() if not str(value).startswith("[") else [str(value)]
+        found[name] = _value(name, words)
+    return found
 
 
-def _words_of_mapping(text: str, where: str) -> list[str]:
-    """The same of a mapping in YAML."""
+def mapping_of(text: str, where: str) -> dict[str, Any]:
+    """The mapping of arguments in a YAML text. Raises PlannerError."""
     data = library.parse_yaml(text, where)
     data = data.get("MODEL_ARGS", data)
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of arguments, found {type(data).__name__}")
-    given = {f"--{str(key).lstrip('-')}": value for key, value in data.items() if value is not False and value is not None}
-    return [word for key, value in given.items() for word in (key, *([] if value is True else str(value).split()))]
+    return data
 
 
-def _from_words(words: list[str], where: str) -> dict[str, Any]:
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = [value] if value else []
-        elif name:
-            found[name].append(word)
-    if not found:
-        raise PlannerError(f"{where}: no argument that starts with -- was found")
-    return {
-        RENAMED.get(name, name): (values if len(values) > 1 or name in LISTS else values[0]) if values else True
-        for name, values in found.items()
-    }
+def _with_variables(text: str, given: Given) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        said = given.setting(name)
+        return said if said is not None else default[2:] if default else gap([name])
+
+    return re.sub(r"\$\{(\w+)(:-[^}]*)?\}|\$([A-Za-z_]\w*)", value, text)
+
+
+def _name(name: str) -> str:
+    name = name.replace("-", "_")
+    return RENAMED.get(name, name)
+
+
+def _value(name: str, words: list[str]) -> Any:
+    return (words if len(words) > 1 or name in LISTS else words[0]) if words else True
+
+
+def of_words(words: list[str], where: str, script: Script | None = None) -> Arguments:
+    """The arguments of a command. What stands under an unknown condition and decides something becomes a question."""
+    found = Arguments(where)
+    for name, values, under in options(words_of(words)):
+        name = _name(name)
+        if under:
+            if decides(name) and found.get(name) != _value(name, values):
+                ask_for(found, name, under, script)
+            continue
+        loose = [one for one in values if _only_open(one)]
+        if loose and (len(values) > 1 or name in FLAGS):  # "$EXTRA_ARGS" behind it, which nobody sets, is nothing
+            values = [one for one in values if one not in loose]
+        found[name] = _value(name, values)
+    return found
+
+
+FLAGS = (
+    "bf16", "fp16", "swiglu", "sequence_parallel", "use_distributed_optimizer", "group_query_attention", "disable_bias_linear",
+    "untie_embeddings_and_output_weights", "recompute_activations", "checkpoint_activations", "use_megatron_fsdp", "qk_layernorm",
+    "use_flash_attn", "overlap_grad_reduce", "overlap_param_gather", "multi_latent_attention", "grad_reduce_in_bf16",
+    "use_precision_aware_optimizer", "optimizer_cpu_offload", "tp_comm_overlap", "add_qkv_bias", "moe_grouped_gemm",
+)  # fmt: skip
+"""Arguments without a value."""
+
+
+def _only_open(text: str) -> bool:
+    return is_open(text) and not re.sub("\ue000[^\ue001]*\ue001", "", text)
+
+
+def ask_for(found: Arguments, name: str, names: tuple[str, ...], script: Script | None) -> None:
+    """A question for the first of these variables, which decides this argument."""
+    asked = next((one for one in names if one), name)
+    choices = tuple(script.choices.get(asked, ())) if script else ()
+    for i, question in enumerate(found.questions):
+        if question.name == asked:
+            if found.spelled(name) not in question.about.split(", "):
+                found.questions[i] = Question(
+                    name=asked, about=f"{question.about}, {found.spelled(name)}", choices=choices
+                )
+            return
+    found.questions.append(Question(name=asked, about=found.spelled(name), choices=choices))
+
+
+def ask_for_gaps(found: Arguments, script: Script | None, not_needed: tuple[str, ...] = ()) -> None:
+    """Questions for the variables that arguments wait for, where they decide time or memory."""
+    for name, value in found.items():
+        values = [str(one) for one in (value if isinstance(value, list) else [value])]
+        if decides(name) and name not in not_needed and any(is_open(one) for one in values):
+            ask_for(found, name, tuple(roots(" ".join(values))) or (name,), script)
+
+
+def take_settings(found: Arguments, given: Given) -> None:
+    """Arguments that the user says with --set."""
+    _, quiet, _ = known_arguments()
+    for setting in given.settings:
+        name = _name(setting)
+        if setting in given.used or not (name in found or decides(name) or quiet.fullmatch(name)):
+            continue
+        text = str(given.setting(setting))
+        found.pop(name, None)
+        if text.lower() not in ("false", "none", "null", "no"):
+            found[name] = True if text.lower() in ("true", "yes", "") else _value(name, text.split())
+        found.questions = [one for one in found.questions if _name(one.name) != name]
+
+
+def readable(found: Arguments) -> None:
+    """Gaps that decide nothing as people write them."""
+    for name, value in found.items():
+        if isinstance(value, str) and is_open(value):
+            found[name] = shown_text(value)
+        elif isinstance(value, list):
+            found[name] = [shown_text(str(one)) for one in value]

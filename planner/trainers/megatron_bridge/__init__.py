@@ -12,3 +12,5 @@ OPTIONS = (
     "gradient_dtype", "loss_fusion", "attention_kernel", "dropout", "fp8_attention",
 )  # fmt: skip
 NO_WORD = ("muon",)
+READ_FIRST = True
+FORM = ("py sh bash slurm sbatch txt", r"megatron\.bridge|run_recipe\.py")

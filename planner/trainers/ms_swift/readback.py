@@ -25,7 +25,10 @@ QUIET = re.compile(
     r"|train_dataloader_shuffle|cached_\w+|write_batch_size|model_kwargs|init_weights|metric|acc_strategy|optim_args|merge_lora"
     r"|ddp_backend"
 )
-PROGRAM = r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)"
+PROGRAM = (
+    r"(?:\S*/)?(?:swift|megatron)|\S*swift/cli/(?:_megatron/)?(?:sft|rlhf|pt)(?:\.py)?"
+    r"|swift\.cli\.(?:_megatron\.)?(?:sft|rlhf|pt)"
+)
 OBJECTIVES = {"dpo": "dpo"}
 MODES = ("sft", "pt", "rlhf")
 
@@ -46,8 +49,8 @@ def read(path: Path, said: Given) -> Reading:
     told = said.num_gpus or (found.sharding or Sharding()).num_gpus
     if (found.visible or 1) > (found.num_gpus or 1) and told is None:
         raise PlannerError(
-            f"{path}: {found.num_gpus or 1} processes see {found.visible} GPUs: layers spread over GPUs by device_map are not modelled; "
-            "set NPROC_PER_NODE, or say --gpus N where every GPU has a process"
+            f"{path}: {found.num_gpus or 1} processes see {found.visible} GPUs: layers spread over GPUs by device_map are not "
+            "modelled; set NPROC_PER_NODE, or say --gpus N where every GPU has a process"
         )
     reading = parse(given, mode, gpus, found.sharding)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
@@ -100,7 +103,7 @@ def _sharding(given: Settings, sharding: Sharding | None) -> Sharding:
 
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the arguments set."""
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.05) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]

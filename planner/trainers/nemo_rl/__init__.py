@@ -1,4 +1,5 @@
 """NeMo-RL."""
 
-PLACE = 5
+PLACE = 109
+READ_FIRST = True
 FORM = ("yaml yml", r"^policy:|^defaults:\s*[\"']?[./\w-]+\.ya?ml")

@@ -13,7 +13,7 @@ from planner.trainers.reading.values import read_text
 def read(path: Path, name: str | None = None, given: Given | None = None) -> Reading:
     """The configuration in a file, by the named reader or by the first that knows its form; ``given`` is what the user says
     beside it. Raises PlannerError."""
-    readers = having("readback")
+    readers = dict(sorted(having("readback").items(), key=lambda one: not getattr(one[1], "READ_FIRST", False)))
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)

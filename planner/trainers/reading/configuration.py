@@ -106,6 +106,12 @@ def known_model(model: ModelSpec, name: str = "") -> ModelSpec:
     return min(presets, key=lambda one: (one.name != name, one.max_sequence_length != model.max_sequence_length))
 
 
+def same_sizes(model: ModelSpec) -> list[ModelSpec]:
+    """The presets that differ from it in the vocabulary at most."""
+    presets = (one for some in _presets().values() for one in some)
+    return [one for one in presets if _architecture(dataclasses.replace(model, vocab_size=one.vocab_size)) == _architecture(one)]
+
+
 def _architecture(model: ModelSpec) -> tuple[object, ...]:
     return tuple(getattr(model, one.name) for one in dataclasses.fields(ModelSpec) if one.name not in NOT_ARCHITECTURE)
 

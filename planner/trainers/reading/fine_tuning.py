@@ -76,8 +76,8 @@ class FineTuning:
     """Of the trainer, by name; those that it does not have are left out."""
     sharding: Sharding = field(default_factory=Sharding)
     num_gpus: int | None = None
-    sequences_per_gpu: int = 1
-    """Ranks that share one sequence, beside those of ``sharding``."""
+    upcasts: bool = True
+    """FSDP keeps trained weights in fp32 whatever they were loaded in."""
     quiet: re.Pattern[str] = QUIET
     notes: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()
@@ -103,7 +103,7 @@ def reading(job: FineTuning) -> Reading:
     fields.setdefault("zero", 0)
     fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
     fields.setdefault("recompute", int(Recompute.FULL if job.recompute else Recompute.NONE))
-    mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.precision != "fp32")
+    mixed = shard.kind in ("deepspeed", "megatron") or (shard.kind == "fsdp" and job.upcasts and job.precision != "fp32")
     precision = job.precision
     if job.half_weights and not mixed and not job.lora_rank:
         precision = "bf16_true"

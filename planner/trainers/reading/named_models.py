@@ -4,15 +4,15 @@ import re
 from functools import cache
 from pathlib import Path
 
-from planner import library
 from planner.model import ModelSpec, load_model
+from planner.model_names import aliases, preset_named, repositories
 
-_SOURCE = re.compile(r"^source:.*?Hugging Face [\w.-]+/([\w.-]+)", re.MULTILINE)
 _FORM = re.compile(
     r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking)$"
 )
-_PART = re.compile(r"-(instruct|chat|base|it)\b")
 """Endings that change neither sizes nor layers: tuned, converted, quantised. Versions stay: their sizes may differ."""
+_PART = re.compile(r"-(instruct|chat|base|it)\b")
+"""The same in the middle of a name."""
 
 
 def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...]]:
@@ -31,13 +31,12 @@ def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...
 
 
 def preset_of(name: str) -> str | None:
-    """The preset whose name, alias or repository this is, once the endings of variants are cut off."""
+    """The preset whose name, alias or repository this is, whoever uploaded it, once the endings of variants are cut off."""
     asked = name.strip("/").rpartition("/")[2].lower().replace("_", "-")
-    known = _known()
     while asked:
         for one in (asked, asked.removeprefix("meta-"), _PART.sub("", asked)):
-            if one in known:
-                return known[one]
+            if (preset := preset_named(one) or _known().get(one)) is not None:
+                return preset
         shorter = _FORM.sub("", asked)
         if shorter == asked:
             return None
@@ -47,16 +46,16 @@ def preset_of(name: str) -> str | None:
 
 @cache
 def _known() -> dict[str, str]:
-    """Presets by name, alias and repository without its owner."""
+    """Presets by the names of repositories without their owner, and by aliases."""
     found: dict[str, str] = {}
-    for path in sorted((library.profiles_directory() / "models").glob("*.yaml")):
-        found[path.stem] = path.stem
-        for repository in _SOURCE.findall(path.read_text(encoding="utf-8")):
-            tail = repository.lower()
-            while (shorter := _FORM.sub("", tail)) != tail:
-                tail = shorter
-            for one in (tail, tail.removeprefix("meta-"), _PART.sub("", tail)):
-                found.setdefault(one, path.stem)
-    for alias, preset in library.read_yaml(library.profiles_directory() / "model_aliases.yaml").items():
-        found.setdefault(str(alias).rpartition("/")[2], str(preset))
+    for name, preset in {**repositories(), **aliases()}.items():
+        tail = _cut(name.rpartition("/")[2].lower().replace("_", "-"))
+        for one in (tail, _PART.sub("", tail)):
+            found.setdefault(one, preset)
     return found
+
+
+def _cut(name: str) -> str:
+    while (shorter := _FORM.sub("", name)) != name:
+        name = shorter
+    return name

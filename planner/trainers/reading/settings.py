@@ -11,7 +11,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Question, ask
 from planner.trainers.reading.shell.text import is_open, roots, shown_text
-from planner.trainers.reading.values import MOST, json_mapping, read_text, whole_number
+from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
@@ -44,7 +44,7 @@ class Settings:
         return next((value for value in found if value is not None), default)
 
     def label(self, *names: str) -> str:
-        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for a name that is unknown."""
+        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for what is open."""
         for name in names:
             section, _, last = name.rpartition(".")
             part = self.section(section) if section and "." not in section else self
@@ -74,6 +74,10 @@ class Settings:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         return None if value is None else whole_number(value, self.where(name), least=least, most=most)
+
+    def above_zero(self, name: str, default: float = 0.0) -> bool:
+        """Whether a share, of dropout say, is more than none. Raises PlannerError."""
+        return percent(self.get(name, default), self.where(name)) > 0
 
     def size(self, name: str, default: int = 1, least: int = 1) -> int:
         """A whole number that has a default."""

@@ -49,7 +49,8 @@ def parse(
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     mixed = given.flag("bf16", habits.bf16 and not given.flag("fp16"))
     precision = "fp16" if given.flag("fp16") else "bf16" if mixed or half else "fp32"
-    adapters = given.flag("use_peft") or given.flag("use_lora") or (given.get("lora_r") is not None and given.get("use_peft") is None)
+    named = given.get("lora_r") is not None and given.get("use_peft") is None
+    adapters = given.flag("use_peft") or given.flag("use_lora") or named
     bits = 4 if given.flag("load_in_4bit") or given.flag("q_lora") else 8 if given.flag("load_in_8bit") else 0
     found = sharding or accelerate_named(given) or from_arguments(given)
     about = "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...) or --set fsdp=full_shard"
@@ -70,7 +71,8 @@ def parse(
 
 
 def _length(given: Settings) -> int | None:
-    found = [given.number(name) for name in ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length")]
+    names = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length")
+    found = [given.number(name) for name in names]
     return next((one for one in found if one is not None), None)
 
 
@@ -94,7 +96,7 @@ def _objective(given: Settings, script: str) -> str:
 
 def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the file sets."""
-    options = {"adapter_dropout": "on"} if float(given.get("lora_dropout", 0.05) or 0.0) > 0.0 else {}
+    options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_implementation", "")).lower()
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]

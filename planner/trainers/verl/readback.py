@@ -82,15 +82,15 @@ def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[i
         most = max(tokens // length, 1)
         micro = max(one for one in range(1, min(most, each) + 1) if each % one == 0)
         return micro, (f"micro batches of up to {tokens} tokens are read as {micro} sequences of {length} tokens",)
-    micro = actor.number("ppo_micro_batch_size_per_gpu")
-    if micro is None and (whole := actor.number("ppo_micro_batch_size")) is not None:
-        micro = max(whole // dp, 1)
-    if micro is None:
+    given = actor.number("ppo_micro_batch_size_per_gpu")
+    if given is None and (whole := actor.number("ppo_micro_batch_size")) is not None:
+        given = max(whole // dp, 1)
+    if given is None:
         raise PlannerError(
             f"{actor.where('ppo_micro_batch_size_per_gpu')} is missing; say --set "
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=N"
         )
-    return min(micro, each), ()
+    return min(given, each), ()
 
 
 def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:

@@ -12,6 +12,8 @@ from planner.trainers.reading.shell.text import MAYBE, gap, is_open, roots
 MOST_TEXT = 1_000_000
 """Characters that a value may have: scripts can double a text in each line."""
 Value = str | list[str]
+_SPECIAL = {"?": "0", "$": "1", "!": "1", "-": ""}
+"""What a command left, and numbers of processes: nothing that runs here fails."""
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d{1,3}|[@*#?$!-])(?:\[([^\]]{0,200})\])?", re.DOTALL)
 _LIST = re.compile(r"\$(?:@|\{\w+\[@\]|\{@)")
 """What is no field at all where it has no elements."""
@@ -34,6 +36,8 @@ class Variables:
 
     def get(self, name: str) -> Value | None:
         """The value of a variable; None = never set."""
+        if name in _SPECIAL:
+            return _SPECIAL[name]
         self.mentioned.add(name)
         if name in self.given:
             return self.given[name]

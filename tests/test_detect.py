@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_gpus import H100, MadeGpus, row
+from made_machine import H100, MadeGpus, row
 
 from planner import detect
 from planner.defaults import Request, resolve
@@ -152,6 +152,37 @@ def test_profile_counts_and_knows_its_gpus(run: Any, made: MadeGpus, monkeypatch
     made.torch([("NVIDIA GH200 480GB", 147456)])
     assert "NVIDIA GH200 480GB has 144.0 GiB of memory here and 94.5 GiB in the library's gh200-96gb" in asked_of(run)
     assert "cuda with 1 ranks" in asked_of(run, "--hardware", "gh200-96gb")
+
+
+TOPOLOGY = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tPIX\t0-47\nGPU1\tNV18\t X \tSYS\t0-47\nNIC0\tPIX\tSYS\t X"
+
+
+def test_conditions_of_a_node_are_in_the_profile(made: MadeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.lab.profile import node_state as conditions
+
+    gpu = "345 MHz, 1980 MHz, 2619 MHz, 0x0000000000000001, {} W, 700.00 W, 31, Enabled, Disabled, Default"
+    made.answers(("--query-gpu=*", "\n".join([gpu.format("700.00"), gpu.format("500.00")])), ("topo*", TOPOLOGY))
+    monkeypatch.setattr(conditions, "NICS", made.folder / "nics")
+    port = made.folder / "nics" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    for name, value in (("rate", "400 Gb/sec (4X NDR)"), ("link_layer", "InfiniBand"), ("state", "4: ACTIVE")):
+        (port / name).write_text(f"{value}\n")
+    found = conditions.conditions("cuda", {"NCCL_ALGO": "Ring", "HOME": "/secret", "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert found["power.limit"] == "700.00 W, 500.00 W" and found["ecc.mode.current"] == "Enabled"
+    assert found["topology"] == "GPU0 X NV18 PIX 0-47 | GPU1 NV18 X SYS 0-47 | NIC0 PIX SYS X"
+    assert found["infiniband"] == "mlx5_0 400 Gb/sec (4X NDR) InfiniBand 4: ACTIVE"
+    assert found["environment"] == "CUDA_VISIBLE_DEVICES=0,1 NCCL_ALGO=Ring"
+    assert "power.limit" not in conditions.conditions("cpu", {}), "no GPU was asked for"
+    made.answers(("--query-gpu=*", "garbage"))
+    assert "power.limit" not in conditions.conditions("cuda", {})
+
+
+def test_a_node_in_another_state_is_named() -> None:
+    from planner.lab.profile.node_state import unlike
+
+    same = {"power.limit": "700.00 W", "ecc.mode.current": "Enabled", "temperature.gpu": "31"}
+    nodes = {"a": same, "b": {**same, "temperature.gpu": "40"}, "c": {**same, "power.limit": "500.00 W"}}
+    assert unlike(nodes) == ["nodes differ in power.limit: c 500.00 W, the others 700.00 W"] and unlike({"a": same}) == []
 
 
 # ------------------------------------------------------------------------------------------------ ranks

@@ -41,6 +41,13 @@ class MadeGpus:
         tool.write_text(f"#!/bin/sh\nsleep {sleep}\ncat <<'END'\n{text}\nEND\nexit {code}\n")
         tool.chmod(0o755)
 
+    def answers(self, *rules: tuple[str, str]) -> None:
+        """The tool prints a text by the pattern that its arguments match."""
+        cases = "\n".join(f"{pattern}) cat <<'END'\n{text}\nEND\n;;" for pattern, text in rules)
+        tool = self.folder / "bin" / "nvidia-smi"
+        tool.write_text(f'#!/bin/sh\ncase "$*" in\n{cases}\nesac\n')
+        tool.chmod(0o755)
+
     def files(self, *names: str) -> None:
         """Files that the kernel's driver has made, like nvidia0."""
         (self.folder / "dev").mkdir(exist_ok=True)

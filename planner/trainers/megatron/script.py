@@ -1,0 +1,143 @@
+"""The training command in a shell script, and the GPUs that its launcher starts."""
+
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from planner.errors import PlannerError
+from planner.trainers.megatron.arguments import Arguments, ask_for, ask_for_gaps, decides, of_words
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.shell import Command, Script, evaluate, options, words_of
+from planner.trainers.reading.shell.expansion import Value
+
+LEAST = 3
+"""Arguments that decide something: fewer, and a command is no training."""
+_PROGRAM = re.compile(r"\S*\.py")
+_PER_NODE = ("nproc_per_node", "nproc-per-node", "num_gpus", "gpus-per-node", "ntasks-per-node")
+_NODES = ("nnodes", "num_nodes", "nodes", "N")
+_WORLD = ("WORLD_SIZE", "NUM_GPUS", "TOTAL_GPUS", "N_GPUS", "NGPUS", "WORLD", "NPROC")
+NOT_TRAINING = re.compile(r"(preprocess|convert|checkpoint|tools/|evaluat|generat|server|inference|export|/eval)")
+LAUNCHERS = re.compile(
+    r"nproc.per.node|nnodes|node.rank|master.(addr|port)|rdzv.*|max.restarts|tee|local.ranks.filter|log.dir|redirects|standalone|"
+    r"jobid|label|container.*|mpi|export|kill.on.bad.exit|wait|hostfile|num.(nodes|gpus)|launcher|include|exclude|force.multi|"
+    r"[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module"
+)
+"""What launchers are told, not the trainer."""
+
+
+def of_script(text: str, where: str, given: Given, directory: Path | None) -> Arguments:
+    """The arguments of the training that a script starts. Raises PlannerError."""
+    script = evaluate(text, where, given.settings, directory)
+    given.used.update(given.settings.keys() & script.variables.mentioned)
+    commands = [Command(*_training(one)) for one in script.commands]
+    counted = [(_deciding(one.words), one) for one in commands if not NOT_TRAINING.search(" ".join(one.words[:1]))]
+    most = max((count for count, _ in counted), default=0)
+    best = [one for count, one in counted if count == most]
+    if most < LEAST:
+        best = [one for one in [Command(_all_options(script))] if one.words] or best or [Command([])]
+    found = of_words(best[-1].words, where, script)
+    _others(found, best, script)
+    if not any(decides(name) for name in found):
+        raise PlannerError(f"{where}: no training with arguments of Megatron-LM (--num-layers 32 ...) is started here")
+    for name in [one for one in found if LAUNCHERS.fullmatch(one)]:
+        del found[name]
+    found.program = best[-1].words[0] if _PROGRAM.fullmatch(best[-1].words[0] if best[-1].words else "") else ""
+    found.documents = "\n".join(text for _, text in script.documents)
+    launched = [one.words for one in script.commands if _deciding(one.words) >= min(most, LEAST)]
+    found.num_gpus = gpus_of(script, launched[-1] if launched else [])
+    if script.missing:
+        found.notes.append(f"scripts that it reads and that are not here: {', '.join(dict.fromkeys(script.missing))}")
+    ask_for_gaps(found, script, _said(given))
+    return found
+
+
+def _said(given: Given) -> tuple[str, ...]:
+    """Arguments that flags of the command line replace."""
+    flags = {
+        "seq_length": given.sequence_length, "global_batch_size": given.global_batch_size,
+        "micro_batch_size": given.micro_batch_size, "vocab_size": given.model, "padded_vocab_size": given.model,
+    }  # fmt: skip
+    return tuple(name for name, value in flags.items() if value is not None)
+
+
+def _others(found: Arguments, best: Sequence[Command], script: Script) -> None:
+    """Other trainings of the script: under conditions one is asked for, one after the other the last one is read."""
+    for one in best[:-1]:
+        other = of_words(one.words, found.where, script)
+        differs = sorted(name for name in {*found, *other} if decides(name) and found.get(name) != other.get(name))
+        if not differs:
+            continue
+        names = [name for command in (one, best[-1]) for name in command.under if name]
+        if names:
+            ask_for(found, differs[0], tuple(names), script)
+        else:
+            found.notes.append(f"it starts {len(best)} trainings; the last one is read")
+            return
+
+
+def _training(command: Command) -> tuple[list[str], tuple[str, ...]]:
+    """The words behind what launches the training: from the program on."""
+    words = [one.text if not one.under else None for one in words_of(command.words)]
+    place = next((i for i, word in enumerate(words) if word and _PROGRAM.fullmatch(word)), None)
+    if place is None:
+        return command.words, command.under
+    program = words[place]
+    place = next((i for i, word in enumerate(command.words) if str(program) in word), 0)
+    rest = command.words[place]
+    if rest != program:  # inside of a quoted block
+        return [str(program), rest.partition(str(program))[2], *command.words[place + 1 :]], command.under
+    return command.words[place:], command.under
+
+
+def _deciding(words: Sequence[str]) -> int:
+    return sum(decides(name.replace("-", "_")) for name, _, _ in options(words_of(words)))
+
+
+def _all_options(script: Script) -> list[str]:
+    """Options in arrays and texts of a script that starts nothing itself: it is read by another one. The list that says most
+    goes before the others."""
+    if "ARGUMENTS" in script.variables.values:  # as the export writes them
+        return _words(script.variables.values["ARGUMENTS"])
+    lists = [_words(value) for value in script.variables.values.values()]
+    counted = sorted(((_deciding(words), words) for words in lists), key=lambda one: one[0])
+    return [word for count, words in counted if count for word in words]
+
+
+def _words(value: Value) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def gpus_of(script: Script, words: Sequence[str]) -> int | None:
+    """GPUs of the job: from the launcher's words, #SBATCH lines, or variables of usual names; None where they do not say it."""
+    told: dict[str, str] = {}
+    for name, values, under in options(words_of(words)):
+        if not under and values:
+            told.setdefault(name, values[0])
+    per_node = _first(told, _PER_NODE) or _batch_gpus(script)
+    nodes = _first(told, _NODES) or _whole(script.batch.get("nodes"))
+    actor = [_whole(told.get(name)) for name in ("actor-num-nodes", "actor-num-gpus-per-node")]
+    if all(actor):
+        return prod(one for one in actor if one)
+    single = any(name in told for name in ("nproc_per_node", "nproc-per-node", "num_gpus", "standalone"))
+    if per_node and (nodes or (single and not any(name in told for name in _NODES))):
+        return per_node * (nodes or 1)
+    if _whole(script.batch.get("ntasks")) and not single:
+        return _whole(script.batch["ntasks"])
+    return next((count for name in _WORLD if (count := _whole(script.variables.text(name)))), None)
+
+
+def _batch_gpus(script: Script) -> int | None:
+    """GPUs of a node that #SBATCH lines ask for."""
+    gres = re.fullmatch(r"gpu(?::[\w-]+)?:(\d{1,4})", script.batch.get("gres", ""))
+    each = re.fullmatch(r"(?:[\w-]+:)?(\d{1,4})", script.batch.get("gpus-per-node", ""))
+    tasks = _whole(script.batch.get("ntasks-per-node"))
+    return int(gres[1]) if gres else int(each[1]) if each else tasks if tasks and tasks > 1 else None
+
+
+def _first(told: dict[str, str], names: Sequence[str]) -> int | None:
+    return next((count for name in names if (count := _whole(told.get(name)))), None)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"[1-9]\d{0,6}", text) else None

@@ -1,0 +1,216 @@
+"""The architecture that arguments of Megatron-LM describe."""
+
+import dataclasses
+import re
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.model import ModelSpec, load_model
+from planner.trainers.megatron.arguments import Arguments
+from planner.trainers.reading.configuration import known_model, same_sizes
+from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.named_models import preset_of
+from planner.trainers.reading.shell import shown_text
+from planner.trainers.reading.values import MOST, MOST_LAYERS, whole_number
+
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+NAMED = (
+    "hf_checkpoint",
+    "tokenizer_model",
+    "tokenizer_name_or_path",
+    "pretrained_checkpoint",
+    "load",
+    "ref_load",
+    "tokenizer_hf",
+)
+"""Arguments that hold the name of a model or of its tokenizer."""
+TOKENIZERS = {
+    "gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "bertwordpiececase": 28996, "llama2tokenizer": 32000,
+    "llamatokenizer": 32000, "llama3tokenizer": 128256, "mixtraltokenizer": 32000, "mistraltokenizer": 32000,
+    "deepseekv2tokenizer": 102400, "deepseekv3tokenizer": 129280,
+}  # fmt: skip
+"""Rows of the vocabularies of tokenizers with one.  [megatron/training/tokenizer; Pai-Megatron-Patch, tokenizer]"""
+OTHER_MODELS = (
+    "hybrid_attention_ratio", "hybrid_mlp_ratio", "hybrid_override_pattern", "hybrid_layer_pattern", "is_hybrid_model",
+    "mamba_state_dim", "experimental_attention_variant", "linear_attention_type", "linear_attention_freq", "img_h", "img_w",
+    "patch_dim", "vision_model_type", "language_model_type", "encoder_num_layers", "decoder_num_layers", "retro_workdir",
+    "retro_project_dir", "retro_add_retriever", "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
+)  # fmt: skip
+"""Arguments of architectures that these sizes do not describe."""
+DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
+"""Those of them that a dump, which holds all arguments, has only then."""
+PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid)")
+"""Training programs of such architectures, by their paths."""
+
+
+def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None:
+    """The preset with these sizes, or the sizes as they are; None (and a question) where they do not say it. What the user calls
+    the model goes before. Raises PlannerError for architectures that are none of these."""
+    said = given.spec()
+    names = DUMPED_MODELS if found.dumped else OTHER_MODELS
+    other = [one for one in names if found.get(one) not in (None, False, "0", "0.0", "null")]
+    if (other or PROGRAMS.match(found.program)) and said is None:
+        why = found.spelled(other[0]) if other else found.program
+        raise PlannerError(
+            f"{found.where}: {why} is an architecture that its sizes do not tell; name the nearest preset with --model"
+        )
+    missing = [one for one in SIZES if found.get(one) is None]
+    if said is not None and (missing or other):
+        return said
+    if missing:
+        called = next((preset for one in NAMED if (preset := _preset(found, one))), None)
+        if called is not None and len(missing) == len(SIZES):
+            found.notes.append(f"model: {called.name}, by the name of its weights or tokenizer")
+            return called
+        about = "without it there is no plan: " + ", ".join(found.spelled(one) for one in missing) + " is missing"
+        found.questions.append(Question(name="--model NAME", about=about))
+        return None
+    for one in SIZES:
+        found.number(one, least=1, most=MOST_LAYERS if one == "num_layers" else MOST)
+    rows = found.number("vocab_size") or found.number("padded_vocab_size") or found.number("pad_vocab_size_to")
+    model = _model(found, rows or 1)
+    if said is not None:
+        sizes = ("num_layers", "hidden_size", "num_heads", "ffn_size", "num_experts")
+        differ = [one for one in sizes if getattr(said, one) != getattr(model, one)]
+        if differ:
+            told = ", ".join(f"{one} {getattr(model, one)}, not {getattr(said, one)}" for one in differ)
+            found.notes.append(f"--model {said.name} is another model than the file's: {told}")
+        return said
+    return known_model(model, name) if rows else _with_vocabulary(found, model)
+
+
+def _preset(found: Arguments, name: str) -> ModelSpec | None:
+    text = found.get(name)
+    parts = [one for one in shown_text(text).rstrip("/").split("/") if one] if isinstance(text, str) else []
+    preset = next(
+        (preset for part in reversed(parts[-3:]) if (preset := preset_of(part.removesuffix("_torch_dist")))), None
+    )
+    return load_model(preset) if preset else None
+
+
+def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
+    """The model with the vocabulary of the preset of the same sizes, of the tokenizer, or with a question."""
+    named = [preset for one in NAMED if (preset := _preset(found, one))]
+    alike = same_sizes(model)
+    for one in named:
+        if one in alike or one.name in [preset.name for preset in alike]:
+            found.notes.append(f"vocabulary: {one.vocab_size}, of {one.name}, which has these sizes")
+            return one
+    if alike and len({one.vocab_size for one in alike}) == 1:
+        best = known_model(dataclasses.replace(model, vocab_size=alike[0].vocab_size))
+        found.notes.append(f"vocabulary: {best.vocab_size}, of {best.name}, which has these sizes")
+        return best
+    kinds = [str(found.get(one, "")).lower() for one in ("patch_tokenizer_type", "tokenizer_type")]
+    rows = next((TOKENIZERS[one] for one in kinds if one in TOKENIZERS), 0) or (named[0].vocab_size if named else 0)
+    if not rows and found.get("tokenizer_type") is None and found.get("merge_file"):  # what pretrain_gpt.py takes by default
+        rows = TOKENIZERS["gpt2bpetokenizer"]
+    if not rows and "gpt2" in f"{found.get('vocab_file', '')} {found.get('tokenizer_model', '')}".lower():
+        rows = TOKENIZERS["gpt2bpetokenizer"]
+    if rows:
+        found.notes.append(f"vocabulary: {rows}, of its tokenizer")
+        return known_model(dataclasses.replace(model, vocab_size=rows))
+    about = (
+        "rows of the vocabulary: neither --vocab-size nor --padded-vocab-size is given, and the tokenizer is not read"
+    )
+    choices = tuple(str(one.vocab_size) for one in alike)
+    found.questions.append(Question(name="vocab_size", about=about, choices=choices))
+    return None
+
+
+def _model(found: Arguments, rows: int) -> ModelSpec:
+    heads, hidden = found.number("num_attention_heads"), found.number("hidden_size")
+    mla, experts = bool(found.get("multi_latent_attention")), found.number("num_experts")
+    layers, gated = found.number("num_layers"), bool(found.get("swiglu") or found.get("quick_geglu"))
+    bias = not (found.get("disable_bias_linear") or found.get("add_bias_linear") is False)
+    groups = found.number("num_query_groups", heads) if found.get("group_query_attention") else heads
+    groups = found.number("num_key_value_heads", groups)
+    position = str(found.get("position_embedding_type", "rope" if _rotary(found) else "learned_absolute"))
+    clamped = found.get("activation_func_clamp_value") is not None
+    reach = found.number("max_position_embeddings", found.number("seq_length"))
+    width = found.number("ffn_hidden_size", int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
+    shared = found.number("moe_shared_expert_intermediate_size")
+    dense, interval = _moe_layers(found, layers) if experts else (0, 1)
+    window, windowed = _window(found, layers)
+    values: dict[str, Any] = {
+        "name": "imported", "num_layers": layers, "hidden_size": hidden, "num_heads": heads,
+        "num_kv_heads": heads if mla else groups, "head_dim": found.number("kv_channels", hidden // heads),
+        "ffn_size": width, "vocab_size": rows, "max_sequence_length": reach, "gated": gated,
+        "activation": "silu" if found.get("swiglu") or clamped else "relu2" if found.get("squared_relu") else "gelu",
+        "tied_embeddings": not found.get("untie_embeddings_and_output_weights"),
+        "position": {"learned_absolute": "learned", "none": "none", "alibi": "alibi"}.get(position, "rope"),
+        "num_position_embeddings": reach if position == "learned_absolute" else 0,
+        "norm": "rmsnorm" if str(found.get("normalization")).lower() == "rmsnorm" else "layernorm", "linear_bias": bias,
+        "embedding_norm": bool(found.get("embed_layernorm")),
+        "qkv_bias": bool(found.get("add_qkv_bias")) and not bias, "qk_norm": bool(found.get("qk_layernorm")) and not mla,
+        "num_experts": experts, "top_k": found.number("moe_router_topk", 2) if experts else 0,
+        "expert_ffn_size": found.number("moe_ffn_hidden_size", width) if experts else 0,
+        "num_shared_experts": int(bool(shared)), "shared_expert_ffn_size": shared if experts else 0,
+        "num_dense_layers": dense, "moe_layer_interval": interval, "expert_bias": bool(experts) and bias,
+        "router_bias": bool(experts) and bias, "window": window, "num_windowed_layers": windowed,
+        "mtp_layers": found.number("mtp_num_layers"), "clamped_activation": clamped,
+        "scaled_rope": position == "yarn" and not mla, "attention_sinks": found.get("softmax_type") == "learnable",
+    }  # fmt: skip
+    if mla:
+        nope, rope = found.number("qk_head_dim", 128), found.number("qk_pos_emb_head_dim", 64)
+        values |= {
+            "q_lora_rank": found.number("q_lora_rank"), "kv_lora_rank": found.number("kv_lora_rank", 32),
+            "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": found.number("v_head_dim", 128),
+            "head_dim": nope + rope,
+        }  # fmt: skip
+    try:
+        return ModelSpec(**values)
+    except PlannerError as error:
+        raise PlannerError(f"{found.where}: {error}") from error
+
+
+def _rotary(found: Arguments) -> bool:
+    """Rotary embeddings by the flags of older versions."""
+    return bool(found.get("use_rotary_position_embeddings") or found.get("use_llama2_rotary_position_embeddings"))
+
+
+def _pattern(found: Arguments, name: str) -> list[int]:
+    """A number, or a pattern such as ([0]*3+[1]*58), evaluated without running code; a dump prints a list."""
+    given = found.get(name, "1")
+    text = re.sub(r"\s", "", f"[{','.join(given)}]" if isinstance(given, list) else str(given))
+
+    def repeat(one: re.Match[str]) -> str:
+        return ",".join([one.group(1)] * int(one.group(2) or 1))
+
+    while len(text) <= 8 * MOST_LAYERS:
+        text, before = re.sub(r"[\[(]([\d,+]+)[\])](?:\*(\d{1,4})(?!\d))?", repeat, text, count=1), text
+        if text == before:
+            break
+    if not re.fullmatch(r"\d{1,8}([,+]\d{1,8})*", text) or len(text) > 8 * MOST_LAYERS:
+        raise PlannerError(f"{found.where}: {name} is {shown(given)}; only lists of 0 and 1, * and + are understood")
+    return [int(flag) for flag in re.split("[,+]", text)]
+
+
+def _moe_layers(found: Arguments, layers: int) -> tuple[int, int]:
+    """(leading dense layers, every n-th layer has experts)."""
+    flags = _pattern(found, "moe_layer_freq")
+    if len(flags) == 1 and flags[0]:
+        return 0, flags[0]
+    dense = flags.index(1) if 1 in flags else len(flags)
+    for interval in range(1, dense + 2):
+        first = dense - interval + 1
+        if flags == [int(i >= first and (i - first) % interval == interval - 1) for i in range(layers)]:
+            return first, interval
+    given = shown(found["moe_layer_freq"])
+    raise PlannerError(
+        f"{found.where}: moe_layer_freq is {given}; a plan knows leading dense layers and every n-th layer"
+    )
+
+
+def _window(found: Arguments, layers: int) -> tuple[int, int]:
+    """(tokens, layers that have it)."""
+    given = found.get("window_size")
+    if given in (None, True):
+        return 0, 0
+    first = re.match(r"\W*(\d{1,15})\b(?!\.)", ",".join(given) if isinstance(given, list) else str(given))
+    size = whole_number(int(first.group(1)) if first else given, f"{found.where}: window_size", least=0)
+    if found.get("window_attn_skip_freq") is None:
+        return size, layers
+    flags = _pattern(found, "window_attn_skip_freq")
+    if len(flags) == 1 and flags[0]:
+        return size, sum((layer + 1) % flags[0] != 0 for layer in range(layers))
+    return size, sum(flags)

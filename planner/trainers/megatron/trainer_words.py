@@ -1,0 +1,151 @@
+"""Which trainer of the library arguments of Megatron-LM ask for, and with which options, optimizer and precision."""
+
+import re
+
+from planner.errors import PlannerError, shown
+from planner.model import ModelSpec
+from planner.trainer import load_trainer
+from planner.trainer_options import spell
+from planner.trainers.megatron import core_settings
+from planner.trainers.megatron.arguments import Arguments
+
+SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
+STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8", "float32": "fp32", "float16": "fp16", "half": "fp16"}
+"""Types of optimizer states as a dump prints them -> as flags say them."""
+OLD = ("checkpoint_activations", "DDP_impl", "activations_checkpoint_method", "distribute_checkpointed_activations")
+"""Arguments that Megatron-LM had until 2022."""
+
+
+def trainer_of(found: Arguments, model: ModelSpec) -> str:
+    """Trainer whose facts the arguments ask for, with its options."""
+    if found.get("deepspeed") or found.get("zero_stage") is not None:
+        name = "megatron-deepspeed"
+    elif any(found.get(one) for one in OLD) and found.get("transformer_impl") != "transformer_engine":
+        name = "megatron-2021"
+        found.notes.append("trainer megatron-2021: its arguments are those of Megatron-LM until 2022")
+    else:
+        name = "megatron-fsdp" if zero_of(found) > 1 else "nemo" if found.get("tp_comm_overlap") else "megatron"
+    known = load_trainer(name)
+    wanted = {
+        key: value for key, value in _options(found, model).items() if value in known.choices.options.get(key, {})
+    }
+    return spell(name, {key: value for key, value in wanted.items() if _changes(name, key, value)})
+
+
+def _changes(name: str, key: str, value: str) -> bool:
+    """Whether an option says another thing than the trainer by itself."""
+    return load_trainer(name) != load_trainer(spell(name, {key: value}))
+
+
+def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
+    flex = found.get("moe_token_dispatcher_type") == "flex"
+    backend = found.get("moe_flex_dispatcher_backend") or "deepep"
+    graphs = (
+        found.get("cuda_graph_impl") not in (None, "none")
+        or found.get("enable_cuda_graph")
+        or found.get("external_cuda_graph")
+    )
+    fused = found.get("cross_entropy_loss_fusion") and found.get("cross_entropy_fusion_impl") == "te"
+    plain = found.get("attention_backend") in ("unfused", "local", "AttnBackend.unfused", "AttnBackend.local")
+    local = found.get("transformer_impl") == "local"
+    said = {
+        "attention_kernel": "fa2" if _old_flash(found) else "unfused" if plain and not local else "",
+        "transformer_impl": "local" if local else "",
+        "dropout": "on" if drops(found) else "off",
+        "gradient_overlap": "on" if found.get("overlap_grad_reduce") else "off",
+        "gradient_dtype": gradient_type(found),
+        "loss_fusion": "on" if fused else "off",
+        "cuda_graphs": "layers" if graphs else "none",
+    }
+    if model.is_moe:
+        said |= {
+            "expert_dispatch": str(backend) if flex or found.get("moe_enable_deepep") else "alltoall",
+            "expert_overlap": "on" if found.get("overlap_moe_expert_parallel_comm") else "off",
+            "fused_experts": "on" if found.get("use_transformer_engine_op_fuser") else "off",
+            "router_dtype": "fp32" if found.get("moe_router_dtype") in ("fp32", "fp64") else "bf16",
+        }  # fmt: skip
+    return said
+
+
+def _old_flash(found: Arguments) -> bool:
+    return bool(
+        (found.get("use_flash_attn") or found.get("use_flash_attn_v2"))
+        and found.get("transformer_impl") != "transformer_engine"
+    )
+
+
+def drops(found: Arguments) -> bool:
+    """Whether dropout is on: 0.1 where it is not given."""
+    return any(str(found.get(name, "0.1")).strip("0.") != "" for name in ("hidden_dropout", "attention_dropout"))
+
+
+def zero_of(found: Arguments) -> int:
+    """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
+    if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
+        strategy = str(found.get("data_parallel_sharding_strategy", "optim_grads_params"))
+        if strategy not in SHARDED:
+            known = ", ".join(SHARDED)
+            raise PlannerError(
+                f"{found.where}: data_parallel_sharding_strategy is {shown(strategy)}; a plan knows {known}"
+            )
+        return SHARDED[strategy]
+    if found.get("deepspeed") or found.get("zero_stage") is not None:
+        return _deepspeed_stage(found)
+    return int(bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer")))
+
+
+def _deepspeed_stage(found: Arguments) -> int:
+    """The stage of its flag or of the configuration that the script writes; in bf16 DeepSpeed's own optimizer shards states at
+    stage 0 too."""
+    written = re.search(r"\"stage\"\s*:\s*\"?(\d)", found.documents)
+    stage = found.number("zero_stage") if found.get("zero_stage") is not None else int(written[1]) if written else 0
+    if stage == 0 and found.get("bf16"):
+        found.notes.append("zero 1: in bf16 DeepSpeed's BF16_Optimizer shards optimizer states at stage 0 too")
+        return 1
+    return stage
+
+
+def gradient_type(found: Arguments) -> str:
+    """Type that gradients are added up in.  [arguments.py, validate_args]"""
+    if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
+        said = str(found.get("megatron_fsdp_main_grads_dtype", "auto"))
+        if said == "auto":
+            found.notes.append("Megatron-FSDP adds gradients up in fp32, unless 0.19 or newer finds no --megatron-fsdp-main-grads-dtype")
+        return "bf16" if STATE_TYPES.get(said, said) == "bf16" or found.get("grad_reduce_in_bf16") else "fp32"
+    main = str(found.get("main_grads_dtype", "fp32"))
+    low = STATE_TYPES.get(main, main) == "bf16" and not found.get("accumulate_allreduce_grads_in_fp32")
+    return "bf16" if found.get("grad_reduce_in_bf16") or low else "fp32"
+
+
+def optimizer_of(found: Arguments) -> str:
+    """Optimizer with the type of its states. Raises PlannerError for types that a plan does not know."""
+    name = str(found.get("optimizer", "adam")).removeprefix("dist_")
+    name = "adam" if name in ("adamw", "cpu_adam", "fusedadam") else name
+    if found.get("use_bnb_optimizer"):
+        return "adam_8bit"
+    kinds = ["fp32", "fp32", "fp32"]
+    if found.get("use_precision_aware_optimizer"):
+        given = [str(found.get(one, "fp32")) for one in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")]
+        kinds = [STATE_TYPES.get(one, one) for one in given]
+    moments = {"bf16" if one == "fp16" else one for one in kinds[:2]}
+    if len(moments) > 1 or kinds[2] != "fp32":
+        raise PlannerError(
+            f"{found.where}: moments in {kinds[0]} and {kinds[1]}, master weights in {kinds[2]}; a plan knows master weights in "
+            "fp32 and one type for both moments"
+        )
+    known = {pair: optimizer for optimizer, pair in core_settings.OPTIMIZERS.items()}
+    return known.get((name, moments.pop()), name)
+
+
+def precision_of(found: Arguments) -> str:
+    """Precision of linear layers."""
+    if found.get("fp4"):
+        return "nvfp4"
+    if found.get("fp8"):
+        recipe = str(found.get("fp8_recipe", "delayed"))
+        known = {"delayed": "fp8", **{name: one for one, (_, name) in core_settings.RECIPES.items() if one != "nvfp4"}}
+        if recipe not in known:
+            raise PlannerError(f"{found.where}: fp8_recipe is {shown(recipe)}; a plan knows {', '.join(known)}")
+        return known[recipe]
+    return "fp16" if found.get("fp16") else "bf16" if found.get("bf16") else "fp32"

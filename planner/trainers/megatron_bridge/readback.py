@@ -1,0 +1,176 @@
+"""Megatron-Bridge: scripts that start a recipe with overrides, and the recipes themselves in Python."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, nearest_first, shown
+from planner.layout import CpMethod, Recompute, Schedule
+from planner.trainer_options import spell
+from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
+from planner.trainers.megatron_bridge.recipes import functions, published, script_settings, settings_of
+from planner.trainers.reading.commands import launched
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings, parsed
+from planner.trainers.reading.values import percent, quotient, read_text
+
+PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
+MATTERS = re.compile(
+    r"model\.(?!hf|moe_router|moe_aux|moe_permute|moe_grouped|attention_backend|cross_entropy|calculate|apply_rope|bias_|gradient_acc|freeze"
+    r"|seq_length|masked_softmax|persist|rotary|max_position|init_model|deallocate|cuda_graph_(scope|warmup)|make_vocab).*"
+    r"|optimizer\.(main_\w+|exp_avg_sq_dtype|overlap_\w+)|ddp\.(fsdp\w*|outer\w*|num_distributed\w+)|comm_overlap\.\w+"
+)
+"""Overrides that may change time or memory and are not read."""
+PRECISIONS = (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"), ("blockwise", "fp8_block"), ("fp8", "fp8"),
+              ("fp16", "fp16"), ("bf16", "bf16"))  # fmt: skip
+"""Words in the names of precision recipes.  [training/mixed_precision.py]"""
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a script or of a recipe. Raises PlannerError."""
+    known = published()
+    if path.suffix == ".py":
+        try:
+            tree = ast.parse(read_text(path))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise PlannerError(f"{path}: not Python: {error}") from error
+        if "distill" in path.stem or "prune" in path.stem:
+            raise PlannerError(f"{path}: distillation and pruning are not modelled")
+        return _parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
+    found = launched(path, said, PROGRAM)
+    words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
+    named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}))
+    name = str(named.get("recipe") or "")
+    if not name:
+        raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")
+    if name not in known:
+        near = ", ".join(nearest_first(name, known)[:3])
+        raise PlannerError(
+            f"{path}: recipe {shown(name)} is not among the published ones that are known (nearest: {near}); import its file"
+        )
+    return _parse(path, said, {**known[name], **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+
+
+def _flags(given: dict[str, Any]) -> dict[str, Any]:
+    """Options of run_recipe.py that change the recipe."""
+    names = {"seq_length": "model.seq_length", "hf_path": "model.hf", "peft_scheme": "peft"}
+    return {place: given[name] for name, place in names.items() if given.get(name) is not None}
+
+
+def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[str, Any]:
+    """Settings of the one recipe of a module, or of the one that is named."""
+    recipes = [name for name in functions(tree) if name.endswith("_config") and not name.startswith("_")]
+    asked = said.setting("recipe")
+    if asked is not None and asked not in recipes:
+        raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
+    if len(recipes) > 1 and asked is None:
+        raise PlannerError(f"{path}: it has {len(recipes)} recipes; say --set recipe=NAME, like {', '.join(recipes[:4])}")
+    if not recipes:
+        return script_settings(tree, known)
+    return settings_of(tree, asked or recipes[0], known)
+
+
+def _parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None) -> Reading:
+    for name in list(said.settings):
+        if "." in name:
+            settings[name] = parsed(str(said.setting(name)))
+    given = Settings(path, settings)
+    hf = given.label("model.hf") if "model.hf" in settings else ""
+    model, notes = named_model(hf, path) if hf else (None, ())
+    if given.flag("ddp.use_megatron_fsdp"):
+        raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
+    if not given.data.get("model.tensor_model_parallel_size") and not hf:
+        raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
+    fields = _layout(given)
+    batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
+    fields["micro_batch_size"] = micro
+    if gpus is not None:
+        dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{path}: GPUs by the degrees")
+        fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{path}: global_batch_size by micro batches")}
+    peft = given.get("peft")
+    if peft not in (None, "lora", "LoRA", "none", "None"):
+        raise PlannerError(f"{path}: peft is {shown(peft)}, which is not modelled; lora is")
+    adapters = peft in ("lora", "LoRA")
+    length = given.number("model.seq_length") or given.number("dataset.seq_length")
+    given.get("dataset.seq_length")
+    return Reading(
+        trainer=_trainer(given), fields=fields, model=model, model_name=hf, num_gpus=gpus, global_batch_size=batch,
+        sequence_length=length, precision=_precision(given), optimizer=_optimizer(given),
+        lora_rank=given.size("peft.dim", 32) if adapters else 0,
+        lora_targets=_targets(given) if adapters else "all",
+        frozen_weights="bf16" if adapters else None,
+        unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=notes,
+    )  # fmt: skip
+
+
+def _targets(given: Settings) -> str:
+    """Without names LoRA takes all linear layers.  [peft/lora.py]"""
+    named = given.get("peft.target_modules")
+    return adapter_targets(named) if named else "all"
+
+
+def _layout(given: Settings) -> dict[str, int]:
+    tp, pp, cp, ep, etp, vpp = (
+        given.size(f"model.{one}_parallel_size")
+        for one in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor", "virtual_pipeline_model")
+    )
+    given.get("model.pipeline_model_parallel_layout")
+    fields = {
+        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vpp": vpp if pp > 1 else 1,
+        "schedule": int(Schedule.INTERLEAVED if vpp > 1 and pp > 1 else Schedule.ONE_F_ONE_B),
+        "sequence_parallel": int(given.flag("model.sequence_parallel") and tp > 1),
+        "zero": int(given.flag("ddp.use_distributed_optimizer", True)),
+        "first_stage_layers": given.size("model.num_layers_in_first_pipeline_stage", 0, 0) if pp > 1 else 0,
+        "last_stage_layers": given.size("model.num_layers_in_last_pipeline_stage", 0, 0) if pp > 1 else 0,
+        **({"cp_method": int(CpMethod.RING)} if cp > 1 else {}), **_recompute(given),
+    }  # fmt: skip
+    if given.flag("optimizer.optimizer_cpu_offload"):
+        share = given.get("optimizer.optimizer_offload_fraction", 1.0)
+        fields["offload_optimizer"] = percent(share, given.where("optimizer.optimizer_offload_fraction"))
+    return fields
+
+
+def _recompute(given: Settings) -> dict[str, int]:
+    mode = given.get("model.recompute_granularity")
+    method, layers = given.get("model.recompute_method"), given.number("model.recompute_num_layers", 0, 0)
+    if mode not in ("full", "selective"):
+        return {"recompute": int(Recompute.NONE)}
+    if mode == "full":
+        return {"recompute": int(Recompute.FULL), **({"recompute_layers": layers} if method == "block" and layers else {})}
+    known, mask = {name: module for module, name in MODULES.items()}, 0
+    named = given.get("model.recompute_modules", ["core_attn"])
+    for name in named if isinstance(named, list) else [str(named)]:
+        if name not in known:
+            raise PlannerError(f"{given.where('model.recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
+        mask |= int(known[name])
+    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
+
+
+def _trainer(given: Settings) -> str:
+    flex = given.get("model.moe_token_dispatcher_type") == "flex"
+    backend = str(given.get("model.moe_flex_dispatcher_backend", "deepep"))
+    options = {
+        "gradient_dtype": "fp32" if given.flag("ddp.grad_reduce_in_fp32", True) else "bf16",
+        "expert_dispatch": backend if flex and backend in ("deepep", "hybridep") else "alltoall",
+        "expert_overlap": "on" if given.flag("comm_overlap.overlap_moe_expert_parallel_comm") else "off",
+        "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
+        "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
+    }  # fmt: skip
+    return spell("megatron-bridge", options)
+
+
+def _precision(given: Settings) -> str:
+    name = str(given.get("mixed_precision", "bf16_mixed")).lower()
+    return next((precision for word, precision in PRECISIONS if word in name.replace("bf16_with_", "")), "bf16")
+
+
+def _optimizer(given: Settings) -> str:
+    name = str(given.get("optimizer.optimizer", "adam")).removeprefix("dist_")
+    aware = given.flag("optimizer.use_precision_aware_optimizer")
+    states = str(given.get("optimizer.exp_avg_dtype", "fp32")) if aware else "fp32"
+    known = {pair: optimizer for optimizer, pair in OPTIMIZERS.items()}
+    return known.get((name, {"bfloat16": "bf16", "float32": "fp32", "uint8": "fp8"}.get(states, states)), name)

@@ -1,0 +1,153 @@
+"""Recipes of Megatron-Bridge as settings: what a Python function assigns, read from its syntax tree and never run."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner import library
+from planner.trainers.reading.shell.text import gap
+
+COMMON: dict[str, dict[str, Any]] = {
+    "_pretrain_common": {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096},
+    "_sft_common": {"train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048},
+    "_peft_common": {
+        "train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048, "peft": "lora", "peft.dim": 32,
+    },
+}  # fmt: skip
+"""Where all recipes start.  [recipes/common.py]"""
+SECTIONS = {
+    **dict.fromkeys(("global_batch_size", "micro_batch_size"), "train"), "grad_reduce_in_fp32": "ddp", "use_megatron_fsdp": "ddp",
+}  # fmt: skip
+"""Sections of keywords of recipes; the others belong to the model."""
+DECISIVE = (
+    "model.hf", *(f"model.{one}_parallel_size" for one in (
+        "tensor_model", "pipeline_model", "virtual_pipeline_model", "context", "expert_model", "expert_tensor")),
+    "model.sequence_parallel", "model.seq_length", "model.recompute_granularity", "model.recompute_method",
+    "model.recompute_num_layers", "model.recompute_modules", "model.num_layers_in_first_pipeline_stage",
+    "model.num_layers_in_last_pipeline_stage", "model.pipeline_model_parallel_layout", "model.moe_token_dispatcher_type",
+    "model.moe_flex_dispatcher_backend", "model.cuda_graph_impl", "model.cpu_offloading", "train.global_batch_size",
+    "train.micro_batch_size", "dataset.seq_length", "mixed_precision", "ddp.grad_reduce_in_fp32", "ddp.use_megatron_fsdp",
+    "ddp.use_distributed_optimizer", "ddp.data_parallel_sharding_strategy", "optimizer.optimizer",
+    "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.optimizer_cpu_offload",
+    "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
+    "comm_overlap.overlap_moe_expert_parallel_comm",
+)  # fmt: skip
+"""Settings that decide a plan."""
+
+
+def published() -> Mapping[str, Mapping[str, Any]]:
+    """Settings of the published recipes by their names."""
+    data = library.read_yaml(Path(__file__).with_name("recipes.yaml"))
+    aliases: Mapping[str, str] = data["aliases"]
+    recipes: Mapping[str, Mapping[str, Any]] = data["recipes"]
+    return {**recipes, **{alias: recipes[name] for alias, name in aliases.items() if name in recipes}}
+
+
+def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """Functions of a module by name."""
+    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+
+
+def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, Any]], depth: int = 0) -> dict[str, Any]:
+    """Settings that a function of a module leaves, by dotted names; ``known``: recipes that it may start from."""
+    constants = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    function = functions(tree)[name]
+    names = [*function.args.args, *function.args.kwonlyargs]
+    bare = len(function.args.args) - len(function.args.defaults)
+    defaults = [*[None] * bare, *function.args.defaults, *function.args.kw_defaults]
+    constants |= {one.arg: value for one, value in zip(names, defaults, strict=False) if value is not None}
+    return _followed(function.body, tree, known, constants, depth)
+
+
+def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign)]
+    return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
+
+
+def _followed(
+    body: list[Any], tree: ast.Module, known: Mapping[str, Mapping[str, Any]], constants: Mapping[str, ast.expr], depth: int
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    constants = dict(constants)
+    for node in body:
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+            found = {**_started(node.value, tree, known, constants, depth), **found}
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name):
+            constants[target.id] = node.value
+            if isinstance(node.value, ast.Call):
+                found |= _started(node.value, tree, known, constants, depth)
+            elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
+                found |= _keywords(_items(node.value), constants)
+            continue
+        place = ast.unparse(target).partition(".")[2]
+        if place:
+            found |= _assigned(place, node.value, constants)
+    return found
+
+
+def _started(
+    call: ast.Call, tree: ast.Module, known: Mapping[str, Mapping[str, Any]], constants: Mapping[str, ast.expr], depth: int
+) -> dict[str, Any]:
+    """Settings of the function that a recipe starts from, under the keywords that it is called with."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    keywords = _keywords(((one.arg, one.value) for one in call.keywords if one.arg), constants)
+    if name in functions(tree) and depth < 6:
+        return {**settings_of(tree, name, known, depth + 1), **keywords}
+    return {**COMMON.get(name, {}), **known.get(name, {}), **keywords} if name in COMMON or name in known else {}
+
+
+def _items(node: ast.Dict) -> Iterator[tuple[str, ast.expr]]:
+    for key, value in zip(node.keys, node.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value, value
+
+
+def _keywords(given: Any, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in given:
+        if name == "hf_path":
+            found["model.hf"] = _value(value, constants, "model.hf")
+        elif f"model.{name}" in DECISIVE or name in SECTIONS:
+            place = f"{SECTIONS.get(name, 'model')}.{name}"
+            found[place] = _value(value, constants, place)
+        elif name in ("peft", "peft_scheme", "precision_config", "mixed_precision"):
+            found["mixed_precision" if "precision" in name else "peft"] = _value(value, constants, name)
+    return found
+
+
+def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
+    if isinstance(value, ast.Name):
+        value = constants.get(value.id, value)
+    if place == "model":
+        for call in (one for one in ast.walk(value) if isinstance(one, ast.Call) and one.args):
+            if ast.unparse(call.func).endswith(("from_hf_pretrained", "from_hf_config")):
+                return {"model.hf": _value(call.args[0], constants, "model.hf")}
+        return {}
+    if isinstance(value, ast.Call) and place in ("mixed_precision", "peft", "comm_overlap", "ddp", "optimizer"):
+        name = ast.unparse(value.func).rpartition(".")[2]
+        inner = {f"{place}.{one.arg}": _value(one.value, constants, f"{place}.{one.arg}") for one in value.keywords if one.arg}
+        first = _value(value.args[0], constants, place) if value.args else name
+        text = first if name in ("get_mixed_precision_config", "default_peft_config") else name
+        return {**({place: text} if place in ("mixed_precision", "peft") else {}), **inner}
+    return {place: _value(value, constants, place)} if place in DECISIVE else {}
+
+
+def _value(node: ast.expr, constants: Mapping[str, ast.expr], place: str) -> Any:
+    """A literal; a dtype of torch by its name; anything else is asked for by the name of its place."""
+    for _ in range(4):
+        node = constants.get(node.id, node) if isinstance(node, ast.Name) else node
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":
+        return node.attr
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return gap([place])
