@@ -203,7 +203,7 @@ def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
     ("word", "flag"), [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus")]
 )
 def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -> None:
-    assert f"Did you mean {flag}?" in printed("--model", "llama-8b", word, "8")
+    assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
 
 
 def test_every_word_of_another_tool_means_a_flag_of_the_search() -> None:

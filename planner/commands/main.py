@@ -43,7 +43,7 @@ STOPPED = 130
 
 
 MEANT = {
-    "--sequence-length": "context context-length ctx seq seq-len seq-length seqlen max-length max-seq-len max-seq-length cutoff-len",
+    "--sequence-length": "context context-length ctx seq seq-len seq-length seqlen max-length max-seq-length cutoff-len",
     "--global-batch-size": "batch batch-size gbs global-batch train-batch-size",
     "--micro-batch-size": "mbs micro-batch per-device-train-batch-size per-device-batch-size",
     "--gpus": "gpu n-gpus num-gpus ngpus world-size num-processes devices",
