@@ -176,3 +176,23 @@ def test_what_olmo_core_has_not_is_refused() -> None:
     assert "ties its embeddings" in said("olmo-core", job_of("torchtitan", model="llama-3.2-1b", zero=3))
     assert "experts" in said("olmo-core", job_of("torchtitan", model="qwen3-30b-a3b", zero=3, ep=8))
     assert "trains every weight" in said("olmo-core", job_of("fsdp", zero=3, work={"lora_rank": 8}))
+
+
+# ------------------------------------------------------------------------------------------------ Primus
+
+
+def test_primus_overrides_are_megatrons_arguments() -> None:
+    job = job_of("megatron", hardware="mi300x", zero=0, tp=2, pp=2, dp=2, sequence_parallel=1)
+    files = files_of("primus", job)
+    run, smoke = (yaml.safe_load(files[name])["modules"]["pre_trainer"] for name in ("primus.yaml", "primus-smoke.yaml"))
+    one = run["overrides"]
+    assert (run["framework"], one["pipeline_model_parallel_layout"], one["norm_epsilon"]) == ("megatron", "Et*16|t*16L", 1e-5)
+    assert one["use_distributed_optimizer"] is False and one["add_bias_linear"] is False  # its defaults are others
+    assert (one["mock_data"], smoke["overrides"]["mock_data"]) == (False, True)
+    assert "primus-smoke.yaml" in files["smoke.sh"] and one["train_iters"] == "${TRAIN_ITERS:1000}"
+
+
+def test_what_primus_has_not_is_refused() -> None:
+    assert "Primus is AMD's" in said("primus", job_of("megatron", zero=1))
+    assert "softmax_type" in said("primus", job_of("megatron", model="gpt-oss-20b", hardware="mi300x", zero=1, ep=8))
+    assert "optimizer muon" in said("primus", job_of("megatron", hardware="mi300x", zero=1, work={"optimizer": "muon"}))
