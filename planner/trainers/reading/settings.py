@@ -115,7 +115,7 @@ def parsed(text: str) -> Any:
         return text
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except library.BROKEN:
         return text
     if value is None:
         return None

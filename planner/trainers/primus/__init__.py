@@ -1,0 +1,4 @@
+"""Primus of AMD: configurations of Megatron-LM and torchtitan in one form."""
+
+PLACE = 8
+FORM = ("yaml yml", r"(?s)^modules:.*^\s+framework:.*^\s+overrides:")
