@@ -15,6 +15,7 @@ from planner.trainers.megatron.arguments import (
     mapping_of,
     of_dump,
     of_mapping,
+    of_sections,
     readable,
     take_settings,
 )  # fmt: skip
@@ -54,6 +55,10 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         return found
     if re.search(r"^\s*MODEL_ARGS:|^\s*['\"]?--[\w-]+['\"]?:", text, re.MULTILINE):
         found = of_mapping(mapping_of(text, where), where, given)
+        ask_for_gaps(found, None)
+        return found
+    if re.search(r"^system:", text, re.MULTILINE) and re.search(r"^model:", text, re.MULTILINE):
+        found = of_mapping(of_sections(mapping_of(text, where)), where, given)
         ask_for_gaps(found, None)
         return found
     return of_script(text, where, given, directory)

@@ -43,7 +43,7 @@ OTHER_MODELS = (
 """Arguments of architectures that these sizes do not describe."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
 """Those of them that a dump, which holds all arguments, has only then."""
-PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid)")
+PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
 """Training programs of such architectures, by their paths."""
 
 

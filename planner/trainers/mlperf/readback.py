@@ -7,7 +7,6 @@ Names as the READMEs and run_and_time.sh of mlcommons/training_results_v4.1 and 
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
@@ -62,13 +61,13 @@ def read(path: Path, given: Given) -> Reading:
     for name, usual in OTHER_NAMES.items():
         if name in values:
             values.setdefault(usual, values[name])
-    place = _benchmark(path, values)
+    place = next((one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower()) in one.split("|")), "")
+    place = place or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
     model, length = BENCHMARKS.get(place, ("", 0))
     lora = _true(values.get("LORA")) or "lora" in place
     said = given if given.model or not model else dataclasses.replace(given, model=model)
     questions = _questions(script, values, said, length, lora)
-    found = Arguments(str(path))
-    found |= _fixed(values, lora)
+    found = _switches(path, values, lora)
     for name, argument in NAMES.items():
         if re.fullmatch(r"\d{1,6}", values.get(name, "")):
             found[argument] = values[name]
@@ -110,18 +109,11 @@ def read(path: Path, given: Given) -> Reading:
     )
 
 
-def _benchmark(path: Path, values: dict[str, str]) -> str:
-    """Key of BENCHMARKS: by the size that the scripts say, else by the path; empty = none."""
-    said = next((one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower()) in one.split("|")), "")
-    return said or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
-
-
-def _fixed(values: dict[str, str], lora: bool) -> dict[str, Any]:
-    """Arguments that the submissions fix, and those of the precision and the switches."""
-    found: dict[str, Any] = {
-        "bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
-        "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True,
-    }  # fmt: skip
+def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
+    """What every configuration of the benchmarks runs with, and what its variables turn on and off."""
+    found = Arguments(str(path))
+    found |= {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
+              "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True}  # fmt: skip
     if _true(values.get("FP8")):
         found |= {"fp8": "hybrid", **({"fp8_recipe": values["FP8_RECIPE"]} if values.get("FP8_RECIPE") else {})}
     if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):

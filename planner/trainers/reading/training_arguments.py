@@ -39,12 +39,16 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
+OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
+"""With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
+UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
 TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
 """[transformers/training_args.py]"""
 
 
 def parse(
-    given: Settings, habits: Habits, num_gpus: int | None = None, sharding: Sharding | None = None, script: str = ""
+    given: Settings, habits: Habits, num_gpus: int | None = None, sharding: Sharding | None = None, script: str = "",
+    notes: tuple[str, ...] = (),
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     objective = _objective(given, script)
@@ -76,6 +80,7 @@ def parse(
         objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(*((Question(name="accelerate", choices=("FILE",), about=about),) if asked else ()),
                    *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ())),
+        notes=notes,
     ))  # fmt: skip
 
 
