@@ -120,6 +120,7 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="qwen2.5-7b", gpus=16, trainer="deepspeed", precision="fp16", hardware="a100-sxm-80gb"),
     Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=6),
     Wanted(model="llama-3.1-70b", gpus=128, trainer="fsdp", top=6),
+    Wanted(model="llama-3.1-8b", gpus=16, trainer="axolotl", sequence=131072, batch=16, pins=(("cp", 8), *ONE)),
     Wanted(model="mistral-7b", gpus=32, trainer="fsdp"),
     # nanotron, MaxText, AutoModel, InternEvo.
     Wanted(model="llama-3.1-8b", gpus=16, trainer="nanotron", top=6),
