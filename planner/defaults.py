@@ -20,6 +20,7 @@ from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import Ratios, assumed_options, ratios_of_unstated
 from planner.plan_file import Assumption, Plan, predict
+from planner.plausible import odd_sizes
 from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
@@ -340,6 +341,10 @@ def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
     if stated and abs(counted / stated - 1.0) > SIZES_DISAGREE:
         why = f"its sizes give {format_count(counted)}, published are {format_count(stated)}: a size of its file is wrong"
         found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
+    found += [
+        Assumption("odd size", value, f"{why}: is its file right? planned as it says", "--model FILE")
+        for value, why in odd_sizes(model)
+    ]
     if model.quantised:
         kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
         why = f"published weights are quantised ({model.quantised}); what is kept otherwise is converted before training"

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from planner import library
 from planner.errors import PlannerError, nearest_first
 from planner.hybrid_configs import HYBRIDS
+from planner.model_constants import constants_of_config
 from planner.schema import value_of, within
 from planner.vision import vision_tower
 
@@ -125,7 +126,17 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
         raise reader.error(f"index_topk is not understood in model_type {kind!r}: its sparse attention is not modelled")
     format_ = quantised(config, where) or quantised(inner, where)
     tower = vision_tower(config, fields["hidden_size"], where) if inner is not config or "vision_config" in config else None
-    return fields | ({"quantised": format_} if format_ else {}) | ({"vision": tower} if tower else {})
+    fields |= {"quantised": format_} if format_ else {}
+    return fields | ({"vision": tower} if tower else {}) | _constants(reader, kind, fields)
+
+
+def _constants(reader: Config, kind: str | None, fields: Fields) -> Fields:
+    """Constants of the model, where the file says them all."""
+    router = {name: kind in kinds.split() for name, kinds in table()["routers"].items()} if fields.get("num_experts") else None
+    rotary = fields.get("position", "rope") == "rope"
+    data = {"layer_norm_eps": 1e-5, **reader.data} if kind == "opt" else reader.data  # no key: torch.nn.LayerNorm's default
+    found = constants_of_config(data, reader.where, rotary=rotary, router=router)
+    return {"constants": found} if found else {}
 
 
 def quantised(config: Mapping[str, Any], where: str) -> str:

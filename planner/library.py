@@ -4,6 +4,7 @@ Whatever stands in a file of a user, reading it ends in data or in one sentence:
 nesting that a file of this kind can have. A file is written whole or not at all.
 """
 
+import ast
 import contextlib
 import errno
 import json
@@ -12,7 +13,7 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ MOST_VALUES = 1_000_000
 """Keys and values of a YAML file: some seconds and a gigabyte."""
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+BROKEN = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)
+"""What the reader of YAML raises; the last three after a !!tag."""
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket",
 }  # fmt: skip
@@ -85,11 +88,11 @@ def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> 
 
     ``errors``: what is done about bytes that are not UTF-8, as ``bytes.decode`` takes it.
     """
-    _regular(path)
+    size = _regular(path)
     try:
         with path.open("rb") as stream:
-            found = stream.read(most + 1)
-        if len(found) > most:
+            found = stream.read(most + 1) if size <= most else b""
+        if max(len(found), size) > most:
             raise PlannerError(f"{_told(path)} is larger than the {most >> 20} MiB that are read of such a file")
         return found.decode("utf-8-sig", errors)
     except OSError as error:
@@ -98,15 +101,16 @@ def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> 
         raise PlannerError(f"{_told(path)}: cannot be read (it is not text in UTF-8)") from error
 
 
-def _regular(path: Path) -> None:
-    """Raise PlannerError for what is no file: a pipe would be waited for, a device read without end."""
+def _regular(path: Path) -> int:
+    """Bytes of a file. Raises PlannerError for what is no file: a pipe would be waited for, a device read without end."""
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
     except (OSError, ValueError) as error:  # too long a name, a folder that may not be entered, a null byte
         raise PlannerError(f"{_told(path)}: cannot be read ({getattr(error, 'strerror', error)})") from error
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "no file")
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
         raise PlannerError(f"{_told(path)}: cannot be read (it is {kind}); give a regular file")
+    return found.st_size
 
 
 def _told(path: Path) -> str:
@@ -131,7 +135,7 @@ def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:
         line = f" line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not YAML"
         raise PlannerError(f"{where}{line}: {problem}") from error
-    except (ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:  # the last three: after !!tag
+    except BROKEN as error:
         raise PlannerError(f"{where}: not valid YAML ({str(error)[:200]})") from error
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
@@ -145,8 +149,7 @@ def _scan(text: str, where: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MOST_DEPTH:
-                line = event.start_mark.line + 1
-                raise PlannerError(f"{where} line {line}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
+                raise PlannerError(f"{where}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if number > MOST_VALUES:
@@ -186,15 +189,32 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     return data
 
 
-def require_shallow(data: Any, where: str) -> None:
-    """Raise PlannerError for data that is nested deeper than any file of planner."""
+def parse_python(text: str, where: str) -> ast.Module:
+    """The syntax tree of a text in Python, which is never run. Raises PlannerError."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise PlannerError(f"{where}: line {error.lineno}: not Python: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, thousands of brackets
+        raise PlannerError(f"{where}: not Python that can be read ({str(error)[:200] or 'nested too deep'})") from error
+    require_shallow(tree, where, 4 * MOST_DEPTH)  # of a call its arguments, of these their values
+    return tree
+
+
+def require_shallow(data: Any, where: str, most: int = MOST_DEPTH) -> None:
+    """Raise PlannerError for data, or a syntax tree, that is nested deeper than any file of planner."""
     level = [data]
-    for _ in range(MOST_DEPTH + 1):
-        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list)))
-        level = [value for values in inner for value in values]
+    for _ in range(most + 1):
+        level = [inner for one in level for inner in _inside(one)]
         if not level:
             return
-    raise PlannerError(f"{where}: nested deeper than {MOST_DEPTH} levels; no file of planner is")
+    raise PlannerError(f"{where}: nested deeper than {most} levels; no file of planner is")
+
+
+def _inside(data: Any) -> Iterable[Any]:
+    if isinstance(data, ast.AST):
+        return ast.iter_child_nodes(data)
+    return data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
 
 
 def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -> int:
@@ -204,7 +224,7 @@ def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -
         raise PlannerError(f"{where}: not a {what} file: the key 'planner_{what}' with its version number is missing")
     if version > newest:
         raise PlannerError(
-            f"{where}: the {what} has version {version}, this planner reads up to {newest}; update planner to read it"
+            f"{where}: the {what} has version {shown(version)}, this planner reads up to {newest}; update planner to read it"
         )
     return version
 

@@ -1,14 +1,16 @@
 """The architecture of a model: what a plan needs to know about it, and where it is read from."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
+from planner.model_constants import Constants, constants_of_preset
 from planner.model_names import aliases, preset_named
 from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
@@ -159,6 +161,8 @@ class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
     """Parameters per token that the publisher of a MoE model states; 0 = not stated."""
     source: Text = ""
     """Where the values come from."""
+    constants: Constants | None = field(default=None, compare=False)
+    """What decides neither time nor memory, for exporters; None: not known."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -345,7 +349,7 @@ def load_model(name_or_path: str) -> ModelSpec:
         return _read_config(path / "config.json", path.resolve().name)
     if readable and (preset := preset_named(name)):
         found = library.profiles_directory() / "models" / f"{preset}.yaml"
-        return from_dict(library.read_yaml(found), where=str(found))
+        return from_dict({"constants": constants_of_preset(preset), **library.read_yaml(found)}, where=str(found))
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return _read_hub(name)
     if "/" in name:
@@ -369,7 +373,7 @@ def _read_hub(name: str) -> ModelSpec:
             "install it, or give a preset or the path of a config.json"
         ) from None
     try:
-        huggingface_hub.logging.set_verbosity_error()  # its retries are no news
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries are no news
         path = Path(huggingface_hub.hf_hub_download(name, "config.json"))
     except Exception as error:  # the hub's errors have no common base: network, missing, gated
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

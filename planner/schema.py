@@ -143,7 +143,8 @@ def check_keys(
     for key in found:
         if key not in known:
             text = key if isinstance(key, str) else shown(key)
-            raise PlannerError(f"{where}: unknown key {shown(text)}; nearest: {nearest_first(text, known)[0]}")
+            near = f"; nearest: {nearest_first(text, known)[0]}" if known else "; there is none here"
+            raise PlannerError(f"{where}: unknown key {shown(text)}{near}")
     missing = [repr(key) for key in required if key not in found]
     if missing:
         raise PlannerError(f"{where}: missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)}{hint}")

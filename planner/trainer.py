@@ -170,14 +170,15 @@ def _data(text: str, depth: int = 0) -> dict[str, Any]:
     """What the file of a trainer says, at a version and with options."""
     name, version, options = spelled(text)
     path = library.find("trainers", name)
-    data = _with_base(library.read_yaml(path), str(path), depth)
+    data = _with_base(_shaped(library.read_yaml(path), str(path)), str(path), depth)
     if "versions" in data:
         data["version"] = version or newest_of(schema.mapping(data["versions"], f"{path}: versions"))
-    data = merge_changes(data, facts_at(data, version, f"trainer {path.stem}"))
+    at_version = _shaped(facts_at(data, version, f"trainer {path.stem}"), f"{path}: versions")
+    data = merge_changes(data, at_version)
     known = options_of(data, str(path))
     for option, value in options.items():
         require_value(option, value, known, f"trainer {path.stem}")
-        data = merge_changes(data, known[option][value])
+        data = merge_changes(data, _shaped(known[option][value], f"{path}: option {option}"))
     return data
 
 
@@ -240,7 +241,42 @@ def trainer_from_dict(data: Mapping[str, Any], *, where: str, written: str = "")
         for name, kind in RECORDS.items()
     }
     terms = _terms(data.get("terms", {}), where)
+    for name, values in options_of(data, where).items():
+        for value, facts in values.items():
+            _require_facts(facts, records, {one.folder() for one in terms}, f"{where}: option {name} {value}")
     return Trainer(**texts, **records, terms=terms, choices=choices_of(data, where, written))
+
+
+def _require_facts(facts: Mapping[str, Any], records: Mapping[str, Any], terms: set[str], where: str) -> None:
+    """Raise PlannerError for what an option would change and the trainer does not have, or not as such a value."""
+    for key, value in _shaped(facts, where).items():
+        if key == "terms":
+            schema.check_keys(value, terms, where)
+            for folder, fields in value.items():
+                kinds = schema.fields_of(terms_class(folder))[0]
+                for field, one in schema.check_keys(fields, kinds, f"{where}: terms of {folder}").items():
+                    schema.value_of(kinds[field], one, where, field)
+            continue
+        name = key.lstrip("+-") if key not in RECORD_OF else key
+        schema.check_keys({name: value}, RECORD_OF, where)
+        if key == name and key not in MERGED:
+            schema.value_of(schema.fields_of(RECORDS[RECORD_OF[key]])[0][key], value, where, key)
+        elif key != name and not isinstance(getattr(records[RECORD_OF[name]], name), frozenset | tuple):
+            raise PlannerError(f"{where}: {key} is of a set, and {name} is none; give it whole")
+
+
+def _shaped(data: Mapping[Any, Any], where: str) -> Mapping[str, Any]:
+    """Facts, if each can be laid over another: names, lists of what a set gets or loses, parts of mappings. Raises PlannerError."""
+    for key, value in data.items():
+        if not isinstance(key, str) or not key:
+            raise PlannerError(f"{where}: unknown key {shown(key)}; it must be a name")
+        if key[0] in "+-" and not (isinstance(value, list) and all(isinstance(one, (str, int, float)) for one in value)):
+            raise PlannerError(f"{where}: {key} is {shown(value)}; it must be a list of names")
+        if key in (*MERGED, "terms"):
+            schema.mapping(value, f"{where}: {key}")
+    for folder, values in data.get("terms", {}).items():
+        schema.mapping(values, f"{where}: terms of {shown(folder)}")
+    return data
 
 
 def _terms(data: object, where: str) -> tuple[Any, ...]:

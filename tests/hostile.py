@@ -38,3 +38,11 @@ def put(data: Any, path: tuple[Any, ...], value: Any) -> Any:
     if isinstance(data, dict):
         return {**data, key: put(data[key], tuple(rest), value)}
     return [put(one, tuple(rest), value) if number == key else one for number, one in enumerate(data)]
+
+
+def numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], float]]:
+    """Every number in nested data, with its place."""
+    if isinstance(data, (int, float)) and not isinstance(data, bool):
+        yield path, data
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from numbers(value, (*path, key))

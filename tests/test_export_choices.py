@@ -21,9 +21,15 @@ SERVERS = ("vllm", "sglang")
 PAIRS = [(name, trainer) for name in TARGETS if name not in SERVERS for trainer in load_target(name).trainers]
 
 
+def wanted(trainer: str, gpus: int = 8, hardware: str = "b200-sxm") -> Wanted:
+    """The search of a trainer, in the first precision that it has."""
+    precision = load_trainer(trainer).legal.precisions[0]
+    return Wanted(model="llama-3.1-8b", gpus=gpus, trainer=trainer, hardware=hardware, precision=precision, top=1)
+
+
 def job_of(trainer: str, **work: str) -> ExportJob:
     """A plan of a trainer with another precision or optimizer, on devices that have every precision."""
-    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer=trainer, hardware="b200-sxm", top=1))[0]
+    plan = found(wanted(trainer))[0]
     return ExportJob.of(dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, **work)))
 
 
@@ -70,7 +76,7 @@ SAME_MODULES = {"maxtext": {"norm", "mlp_activation"}}
 
 def job_with(trainer: str, mask: int) -> ExportJob:
     """A plan of a trainer with these modules recomputed, legal or not; 0 = none."""
-    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer=trainer, hardware="b200-sxm", top=1))[0]
+    plan = found(wanted(trainer))[0]
     changed = plan.layout.replace(
         recompute=int(Recompute.SELECTIVE if mask else Recompute.NONE), recompute_modules=mask
     )
@@ -121,7 +127,7 @@ def test_every_refusal_names_what_exists(name: str, monkeypatch: pytest.MonkeyPa
 
     target = load_target(name)
     trainer = target.trainers[0]
-    job = ExportJob.of(found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, top=1))[0])
+    job = ExportJob.of(found(wanted(trainer, 16, "h100-sxm"))[0])
     quoting._refusals.cache_clear()
     monkeypatch.setattr(quoting, "template", always)
     try:

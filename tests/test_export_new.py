@@ -85,3 +85,114 @@ def test_what_automodel_has_not_is_refused() -> None:
     assert "prediction modules" in said("automodel", job_of("automodel", model="deepseek-v3", zero=3, ep=8))
     assert "at least pp" in said("automodel", job_of("automodel", zero=2, pp=2, dp=4, num_microbatches=1))
     assert "no model of NeMo" in said("automodel", job_of("automodel", model="mixtral-8x7b", zero=3, ep=8))
+
+
+# ------------------------------------------------------------------------------------------------ ms-swift
+
+
+def test_swift_is_started_with_transformers_or_with_megatron() -> None:
+    files = files_of("ms-swift", job_of("ms-swift", zero=3, recompute=2))
+    run, shards = yaml.safe_load(files["ms_swift.yaml"]), json.loads(files["fsdp.json"])
+    assert (run["fsdp"], run["torch_dtype"], run["bf16"], run["packing"]) == ("fsdp.json", "float32", True, True)
+    assert shards["fsdp_config"]["activation_checkpointing"] and shards["fsdp"].startswith("full_shard")
+    assert "exec swift" in files["run.sh"] and "--max_steps" in files["run.sh"]
+    adapters = yaml.safe_load(files_of("ms-swift", job_of("ms-swift", work={"lora_rank": 8}))["ms_swift.yaml"])
+    assert (adapters["tuner_type"], adapters["lora_rank"], adapters["target_modules"]) == ("lora", 8, ["all-linear"])
+    job = job_of("ms-swift-megatron", zero=1, tp=2, pp=2, vpp=2, schedule=2, dp=2, sequence_parallel=1)
+    files = files_of("ms-swift", job)
+    run = yaml.safe_load(files["ms_swift.yaml"])
+    assert "fsdp.json" not in files and "exec megatron" in files["run.sh"] and "--train_iters" in files["smoke.sh"]
+    assert run["pipeline_model_parallel_layout"] == "Et*8|(t*8|)*2t*8L"
+    assert (run["tensor_model_parallel_size"], run["global_batch_size"], run["main_grads_dtype"]) == (2, 32, "fp32")
+
+
+def test_what_swift_has_not_is_refused() -> None:
+    assert "replicas of shards" in said("ms-swift", job_of("ms-swift", zero=3, dp_shard=4))
+    assert "tp 2: ms-swift runs" in said("ms-swift", job_of("ms-swift", zero=3, tp=2, dp=4))
+    assert "rank order" in said("ms-swift", job_of("ms-swift-megatron", zero=1, order=1))
+    work = {"lora_rank": 8, "frozen_weights": "nf4"}
+    assert "bitsandbytes" in said("ms-swift", job_of("ms-swift", zero=3, work=work))
+    assert "optimizer muon" in said("ms-swift", job_of("ms-swift-megatron", zero=1, work={"optimizer": "muon"}))
+
+
+# ------------------------------------------------------------------------------------------------ torchtune
+
+
+def test_torchtune_writes_a_recipe_and_every_dimension() -> None:
+    files = files_of("torchtune", job_of("torchtune", zero=2, recompute=2, work={"precision": "bf16_true"}))
+    run = yaml.safe_load(files["torchtune.yaml"])
+    assert run["model"]["_component_"] == "torchtune.models.llama3_1.llama3_1"
+    assert (run["model"]["num_layers"], run["model"]["rope_base"], run["model"]["scale_factor"]) == (32, 500000, 8)
+    assert (run["batch_size"], run["gradient_accumulation_steps"], run["fsdp_reshard_after_forward"]) == (1, 16, False)
+    assert run["enable_activation_checkpointing"] and run["dtype"] == "bf16" and not run["optimizer_in_bwd"]
+    assert "full_finetune_distributed" in files["run.sh"] and "--nproc-per-node 8" in files["smoke.sh"]
+    work = {"precision": "bf16_true", "lora_rank": 8, "frozen_weights": "nf4_dq"}
+    files = files_of("torchtune", job_of("torchtune", model="qwen2.5-7b", dp=1, zero=0, work=work))
+    model = yaml.safe_load(files["torchtune.yaml"])["model"]
+    assert (model["_component_"], model["lora_rank"], model["quantize_base"]) == ("torchtune.models.qwen2.lora_qwen2", 8, True)
+    assert "lora_finetune_single_device" in files["run.sh"]
+
+
+def test_what_torchtune_has_not_is_refused() -> None:
+    work = {"precision": "bf16_true"}
+    assert "no context parallelism" in said("torchtune", job_of("torchtune", zero=3, cp=2, dp=4, work=work))
+    assert "window of 4096" in said("torchtune", job_of("torchtune", model="mistral-7b", zero=3, work=work))
+    assert "no builder" in said("torchtune", job_of("torchtune", model="qwen3-32b", zero=3, work=work))
+    assert "shard with FSDP2" in said("torchtune", job_of("torchtune", zero=0, work=work))
+    assert "precision fp16" in said("torchtune", job_of("torchtune", zero=3, work={"precision": "fp16"}))
+
+
+# ------------------------------------------------------------------------------------------------ Lightning
+
+
+def test_lightning_wraps_the_script() -> None:
+    job = job_of("torchtitan", zero=3, tp=2, dp=4, sequence_parallel=1)
+    files, plain = files_of("lightning", job), files_of("pytorch", job)
+    assert (files["train.py"], files["plan.json"]) == (plain["train.py"], plain["plan.json"])
+    compile(files["lightning_train.py"], "lightning_train.py", "exec")
+    assert "lightning_train.py" in files["run.sh"] and "--nodes 1" in files["smoke.sh"]
+    assert "data and tensor parallelism alone" in said("lightning", job_of("torchtitan", zero=2, pp=2, dp=4))
+    assert "one data-parallel axis" in said("lightning", job_of("torchtitan", zero=3, dp_shard=4))
+    assert "the script has dense layers" in said("lightning", job_of("torchtitan", model="qwen3-30b-a3b", zero=3, ep=8))
+
+
+# ------------------------------------------------------------------------------------------------ OLMo-core
+
+
+def test_olmo_core_writes_its_configuration_as_python() -> None:
+    job = job_of("torchtitan", zero=2, pp=2, vpp=2, schedule=2, dp=4, dp_shard=2)
+    text = files_of("olmo-core", job)["olmo_train.py"]
+    compile(text, "olmo_train.py", "exec")
+    once = ("n_layers=32", "split_points=[8, 16, 24]", '("Interleaved1F1B")', "num_replicas=2, shard_degree=2")
+    assert all(text.count(one) == 1 for one in once)
+    assert "rank_microbatch_size=1 * SEQUENCE_LENGTH" in text and "global_batch_size=64 * SEQUENCE_LENGTH" in text
+    assert "factor=8" in text and "low_freq_proportion=0.0" in text and "high_freq_proportion=0.25" in text
+
+
+def test_what_olmo_core_has_not_is_refused() -> None:
+    assert "use zero 3" in said("olmo-core", job_of("torchtitan", zero=2))
+    assert "use zero 2" in said("olmo-core", job_of("torchtitan", zero=3, pp=2, dp=4))
+    assert "not the exchange that was priced" in said("olmo-core", job_of("torchtitan", zero=3, cp=2, dp=4, cp_method=2))
+    assert "ties its embeddings" in said("olmo-core", job_of("torchtitan", model="llama-3.2-1b", zero=3))
+    assert "experts" in said("olmo-core", job_of("torchtitan", model="qwen3-30b-a3b", zero=3, ep=8))
+    assert "trains every weight" in said("olmo-core", job_of("fsdp", zero=3, work={"lora_rank": 8}))
+
+
+# ------------------------------------------------------------------------------------------------ Primus
+
+
+def test_primus_overrides_are_megatrons_arguments() -> None:
+    job = job_of("megatron", hardware="mi300x", zero=0, tp=2, pp=2, dp=2, sequence_parallel=1)
+    files = files_of("primus", job)
+    run, smoke = (yaml.safe_load(files[name])["modules"]["pre_trainer"] for name in ("primus.yaml", "primus-smoke.yaml"))
+    one = run["overrides"]
+    assert (run["framework"], one["pipeline_model_parallel_layout"], one["norm_epsilon"]) == ("megatron", "Et*16|t*16L", 1e-5)
+    assert one["use_distributed_optimizer"] is False and one["add_bias_linear"] is False  # its defaults are others
+    assert (one["mock_data"], smoke["overrides"]["mock_data"]) == (False, True)
+    assert "primus-smoke.yaml" in files["smoke.sh"] and one["train_iters"] == "${TRAIN_ITERS:1000}"
+
+
+def test_what_primus_has_not_is_refused() -> None:
+    assert "Primus is AMD's" in said("primus", job_of("megatron", zero=1))
+    assert "softmax_type" in said("primus", job_of("megatron", model="gpt-oss-20b", hardware="mi300x", zero=1, ep=8))
+    assert "optimizer muon" in said("primus", job_of("megatron", hardware="mi300x", zero=1, work={"optimizer": "muon"}))

@@ -33,7 +33,7 @@ LINE = " ".join(ALL.split("\n"))
 
 def accepted(read: Any, data: dict[str, Any], values: tuple[str, ...]) -> dict[str, Any]:
     """The data with each of its texts replaced by the first of the values that the reader takes there."""
-    for path, _ in list(texts(data)):
+    for path, _ in [one for one in texts(data) if one[0][-1] not in ("hardware", "trainer")]:  # these are files
         for value in values:
             try:
                 read(put(data, path, value))
@@ -50,7 +50,9 @@ def accepted(read: Any, data: dict[str, Any], values: tuple[str, ...]) -> dict[s
 @cache
 def plan_of(trainer: str) -> Plan:
     """A plan that each target of the trainer runs."""
-    return found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, top=1, pins=(("cp", 1), ("tp", 1))))[0]
+    precision = load_trainer(trainer).legal.precisions[0]
+    pins = (("cp", 1), ("tp", 1))
+    return found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, precision=precision, top=1, pins=pins))[0]
 
 
 def trainer_file(path: Path, data: dict[str, Any]) -> None:
@@ -62,7 +64,7 @@ def hostile_job(target: Any, folder: Path, values: tuple[str, ...]) -> ExportJob
     """A plan with a hardware and a trainer file of its own; every text in the three that may be so is hostile, and so are the names
     of the folder and, past the readers, of model and device."""
     plan = plan_of(target.trainers[0])
-    place = folder / f"it's \"{COMMAND}\" $({COMMAND}) `{COMMAND}`; {COMMAND} #".replace("/", "")
+    place = folder / f'it\'s "{COMMAND}" $({COMMAND}) `{COMMAND}`; {COMMAND} #'.replace("/", "")
     place.mkdir(parents=True)
     for kind, name, load in (("hardware", plan.hardware, load_hardware), ("trainers", plan.trainer, load_trainer)):
         path = place / f"{kind}.yaml"
@@ -70,10 +72,13 @@ def hostile_job(target: Any, folder: Path, values: tuple[str, ...]) -> ExportJob
         load(str(path))
     trainer = {"extends": plan.trainer, "title": "x", "source": "x"}
     path.write_text(library.dump_yaml(accepted(lambda one: trainer_file(path, one), trainer, values)))
-    data = plan.to_dict() | {"trainer": str(path), "assumptions": [dict.fromkeys(("what", "value", "why", "flag"), "x")]}
+    data = plan.to_dict() | {
+        "trainer": str(path),
+        "assumptions": [dict.fromkeys(("what", "value", "why", "flag"), "x")],
+    }
     data["cluster"] |= {"hardware": str(place / "hardware.yaml")}
     data["workload"]["model"]["source"] = "x"
-    data = accepted(lambda one: ExportJob.of(plan_from_dict(one)), data, values)
+    data = accepted(plan_from_dict, data, values)
     assert data["why"] in values and data["why"] == data["workload"]["model"]["source"]
     (place / "plan.yaml").write_text(library.dump_yaml(data))
     job = ExportJob.of(load_plan(place / "plan.yaml"))
@@ -116,10 +121,18 @@ def written(target: Any, job: ExportJob, launcher: str, folder: Path) -> dict[st
     scripts = [name for name in bundle.files if name.endswith((".sh", ".sbatch"))]
     lines = "".join(f"(source ./{name}) < /dev/null; " for name in scripts)
     missing = "command_not_found_handle() { :; }; export -f command_not_found_handle; "
-    known = dict.fromkeys((*bundle.rendered.needed, "NODE_RANK", "MASTER_ADDR", "SLURM_JOB_ID", "SLURM_SUBMIT_DIR"), "1")
-    subprocess.run(["/bin/bash", "-c", missing + lines], cwd=folder, env={**known, "PATH": str(folder)}, capture_output=True)
+    known = dict.fromkeys(
+        (*bundle.rendered.needed, "NODE_RANK", "MASTER_ADDR", "SLURM_JOB_ID", "SLURM_SUBMIT_DIR"), "1"
+    )
+    subprocess.run(
+        ["/bin/bash", "-c", missing + lines], cwd=folder, env={**known, "PATH": str(folder)}, capture_output=True
+    )
     assert not list(folder.parent.rglob(MARK)), f"{target.name}: a text ran"
-    return {name: structure(folder / name, (folder / name).read_bytes().decode()) for name in bundle.files if name != "plan.yaml"}
+    return {
+        name: structure(folder / name, (folder / name).read_bytes().decode())
+        for name in bundle.files
+        if name != "plan.yaml"
+    }
 
 
 def compare(name: str, launcher: str, folder: Path, values: tuple[str, ...]) -> None:
@@ -144,6 +157,8 @@ def test_a_strange_text_stays_a_text(name: str, tmp_path: Path) -> None:
 def test_each_text_alone_stays_a_text(number: int, tmp_path: Path) -> None:
     target, launcher = TARGETS[number % len(TARGETS)], LAUNCHERS[number // 4 % len(LAUNCHERS)]
     compare(target, launcher, tmp_path, (HOSTILE[number], "a"))
+
+
 def test_one_function_per_language() -> None:
     words = ("run.py", "--name", 'a "b" `c` \\', "$SET", "${MANY[@]}")
     script = f'SET="x y"; MANY=(1 2); printf "%s\\n" {shell_command(words)}'

@@ -117,6 +117,8 @@ UNKNOWN_SCHEDULE = """[parallelism]
 data_parallel_shard_degree = 1
 pipeline_parallel_degree = 2
 pipeline_parallel_schedule = 'X'
+[activation_checkpoint]
+mode = 'none'
 """
 
 
@@ -129,7 +131,7 @@ pipeline_parallel_schedule = 'X'
         ("a.toml", "[parallelism\n", "not a TOML file"),
         ("a.toml", UNKNOWN_SCHEDULE, "schedule is 'X'"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree is 0; it must be a whole number"),
-        ("a.toml", "[training]\nseq_len = 4096\n", "data_parallel_shard_degree is -1; say the number of GPUs with --gpus"),
+        ("a.toml", "[training]\nseq_len = 4096\n", "say --set activation_checkpoint.selective_ac_option=op"),
         ("a.json", "{", "a.json: line 1: not JSON"),
         ("a.sh", "torchrun train.py", "not a torchtitan configuration"),
     ],
@@ -137,7 +139,7 @@ pipeline_parallel_schedule = 'X'
 def test_broken_torchtitan_files_are_one_sentence(name: str, text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PlannerError, match=re.escape(says)):
-        importlib.import_module("planner.trainers.torchtitan.readback").read(tmp_path / name)
+        importlib.import_module("planner.trainers.torchtitan.readback").read(tmp_path / name, Given())
 
 
 def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
         "  --parallelism.data-parallel-replicate-degree=2 --training.global_batch_size 64 --training.seq_len 8192 \\\n"
         "  --training.local_batch_size 1 --parallelism.new_knob 3 activation-checkpoint:full\n"
     )
-    found = read(tmp_path / "run.sh", 32)
+    found = read(tmp_path / "run.sh", Given(num_gpus=32))
     values = Layout(**found.fields).to_dict()
     assert (values["tp"], values["dp"], values["dp_shard"], values["num_microbatches"]) == (4, 8, 4, 8)
     assert (values["recompute"], values["zero"], found.unread) == ("full", 3, ("parallelism.new_knob",))
@@ -155,7 +157,7 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
         "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = '1F1B'\n"
         "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[activation_checkpoint]\nmode = 'none'\n"
     )
-    values = Layout(**read(tmp_path / "old.toml", 8).fields).to_dict()
+    values = Layout(**read(tmp_path / "old.toml", Given(num_gpus=8)).fields).to_dict()
     assert (values["pp"], values["dp"], values["num_microbatches"], values["zero"]) == (4, 2, 8, 2)
 
 
@@ -163,7 +165,7 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
     ("data", "says"),
     [
         ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}, "does not divide by"),
-        ({"train_micro_batch_size_per_gpu": 2}, "say it with --gpus"),
+        ({"train_micro_batch_size_per_gpu": 2}, "say --gpus N (the number of GPUs does not follow from the batch keys)"),
         ({"zero_optimization": 3}, "zero_optimization is 3; it must be a mapping"),
         ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
           "optimizer": {"type": "Lion"}}, "optimizer.type is Lion"),
@@ -173,17 +175,17 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
 def test_broken_deepspeed_files_are_one_sentence(data: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(data))
     with pytest.raises(PlannerError, match=re.escape(says)):
-        importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json")
+        importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json", Given())
 
 
 def test_deepspeed_says_what_it_does_not_know(tmp_path: Path) -> None:
     data = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2,
             "aio": {}, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}  # fmt: skip
     (tmp_path / "ds.json").write_text(json.dumps(data))
-    found = importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json", 8)
+    found = importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json", Given(num_gpus=8))
     assert found.unread == ("aio", "zero_optimization.zero_hpz_partition_size")
     assert (Layout(**found.fields).micro_batch_size, Layout(**found.fields).zero) == (2, 3)
-    assert "say --recompute full" in found.notes[0]
+    assert [one.name for one in found.questions] == ["gradient_checkpointing"]
 
 
 # ------------------------------------------------------------------------------------------------ what is written
@@ -213,7 +215,8 @@ def test_deepspeed_writes_known_keys_and_the_batch_rule_holds() -> None:
         assert set(data) <= set(KNOWN + QUIET)
         world = job.cluster.num_gpus // data.get("sequence_parallel_size", 1)
         micro, steps = data["train_micro_batch_size_per_gpu"], data["gradient_accumulation_steps"]
-        assert data["train_batch_size"] == micro * steps * world
+        assert data.get("train_batch_size", micro * steps * world) == micro * steps * world
+        assert ("train_batch_size" in data) == (job.layout.cp == 1)  # with Ulysses transformers would count otherwise
         assert data["bf16"]["enabled"] != data["fp16"]["enabled"]
 
 

@@ -152,4 +152,7 @@ def test_the_median_over_collectives_by_link_and_direction() -> None:
     assert set(found) == {"inside"} and notes == [
         "overlap across: compute takes 30.00 times as long, which is waiting, not sharing; at most 16; not used"
     ]
+    vague = [*rows[:3], *(pair(op, "collective", 1, s) for op, s in zip(ops, (1.1, 4.5, 2.0), strict=True))]
+    found, [said] = fit_overlap(vague)
+    assert found == {} and said.endswith("% only; not used"), "what is not known is not planned with"
     assert fit_overlap(rows[:3]) == ({}, []), "one direction alone says nothing of the other"

@@ -244,6 +244,10 @@ def test_printed_commands_are_shell(run: Any) -> None:
     assert "#SBATCH --job-name=profile --nodes=4 --ntasks-per-node=1 --gpus-per-node=8" in done.output
     on_cpu = run("profile", "--output", "x.yaml", "--print-commands", "--device", "cpu", "--ranks", "8").output
     assert "--nodes=2 --ntasks-per-node=8 --distribution=block" in on_cpu and "gpus" not in on_cpu
+    login = run("profile", "--output", "x.yaml", "--print-commands", "--nodes", "4")
+    assert "--nproc-per-node=8" in login.output and "no GPU here: 8 per machine assumed; --ranks N says" in login.output
+    login = run("profile", "--output", "x.yaml", "--print-commands", "--nodes", "4", "--hardware", "gb300-nvl72").output
+    assert "--nproc-per-node=4" in login and "no GPU here: 4 per machine as gb300-nvl72 has" in login
     text = commands("profile", 4, 8, ["--no-python", "plan", "profile", "--output", "my cluster.yaml"])
     assert "--no-python plan profile --output 'my cluster.yaml'" in text and "--rdzv-endpoint=$head:29400" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -265,7 +269,7 @@ def test_printed_commands_are_shell(run: Any) -> None:
         (("--output", "x.yaml", "--device", "cuda"), "neither the driver nor torch reports a GPU here"),
         (
             ("--output", "x.yaml", "--device", "cpu", "--ranks", "0"),
-            "--ranks 0: the number of processes on this machine, from 1 to 64",
+            "--ranks 0: the number of processes on this machine, from 1 to 64; it has",
         ),
         (("--output", "x.yaml", "--hardware", "none-such-9"), "unknown hardware 'none-such-9'"),
     ],

@@ -157,3 +157,23 @@ def test_transformers_give_the_same_loss_and_gradients(name: str, kind: str, siz
     for key, value in ours.items():
         mine_, theirs_ = one.weights[value].grad, theirs[key].grad
         assert (mine_ - theirs_).abs().max() < 1e-4 * theirs_.abs().max().clamp(min=1e-6), key
+
+
+def test_received_rows_are_put_by_expert_with_as_many_operators_whatever_their_number() -> None:
+    """Two senders, three experts here: rows lie s0e0 s0e0 s0e2 | s1e0 s1e1 s1e1 s1e2."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from planner.lab.reference.transformer import _by_expert
+
+    class Count(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Count.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    assert _by_expert(torch.tensor([2, 0, 1, 1, 2, 1]), 3, 7).tolist() == [0, 1, 3, 4, 5, 2, 6]
+    with Count():
+        _by_expert(torch.full((256,), 4), 64, 1024)
+    assert Count.seen <= 12

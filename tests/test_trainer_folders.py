@@ -69,7 +69,8 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_new_folder_is_enough(made_up: Path, tmp_path: Path) -> None:
-    assert list(planner.trainers.having("export"))[:2] == ["made-up", "megatron"]
+    names = list(planner.trainers.having("export"))
+    assert names[0] == "made-up" and "megatron" in names
     exporter = planner.trainers.load("made-up", "export")
     job = ExportJob.of(found(Wanted(model="llama-3.1-8b", gpus=16, top=1))[0])
     assert exporter.render(job).files == {"a.txt": "made up"}

@@ -200,9 +200,58 @@ def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) ->
     assert asked.trainer.name == "torchtitan" and int(asked.layout.zero) == 2
     assert "trainer torchtitan instead of megatron" in asked.changes[0]
     assert "zero 2 instead of 1" in asked.changes
+    assert asked.unchecked == () and asked.split.host_states == 0
     offloaded = plan_file(tmp_path, *flags, "--offload-optimizer", "100", trainer="megatron")
-    with pytest.raises(PlannerError, match="for trainer megatron, whose memory the torch model has not.*plan with"):
-        question(load_plan(offloaded))
+    asked = question(load_plan(offloaded))
+    assert asked.split.host_states == int(asked.layout.offload_optimizer) == 100
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "says"),
+    [
+        ("llama-8b", ("--precision", "fp8"), ["precision fp8: linear layers run and are priced in bf16"]),
+        ("deepseek-v3", ("--pp", "16", "--ep", "8"), ["1 multi-token prediction module: left out", "routing of a trained router"]),
+    ],
+)
+def test_what_can_be_left_out_is_left_out_and_named(
+    tmp_path: Path, model: str, flags: tuple[str, ...], says: list[str]
+) -> None:
+    """The rest of the plan is checked, in the run and in the prediction alike; and calibration learns nothing from it."""
+    from planner.lab.run.learn import no_run
+    from planner.lab.run.levels import question
+    from planner.plan_file import load_plan
+
+    file = tmp_path / "plan.yaml"
+    arguments = ["estimate", "--model", model, "--gpus", "256", "--trainer", "torchtitan", *flags, "--output", str(file)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    made = load_plan(file)
+    asked = question(made)
+    assert [one for one, word in zip(asked.unchecked, says, strict=True) if one.startswith(word)] == list(asked.unchecked)
+    assert asked.split.precision == asked.workload.precision == "bf16" and not asked.split.model.mtp_layers
+    assert not asked.workload.model.is_moe or asked.workload.expert_imbalance == 1.0
+    found = {"rung": "full", "outcome": "completed", "unchecked": list(asked.unchecked)}
+    assert no_run(made, found).startswith("what ran is not the plan")
+
+
+@pytest.mark.proof
+@needs_torch
+def test_states_on_the_host_are_counted_there_and_not_in_the_peak(tmp_path: Path) -> None:
+    """Level meta of a small plan whose optimizer states are on the host: 16 bytes per parameter of the rank, as predicted."""
+    flags = ("--gpus", "2", "--dp", "2", "--zero", "1", "--offload-optimizer")
+    found = {}
+    for share in ("0", "100"):
+        plan = plan_file(tmp_path, *flags, share, trainer="megatron")
+        output = tmp_path / f"{share}.yaml"
+        fresh("import sys; from planner.commands.main import main; main(sys.argv[1:])", "validate", str(plan), "--rung", "meta",
+              "--rank", "0", "--output", str(output))  # fmt: skip
+        [rank] = yaml.safe_load(output.read_text(encoding="utf-8"))["ranks"]
+        found[share] = {row["what"]: row for row in rank["memory"]} | {"parameters": rank["parameters"]}
+    here, there = found["0"], found["100"]
+    assert "host" not in here and there["optimizer_states"]["measured_gib"] == 0.0
+    assert there["host"]["measured_gib"] * 2**30 == 16.0 * there["parameters"] / 2
+    assert abs(there["host"]["error"]) < 1e-6 and there["peak"]["inside"] and here["peak"]["inside"]
+    saved = here["peak"]["measured_gib"] - there["peak"]["measured_gib"]
+    assert saved == pytest.approx(here["optimizer_states"]["measured_gib"], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +265,8 @@ def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) ->
         ("gpt", {"pp": 2}, {}, "ties its embeddings"),
         ("moe", {"ep": 16, "dp": 8}, {}, "ep 16 must divide dp_shard 8 x cp 1 x tp 1"),
         ("gqa", {"recompute": 1, "recompute_modules": 8}, {}, "selective recompute by module"),
-        ("gqa", {"offload_optimizer": 50}, {}, "offload"),
+        ("gqa", {"offload_parameters": 1}, {}, "offload of weights"),
+        ("moe", {"pp": 2, "zero": 3, "recompute": 1}, {}, "FSDP gathers them anew"),
         ("window", {}, {}, "has 4 norms per layer"),
         ("parallel", {}, {}, "parallel attention"),
         ("gqa", {}, {"precision": "fp8"}, "precision fp8"),

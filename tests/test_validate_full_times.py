@@ -35,7 +35,9 @@ def test_times_by_hand(tmp_path: Path) -> None:
     assert times["pipeline_bubble"]["measured_seconds"] == pytest.approx(0.27 - 6 * 0.030)
     assert found["rates"]["tokens_per_second"]["measured"] == pytest.approx(4 * 128 / 0.30)
     loud = [entry(0, 0.30, pressure=[2.0, 40.0]), entry(1, 0.20)]
-    rows = {row["what"]: row for row in result(asked, loud, None)["times"]}
+    found = result(asked, loud, None)
+    rows, rates = {row["what"]: row for row in found["times"]}, found["rates"]
+    assert rates["tokens_per_second"]["predicted"] is rates["mfu"]["predicted"] is rates["mfu"]["measured"] is None
     assert (
         "not quiet (for 40 %" in rows["step"]["note"]
         and rows["step"]["error"] is None
@@ -161,7 +163,7 @@ def test_a_clock_on_a_gpu_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_torch
 def test_exposed_communication_is_what_no_kernel_hides() -> None:
     """Kernels from 0 to 10 and 20 to 30 us; tensor 5 to 15, data 8 to 12 and 25 to 40: exposed 5, 2 + 10, together 15."""
-    from planner.lab.run.full_rank import exposed
+    from planner.lab.run.kernel_trace import exposed
 
     def event(name: str, start: float, length: float, group: str = "") -> dict[str, Any]:
         return {
@@ -180,6 +182,58 @@ def test_exposed_communication_is_what_no_kernel_hides() -> None:
     ]  # fmt: skip
     found = exposed(events)
     assert found == pytest.approx({"tensor": 5e-6, "data": 12e-6, "all": 15e-6})
+
+
+def made_trace(gap: float) -> list[dict[str, Any]]:
+    """Two forward passes of one stage, a backward pass in two halves; kernels of 40 us, launched ahead and running with such gaps
+    between them; and kernels of the update, which are of no pass."""
+    events: list[dict[str, Any]] = []
+    at, correlation = 0.0, 0
+    for number, (kind, microbatch) in enumerate((("F", 0), ("F", 1), ("I", 0), ("W", 0), ("", 0))):
+        if kind:
+            name = {"ph": "X", "cat": "user_annotation", "name": f"pass {kind} 0 {microbatch}", "ts": 100.0 * number, "dur": 90.0}
+            events += [name, {**name, "cat": "gpu_user_annotation", "ts": 0.0, "dur": 1e6}]
+        for launch in range(3):
+            correlation += 1
+            also = {"args": {"correlation": correlation}, "ph": "X"}
+            asked = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 100.0 * number + 10 * launch, "dur": 5.0}
+            events.append(asked | also)
+            events.append({"cat": "kernel", "name": "gemm", "ts": 1000.0 + at, "dur": 40.0, **also})
+            at += 40.0 + gap
+    return events
+
+
+@pytest.mark.parametrize(("gap", "bound"), [(0.5, False), (20.0, True)])
+def test_passes_whose_kernels_wait_for_the_host_are_no_truth(tmp_path: Path, gap: float, bound: bool) -> None:
+    """Kernels of 120 us per pass, timed at 3 (40 + gap): below 95 % the pass is named, and nothing of it reaches calibration."""
+    from planner.lab.run.kernel_trace import busy_passes, host_bound
+    from planner.lab.run.learn import learned
+
+    busy = busy_passes(made_trace(gap))
+    assert {(one["stage"], one["kind"]): one["seconds"] for one in busy} == pytest.approx(
+        {(0, "F"): 120e-6, (0, "B"): 240e-6, (0, "W"): 120e-6}
+    )
+    pass_seconds = {"F": 3 * (40 + gap) * 1e-6, "B": 6 * (40 + gap) * 1e-6}
+    left = []
+    for rank in (0, 1):
+        one = entry(rank, 0.30, name="NVIDIA H100 80GB HBM3", pressure=[None])
+        for step in one["steps"]:
+            for action in step["actions"]:
+                action["median"] = [pass_seconds[action["kind"]]] * 2
+        left.append(one | ({"busy": busy} if rank == 0 else {}))
+    assert set(host_bound(left)) == ({(0, "F"), (0, "B")} if bound else set())
+    plan = plan_file(tmp_path, cpu=False)
+    on_gpu = task(plan, device="cuda", gpus=2, name="NVIDIA H100 80GB HBM3")
+    found = complete({"rung": "full", "why": "", **result(on_gpu, left, None)})
+    step = next(row for row in found["times"] if row["what"] == "step")
+    compared = {(row["stage"], row["kind"]): row["error"] is not None for row in found["stages"]}
+    assert compared == {(0, "F"): not bound, (0, "B"): not bound, (1, "F"): True, (1, "B"): True}
+    assert (step["error"] is None) == bound and (found["rates"]["tokens_per_second"]["predicted"] is None) == bound
+    taught = learned(load_plan(plan), found)
+    assert (taught["run"] is None) == bound
+    if bound:
+        assert found["stages"][0]["busy"] == pytest.approx(40 / 60) and "host-bound: kernels run in 67% of a pass" in step["note"]
+        assert taught["no_run"] == step["note"]
 
 
 def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:

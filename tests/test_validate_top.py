@@ -168,3 +168,24 @@ def test_validations_calibrate_the_profile_and_planning_again_shows_what_changed
     assert refused.exit_code == 2 and "at least 3 runs" in refused.output
     wrong = cli("calibrate", *files, "--hardware", "a100-sxm-80gb", "--output", output)
     assert wrong.exit_code == 2 and "calibrate each device with its own runs" in wrong.output
+
+
+def test_both_columns_of_replayed_finalists_are_the_same_thing(tmp_path: Path) -> None:
+    """On a machine that is not quiet steps are replayed without communication: the prediction next to one is replayed too."""
+    from planner.lab.run.record import time_row
+    from planner.lab.run.request import ranked
+    from planner.lab.run.show import finalist_tables
+
+    plan = plan_of("megatron", Layout(tp=2, dp=4, num_microbatches=32, zero=1, sequence_parallel=1))
+    chosen = finalists(plan, 2)
+    found = []
+    for one in chosen:
+        whole = one.plan.prediction.step_time_s
+        times = [time_row("step", whole, 3 * whole, note="not quiet"), time_row("replayed_step", whole / 2, whole / 1.6)]
+        found.append({"outcome": "completed", "times": times, "predicted_rank": one.predicted_rank})
+    rows = ranked(chosen, found, file=tmp_path / "plan.yaml")
+    for row in rows["finalists"]:
+        assert row["compared"] and row["predicted_replay_seconds"] == row["predicted_seconds"] / 2
+    shown = finalist_tables({**rows, "validations": []}, None)
+    text = "".join(str(part) for part in shown if isinstance(part, str))
+    assert "without communication, predicted and measured alike" in text

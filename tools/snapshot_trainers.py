@@ -3,6 +3,8 @@
     pip download --no-deps verl==0.9.1 && unzip verl-0.9.1*.whl -d verl
     python tools/snapshot_trainers.py verl verl/ > tests/trainers/snapshots/verl.json
 
+Those of trainers whose parser nothing runs go into planner/trainers/NAME/names.json, which --check uses.
+
 Only names and types are kept. LLaMA-Factory takes arguments of transformers as well: unpack that package (5.6.0, the newest
 that it allows) into the same folder. What was recorded came from colossalai 0.5.0, llamafactory 0.9.5, axolotl 0.19.0,
 verl 0.9.1, maxtext 0.2.5, vllm 0.33.0 and sglang 0.5.23 on 2026-11-21.

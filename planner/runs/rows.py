@@ -3,6 +3,7 @@
 Files that ``plan validate`` writes are read too: what they measured, as documents of runs.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -171,7 +172,7 @@ def read_rows(paths: Sequence[str | Path] | None = None) -> list[Row]:
             if not found:
                 raise PlannerError(f"{path}: no .yaml file of runs in this directory")
             files += found
-        elif path.is_file():
+        elif os.path.lexists(path):
             files.append(path)
         else:
             raise PlannerError(f"no such file or directory of runs: {path}")

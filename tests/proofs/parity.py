@@ -133,9 +133,13 @@ TABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gqa", {"tp": 2, "dp": 2, "zero": 3, "num_microbatches": 3, "precision": "bf16", "fused": True}),
     ("llama", {"pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4, "precision": "bf16"}),
     ("qwen", {"cp": 2, "dp": 2, "zero": 1, "precision": "bf16", "recompute": "full"}),
+    # optimizer states in host memory; experts whose layers are repeated in part
+    ("llama", {"dp": 2, "zero": 3, "host_states": 100}),
+    ("gqa", {"tp": 2, "pp": 2, "num_microbatches": 4, "host_states": 50}),
+    ("shared", {"ep": 2, "dp": 2, "zero": 3, "recompute": "selective", "fused": True}),
 )  # fmt: skip
 """Combinations up to 8 processes: model of MODELS and what differs from one process."""
-SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57)
+SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57, 60, 62)
 """Rows of TABLE that the tests run."""
 
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.checking.started import started
+
 
 def started_words(folder: Path, script: str, program: str, environment: Mapping[str, str]) -> list[str]:
-    """What a script starts ``program`` with, once the shell has expanded everything; other programs do nothing.
-
-    Raises RuntimeError with what the script said when it stops before.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        seen = Path(place) / "words.json"
-        for name in {program, "python", "ray", "torchrun", "accelerate"}:
-            record = name == program
-            write = f"import json, sys; json.dump(sys.argv[1:], open({str(seen)!r}, 'w'))" if record else "pass"
-            stub = Path(place) / name
-            stub.write_text(f"#!{sys.executable}\n{write}\n", encoding="utf-8")
-            stub.chmod(0o755)
-        done = subprocess.run(
-            ["bash", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-            env={"PATH": f"{place}:/usr/bin:/bin", "HOME": place, **environment},
-        )  # fmt: skip
-        if done.returncode or not seen.exists():
-            raise RuntimeError(done.stderr.strip() or f"{script} ended with {done.returncode} and started nothing")
-        words: list[str] = json.loads(seen.read_text(encoding="utf-8"))
-        return words
+    """What a script starts ``program`` with, once the shell has expanded everything."""
+    return started(folder, script, program, environment)[0]
 
 
 def torchrun_place(words: list[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_the_older_version_of_the_range_takes_the_same_arguments(monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", f"{older}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     target, version = load_target("megatron"), Path(older).name.rpartition("-")[2]
     assert in_range(version, target.versions) and not in_range(f"{version.split('.')[0]}.17.9", target.versions)
-    cases = mine()[3::6]
+    cases = [job for job in mine()[3::6] if not job.model.scaled_rope]  # YaRN without MLA came with 0.19, as the export says
     results = check(cases, tmp_path)
     assert not said(results, cases)
     assert len(cases) >= 30 and {one.level for one in results} == {"groups built"}

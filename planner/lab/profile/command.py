@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def profile(
     if output is None:
         raise PlannerError("where to? Give --output FILE.yaml, the profile to write")
     if print_commands:
-        default = max(len(asked_driver(PATIENT).names), 1) if ranks is None else ranks
+        default = _per_machine(flags) if ranks is None else ranks
         program = this_program({"--print-commands"}, {"--nodes", "--ranks"})
         click.echo(commands("profile", nodes, default, program, on_cpu=flags["device"] == "cpu"), nl=False)
         return
@@ -125,6 +125,25 @@ def seconds_of(text: str, flag: str) -> float:
     return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
 
 
+def _per_machine(flags: Mapping[str, Any]) -> int:
+    """Processes of each machine where nobody says how many: its GPUs; without any, as on a login node, those of the profile, else
+    8, which is said."""
+    if flags["device"] == "cpu":
+        return default_on_cpu()
+    here = len(asked_driver(PATIENT).names)
+    if here:
+        return here
+    base = flags["hardware"]
+    count = int(load_hardware(base).gpus_per_node) if base else 8
+    click.echo(f"no GPU here: {count} per machine {f'as {base} has' if base else 'assumed'}; --ranks N says otherwise", err=True)
+    return count
+
+
+def default_on_cpu() -> int:
+    """Processes on a processor: a power of two, at most its cores and 8."""
+    return int(2 ** min((os.cpu_count() or 1).bit_length() - 1, 3))
+
+
 def _ranks(ranks: int | None, gpus: Gpus) -> int:
     """Processes of this machine. Raises PlannerError."""
     if gpus.count:
@@ -132,10 +151,11 @@ def _ranks(ranks: int | None, gpus: Gpus) -> int:
             require_ranks(ranks, gpus)
         most, default = gpus.count, gpus.count
     else:
-        most, default = MOST_ON_CPU, 2 ** min((os.cpu_count() or 1).bit_length() - 1, 3)
+        most, default = MOST_ON_CPU, default_on_cpu()
     ranks = default if ranks is None else ranks
     if not 1 <= ranks <= most:
-        raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, from 1 to {most}")
+        cores = "" if gpus.count else f"; it has {os.cpu_count()} cores, and more ranks than those share them"
+        raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, from 1 to {most}{cores}")
     return ranks
 
 

@@ -26,7 +26,7 @@ TINY = 1e-9  # Seconds: no latency is shorter
 BEYOND = 1.25
 """A line rate may exceed the best measured transfer by a quarter: latency is that much of a message of some ms."""
 FEW = 4  # Points across nodes that determine two protocols
-VAGUE = 25.0  # Percent of spread of an overlap from which a note says so
+VAGUE = 25.0  # Percent of spread from which an overlap says nothing: the library's is kept, with a note
 CURVE = ("op", "n", "stride", "per_node", "nodes", "dtype")  # What the points of a curve have in common
 
 
@@ -263,8 +263,8 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
             values |= {side: value, f"{side}_spread": spread}
             said = f"overlap {link}: {side} takes {value:.2f} times as long"
             if spread > VAGUE:
-                notes.append(f"{said}, known to {spread:.0f} % only")
-            if problem := impossible(value, spread):
+                problems.append(f"{said}, known to {spread:.0f} % only; not used")
+            elif problem := impossible(value, spread):
                 problems.append(f"{said}, {problem}; not used")
         notes += problems
         if set(SIDES) <= values.keys() and not problems:

@@ -142,7 +142,7 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         *((found, f"{model.name} has {what}, which the torch model of `plan validate` has not; validate a model without")
           for what, found in missing.items()),
         (work.precision not in ("bf16", "fp32"),
-         f"precision {work.precision}: the torch model computes in bf16 or fp32 (an fp8 plan is run in bf16); plan with one of them"),
+         f"precision {work.precision}: the torch model computes in bf16 or fp32, and fp8 plans in bf16; plan with one of them"),
         (work.optimizer not in ("adam", "sgd"),
          f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them"),
         (work.lora_rank, f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters"),
@@ -176,6 +176,9 @@ def _of_layout(model: ModelSpec, layout: Layout) -> tuple[tuple[object, str], ..
         (pp > 1 and schedule in SPLIT_BACKWARD and zero == 3,
          f"schedule {name} with zero 3: weights that FSDP frees between the two halves of the backward pass lose their "
          "gradient, without an error [measured, torch 2.13]; use zero 2"),
+        (model.is_moe and pp > 1 and zero == 3 and recompute == Recompute.SELECTIVE,
+         f"zero 3 with selective recompute of experts and pp {pp}: FSDP gathers them anew when a layer is repeated, which torch's "
+         "checkpoint takes for another computation [torch 2.13]; use zero 2, or full or no recompute"),
         (int(layout.order) != Order.TP_CP_EP_DP_PP,
          f"order {NAMES['order'][int(layout.order)]}: the torch model has tp-cp-ep-dp-pp; use it"),
         (recompute == Recompute.SELECTIVE and int(layout.recompute_modules) != Module.EVERY_SECOND_MATMUL,

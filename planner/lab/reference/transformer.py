@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.lab.reference.attention_kernel import RAN, attend_by
 from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
@@ -244,18 +244,11 @@ class Experts(nn.Module):
             table, sent = theirs.view(self.ep, here).tolist(), counts.view(self.ep, here).sum(1).tolist()
         got = [sum(row) for row in table]
         mine = wait_tensor(all_to_all_single_autograd(copies, got, sent, group))
-        by_expert = self._by_expert(table, mine.device)
+        by_expert = _by_expert(theirs if not self.balanced else torch.full_like(theirs, each), here, mine.shape[0])
         out = self._multiply(mine[by_expert], [sum(row[e] for row in table) for e in range(here)])
         back = torch.empty_like(by_expert)
         back[by_expert] = torch.arange(len(by_expert), device=by_expert.device)
         return wait_tensor(all_to_all_single_autograd(out[back], sent, got, group))
-
-    @staticmethod
-    def _by_expert(table: list[list[int]], device: torch.device) -> Tensor:
-        """Places of the received rows, which lie by sender and then by expert, in the order of the experts."""
-        sizes = [rows for row in table for rows in row]
-        parts, here = torch.arange(sum(sizes), device=device).split(sizes), len(table[0])
-        return torch.cat([part for expert in range(here) for part in parts[expert::here]])
 
     def _multiply(self, x: Tensor, rows: list[int]) -> Tensor:
         """The MLP of each expert on its rows."""
@@ -265,6 +258,13 @@ class Experts(nn.Module):
         gate = OPS.grouped(x, self.gate, rows)
         inner = OPS.swiglu(gate, up) if self.fused else self.activation(gate) * up
         return OPS.grouped(inner, self.down, rows)
+
+
+def _by_expert(sizes: Tensor, here: int, rows: int) -> Tensor:
+    """Places of the received rows, which lie by sender and then by expert, in the order of the experts; ``sizes`` of each of these
+    parts. Three operators however many experts there are: a host that has to ask for each of them bounds the pass."""
+    experts = torch.arange(here, device=sizes.device).repeat(sizes.numel() // here)
+    return experts.repeat_interleave(sizes, output_size=rows).argsort(stable=True)
 
 
 class Mixture(nn.Module):
@@ -284,6 +284,15 @@ class Mixture(nn.Module):
         weights, chosen = exact(logits).softmax(-1).topk(self.top_k, -1)
         out = self.experts(rows, weights, chosen).view_as(x)
         return out if self.shared is None else out + self.shared(x)
+
+
+# FSDP's hooks around the experts of a layer open ranges of the profiler, not as often when the layer is repeated; to checkpoint
+# they are operations like others, and it would miss some.  [torch 2.13, utils/checkpoint.py: _CachedTorchDispatchMode]
+SAC_IGNORED_OPS.update(
+    getattr(packet, overload)
+    for packet in (torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_exit)
+    for overload in packet.overloads()
+)
 
 
 def every_second_matmul() -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from planner.lab.run.kernel_trace import pass_name
 from planner.lab.run.levels import kernel_says
 from planner.lab.run.memory_tracker import local, optimizer_states
 from planner.lab.run.training import Run
@@ -52,6 +53,8 @@ class Clock:
         """Seconds that no span of a CPU has: of ``between``, by both clocks."""
         self.on = False
         """Nothing is taken while it is off."""
+        self.named = False
+        """Passes have names in the trace of torch's profiler instead."""
         self.between: Callable[[], object] = lambda: None
         """Called when a pass has ended; of a processor, and its time is left out."""
 
@@ -65,6 +68,10 @@ class Clock:
     @contextlib.contextmanager
     def span(self, kind: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
         """Times the block."""
+        if self.named and kind in PASSES:
+            with torch.profiler.record_function(pass_name(kind, stage, microbatch)):
+                yield
+            return
         if not self.on:
             yield
             return

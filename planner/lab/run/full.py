@@ -14,7 +14,7 @@ from planner.lab.launch.place import Place
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import PRINTED, FailedRanksError, InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
-from planner.lab.run.comparison import predicted_memory
+from planner.lab.run.comparison import predicted_host, predicted_memory
 from planner.lab.run.full_result import result
 from planner.lab.run.levels import OUT_OF_MAIN_MEMORY, SETTING_UP, START, Task, kills, step_limits
 from planner.units import GIB, format_seconds
@@ -37,7 +37,12 @@ def obstacle(task: Task) -> str:
         few = (
             f"the plan has {world} ranks and this machine {gpus} GPUs; --print-commands shows how to start it on several machines"
         )
-        return few if gpus < world else ""
+        host = sum(predicted_host(task.asked, stage) for stage in range(task.asked.split.pp)) * (world // task.asked.split.pp)
+        full = (
+            f"its optimizer states on the host need {host / GIB:.0f} GiB of main memory and "
+            f"{task.machine.memory / GIB:.0f} GiB are free; plan with a smaller --offload-optimizer, or --rung rank"
+        )
+        return few if gpus < world else full if host > task.machine.memory else ""
     if world > MOST_ON_CPU:
         return f"the plan has {world} ranks, and on a CPU at most {MOST_ON_CPU} are started; --rung meta looks at one of them"
     needed = needed_memory(task)
@@ -51,7 +56,8 @@ def obstacle(task: Task) -> str:
 def needed_memory(task: Task) -> float:
     """Bytes of all ranks together: what is predicted for the stages, and the libraries."""
     pp, world = task.asked.split.pp, task.asked.split.world
-    every = sum(predicted_memory(task.asked, stage)["peak"] for stage in range(pp))
+    needs = [predicted_memory(task.asked, stage) for stage in range(pp)]
+    every = sum(one["peak"] + one["host"] for one in needs)
     return every * (world // pp) + world * LIBRARIES
 
 

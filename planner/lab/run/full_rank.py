@@ -3,11 +3,10 @@
 import contextlib
 import json
 import logging
-import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,16 @@ from planner.lab.reference import fused_operators
 from planner.lab.reference.attention_kernel import RAN
 from planner.lab.run.clock import PASSES, Clock, Timed, memory, reset_memory, states
 from planner.lab.run.eager_pricing import UPDATE, host_is_measured, yardsticks
+from planner.lab.run.kernel_trace import busy_passes, exposed
 from planner.lab.run.levels import FIRST, SETTING_UP, Task
 from planner.lab.run.memory_tracker import MemoryTracker, optimizer_states
 from planner.lab.run.parity import among_ranks, precisions, tiny_of
 from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
 from planner.lab.run.training import Run
-from planner.units import GIB, MICRO
+from planner.units import GIB
 
 SLACK = 30.0
 """Seconds that torch's own time limit of a collective is behind that of the watch, which names the rank."""
-DIMENSIONS = {
-    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "replica": "data", "shard": "data",
-    "expert_shard": "data", "flat": "data", "all": "data",
-}  # fmt: skip
-"""Dimension of a mesh (its name, or how it begins) -> kind of communication in a plan."""
 
 
 class OneRank:
@@ -175,7 +170,7 @@ class OneRank:
             path = path.with_name(f"{path.stem}.stage{stage}{path.suffix}")
         with self.doing("the traced step", self.task.step_seconds * FIRST, 3 + self.steps):
             if mine:
-                self.entry["exposed"] = traced_step(made, self.device, path)
+                self.entry |= traced_step(made, self.clock, self.device, path)
                 self.entry["trace"] = str(path) if path else ""
             else:
                 made.step(*made.data(0))
@@ -212,53 +207,27 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ the trace
 
 
-def traced_step(run: Run, device: torch.device, path: Path | None) -> dict[str, float]:
-    """Runs a step under torch's profiler; writes the trace (Chrome format) where a path is given. On a GPU {kind: seconds} of
-    exposed communication by ``exposed``, on a CPU, whose collectives run in threads that share its cores, {}."""
+def traced_step(run: Run, clock: Clock, device: torch.device, path: Path | None) -> dict[str, Any]:
+    """Runs a step under torch's profiler; writes the trace (Chrome format) where a path is given. On a GPU ``exposed``
+    communication and ``busy`` passes (``kernel_trace``), on a CPU, whose collectives run in threads that share its cores, {}."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     data = run.data(0)
+    clock.named = True
     with profile(activities=activities) as trace:
         run.step(*data)
         if device.type == "cuda":
             torch.cuda.synchronize()
+    clock.named = False
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         file = Path(name) / "trace.json"
         trace.export_chrome_trace(str(file))
         text = file.read_text(encoding="utf-8")
     if path is not None:
         library.write_whole(path, text)
-    return exposed(json.loads(text)["traceEvents"]) if device.type == "cuda" else {}
-
-
-def exposed(events: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Seconds in which a collective runs and no kernel computes, by kind of communication; together under ``all``.
-
-    exposed = |communication or computation| - |computation|. NCCL kernels carry the description of their group, which for meshes is
-    mesh_ and the dimension. A time in which two kinds run counts for both, and once under ``all``.
-    """
-    computing: list[tuple[float, float]] = []
-    by_kind: dict[str, list[tuple[float, float]]] = {"all": []}
-    for event in events:
-        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
-            continue
-        span = (float(event["ts"]) * MICRO, (float(event["ts"]) + float(event["dur"])) * MICRO)
-        if "nccl" in str(event.get("name", "")).lower():
-            group = str(event.get("args", {}).get("Process Group Description", "")).removeprefix("mesh_")
-            kind = DIMENSIONS.get(group) or DIMENSIONS.get(group.split("_")[0], "other")
-            by_kind.setdefault(kind, []).append(span)
-            by_kind["all"].append(span)
-        elif event["cat"] == "kernel":
-            computing.append(span)
-    return {kind: _covered([*spans, *computing]) - _covered(computing) for kind, spans in sorted(by_kind.items())}
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of some pieces of time, start and end, runs."""
-    total, end = 0.0, -math.inf
-    for start, stop in sorted(spans):
-        total += max(stop - max(start, end), 0.0)
-        end = max(end, stop)
-    return total
+    if device.type != "cuda":
+        return {}
+    events = json.loads(text)["traceEvents"]
+    return {"exposed": exposed(events), "busy": busy_passes(events)}
 
 
 # ------------------------------------------------------------------------------------------------ the process
@@ -272,7 +241,7 @@ def work(task: Task, place: Place, report: Report, show: Callable[[State], objec
     """Runs this rank. ``report`` is called on the first rank, or on the one that found out what is wrong; not where the ranks
     were started by another process of this machine, which reads their files."""
     warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # a failed pipeline logs its whole schedule
     torch.set_flush_denormal(True)
     directory = Path(os.environ[DIRECTORY]) if DIRECTORY in os.environ else None
     show = to_file(directory / "state.json") if directory else show

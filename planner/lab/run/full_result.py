@@ -33,19 +33,17 @@ from planner.lab.run.eager_pricing import (
     processor_seconds,
     update_seconds,
 )
+from planner.lab.run.kernel_trace import BUSY as BUSY_SHARE
+from planner.lab.run.kernel_trace import host_bound
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import FIRST, SETTING_UP, START, Task, longer
+from planner.lab.run.levels import FIRST, SETTING_UP, START, Task
+from planner.lab.run.outcome import losses_of, outcome_of, parity_of
 from planner.lab.run.record import measured_row, rates, time_row
 from planner.plan_file import Prediction, predict
 from planner.questions.report.trace import trace_of
 from planner.timeline.priced_plan import Priced
 from planner.units import GIB
 
-OUTCOME = {
-    "died": "lost_rank", "store": "lost_rank", "hung": "hung", "link": "hung", "interrupted": "interrupted",
-    "error": "failed", "said": "failed", "stopped": "failed",
-}  # fmt: skip
-"""Kind of a verdict -> outcome."""
 QUIET = 10.0
 """Percent of time in which some process waited for a core; below, wall times are compared."""
 WALL, BUSY = 0, 1
@@ -180,6 +178,21 @@ class FullRun:
         said = f"for {max(waits):.0f} % of the time a process waited for a core" if waits else "the kernel does not say"
         return f"the machine is not quiet ({said}): wall time is not compared"
 
+    @cached_property
+    def host_bound(self) -> dict[tuple[int, str], float]:
+        """Share of a pass in which the GPU works, by virtual stage and kind, where the host bounds it."""
+        return {} if self.on_cpu else host_bound(self.entries)
+
+    @property
+    def by_host(self) -> str:
+        """Why passes are not compared of which the host sets the pace; "" where the GPU does."""
+        if not self.host_bound:
+            return ""
+        return (
+            f"host-bound: kernels run in {min(self.host_bound.values()):.0%} of a pass, and below {BUSY_SHARE:.0%} the host of "
+            "eager modules sets the pace, which says nothing about the plan's trainer: not compared"
+        )
+
     def of_ranks(self, measure: Callable[[dict[str, Any]], float]) -> dict[int, list[float]]:
         """By pipeline rank one value per step: the largest of its ranks."""
         found: dict[int, list[float]] = {}
@@ -205,8 +218,8 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     """The validation as plain data, as far as the run came."""
     asked, run = task.asked, FullRun(task=task, entries=entries)
     before, after = (*run.pressure, None, None)[:2]
-    parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
-    outcome, failure = _outcome(task, entries, verdict, parity)
+    parity = next((parity_of(one["parity"]) for one in entries if one["parity"]), None)
+    outcome, failure = outcome_of(task, entries, verdict, parity)
     passes = _stages(run)
     traces = [{"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")]
     if task.trace and traces:
@@ -231,53 +244,6 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
             "first_step_seconds": FIRST * task.step_seconds,
         },
     }  # fmt: skip
-
-
-def _parity(found: dict[str, Any]) -> dict[str, Any]:
-    """The comparison in fp64, and under ``rounded`` that in bf16 where the plan's passes are (None: not made)."""
-    rounded = found.get("rounded")
-    return {
-        "compared_parameters": found["parameters"], "compared_values": found["values"],
-        "largest_error": found["parameter_error"], "tolerance": found["tolerance"],
-        **{name: found[name] for name in ("loss_error", "loss_tolerance", "norm_error", "norm_tolerance", "why")},
-        "precision": found.get("precision", "fp64"), "equal": found["equal"] and (rounded is None or rounded["equal"]),
-        "rounded": None if rounded is None else {k: v for k, v in _parity(rounded).items() if k != "rounded"},
-    }  # fmt: skip
-
-
-def _outcome(
-    task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | None, parity: dict[str, Any] | None
-) -> tuple[str, dict[str, Any] | None]:
-    """How it ended, and what is known of a failure: rank, phase, sentence, GiB allocated on that rank."""
-    if verdict is not None:
-        outcome = "out_of_memory" if verdict.facts.get("out_of_memory") else OUTCOME[verdict.kind]
-        memory: dict[str, float] = next((one["memory"] for one in entries if one["rank"] == verdict.rank), {})
-        known = memory.get("allocated", memory.get("peak"))
-        return outcome, {
-            "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase,
-            "sentence": verdict.sentence + (longer(task) if outcome == "hung" else ""),
-            "allocated_gib": verdict.facts.get("allocated_gib", None if known is None else known / GIB),
-        }  # fmt: skip
-    losses = _losses(entries)
-    if parity is not None and not parity["equal"]:
-        worst, outcome, phase = parity["rounded"] or parity, "not_equal", "parity"
-        sentence = (
-            f"a tiny model with the plan's degrees does not train like one process: {worst['why']}; nothing was timed"
-        )
-    elif not all(math.isfinite(one) for one in losses):
-        outcome, phase = "failed", "the measured steps"
-        sentence = (
-            f"the loss is {losses[0]} in the first and {losses[-1]} in the last measured step: the run does not train, and its "
-            "times are those of other numbers"
-        )
-    else:
-        return "completed", None
-    return outcome, {"rank": None, "phase": phase, "sentence": sentence, "allocated_gib": None}
-
-
-def _losses(entries: Sequence[dict[str, Any]]) -> list[float]:
-    """Of the first and of the last measured step."""
-    return next((one["loss"] for one in entries if one["loss"]), [])
 
 
 def _memory(run: FullRun, entry: dict[str, Any]) -> dict[str, Any]:
@@ -316,8 +282,8 @@ def _rates(run: FullRun) -> dict[str, Any] | None:
     """Throughput of the job, MFU, loss of the first and the last measured step."""
     if not run.steps:
         return None
-    loss = _losses(run.entries)
-    predicted = None if run.not_compared else run.step_range[0]
+    loss = losses_of(run.entries)
+    predicted = None if run.not_by_wall or run.by_host else run.step_range[0]
     return rates(
         run.priced.estimate, run.task.asked.split.world, predicted, statistics.median(run.step_seconds),
         loss if all(math.isfinite(one) for one in loss) else None,
@@ -327,10 +293,12 @@ def _rates(run: FullRun) -> dict[str, Any] | None:
 # ------------------------------------------------------------------------------------------------ times
 
 
-def _row(run: FullRun, what: str, predicted: float | None, values: Sequence[float]) -> dict[str, Any]:
+def _row(
+    run: FullRun, what: str, predicted: float | None, values: Sequence[float], note: str = ""
+) -> dict[str, Any]:
     """One compared time, of the core or of the GPU's stream."""
-    currency, note = "processor" if run.on_cpu else "device", run.not_compared
-    return measured_row(what, None if note else predicted, values, currency=currency, note=note)
+    currency, note = "processor" if run.on_cpu else "device", run.not_compared or note
+    return measured_row(what, None if run.not_compared else predicted, values, currency=currency, note=note)
 
 
 def _passes(step: dict[str, Any], clock: int = BUSY) -> float:
@@ -360,9 +328,9 @@ def _times(run: FullRun) -> list[dict[str, Any]]:
     rows = [
         measured_row(
             "step", None if run.not_compared else step, run.step_seconds, currency="wall" if run.on_cpu else "device",
-            note=run.not_by_wall, interval=None if run.not_compared else (low, high),
+            note=run.not_by_wall or run.by_host, interval=None if run.not_compared else (low, high),
         ),
-        _row(run, "forward_backward", expected, passes[slowest]), _row(run, "optimizer", run.update, update),
+        _row(run, "forward_backward", expected, passes[slowest], run.by_host), _row(run, "optimizer", run.update, update),
     ]  # fmt: skip
     bubble, between = time["bubble"] + time["pipeline_communication"], run.of_ranks(_between)[slowest]
     if not run.on_cpu:
@@ -393,6 +361,9 @@ def _stages(run: FullRun) -> list[dict[str, Any]]:
     """A row for each virtual stage and kind of pass: seconds of one microbatch, the median of its steps and ranks."""
     found = []
     for (stage, kind), values in sorted(run.measured.items()):
-        row = _row(run, kind, float(run.passes[kind][stage]), values)
+        bound = run.by_host if (stage, kind) in run.host_bound else ""
+        row = _row(run, kind, float(run.passes[kind][stage]), values, bound)
+        if bound:
+            row["busy"] = run.host_bound[stage, kind]
         found.append({"rank": run.rank_of(stage), "stage": stage, "kind": row.pop("what"), **row})
     return found

@@ -106,11 +106,11 @@ def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
     other = other_device(plan.cluster().hardware, found.get("device") or {})
     if other:
         return other
-    if found["outcome"] == "completed" and step_of(found) is None and peak_of(found)[1] is None:
-        return "neither a step time nor a peak of memory was measured"
     step = time_of(found, "step")
     if step is not None and step.get("note"):
         return str(step["note"])
+    if found["outcome"] == "completed" and step is None and peak_of(found)[1] is None:
+        return "neither a step time nor a peak of memory was measured"
     return ""
 
 

@@ -116,13 +116,15 @@ def _without(workload: Workload) -> tuple[Workload, list[str]]:
     if workload.model.mtp_layers:
         modules = "prediction modules" if workload.model.mtp_layers > 1 else "prediction module"
         unchecked.append(
-            f"{workload.model.mtp_layers} multi-token {modules}: left out of the run and of the prediction; on the last stage their "
-            "weights, activations and passes come on top"
+            f"{workload.model.mtp_layers} multi-token {modules}: left out of the run and of the prediction; on the last stage "
+            "their weights, activations and passes come on top"
         )
         model = dataclasses.replace(workload.model, mtp_layers=0, published_parameters=0.0, published_active_parameters=0.0)
         workload = dataclasses.replace(workload, model=model)
     if workload.model.is_moe and workload.expert_imbalance != 1.0:
-        unchecked.append("routing of a trained router: here every expert gets the same number of tokens, in the run and in the prediction")
+        unchecked.append(
+            "routing of a trained router: every expert gets the same number of tokens, in the run and in the prediction"
+        )
         workload = dataclasses.replace(workload, expert_imbalance=1.0)
     return workload, unchecked
 

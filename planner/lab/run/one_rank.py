@@ -52,10 +52,17 @@ def obstacle(task: Task) -> str:
         return ONE_PROCESS
     if machine.device != "cpu":
         fp32 = "the torch model has flash attention on a GPU in bf16 only; plan with --precision bf16"
-        return fp32 if split.precision == "fp32" else ""
-    needs = max(predicted_memory(task.asked, stage)["peak"] for stage in {0, min(1, split.pp - 1), split.pp - 1})
-    if needs < machine.memory:
+        if split.precision == "fp32":
+            return fp32
+    every = [predicted_memory(task.asked, stage) for stage in {0, min(1, split.pp - 1), split.pp - 1}]
+    needs = max(one["host"] + (one["peak"] if machine.device == "cpu" else 0.0) for one in every)
+    if needs <= machine.memory:
         return ""
+    if machine.device != "cpu":
+        return (
+            f"the worst rank has {needs / GIB:.0f} GiB of optimizer states on the host and {machine.memory / GIB:.0f} GiB of main "
+            "memory are free; plan with a smaller --offload-optimizer"
+        )
     return (
         f"the worst rank allocates {needs / GIB:.1f} GiB and {machine.memory / GIB:.1f} GiB of main memory are free; "
         "use a GPU, or a smaller model"
@@ -112,7 +119,8 @@ def result(task: Task, found: list[Emulation]) -> dict[str, Any]:
     failed = [one for one in found if one.failure is not None]
     done = [one for one in found if one.outcome == "completed" or (one.totals and one.outcome != "out_of_memory")]
     content: dict[str, Any] = {
-        "rung": "rank", "trainer": task.asked.trainer.name, "changes": [*task.asked.changes, *_changes(task, found)], "unchecked": list(task.asked.unchecked),
+        "rung": "rank", "trainer": task.asked.trainer.name, "changes": [*task.asked.changes, *_changes(task, found)],
+        "unchecked": list(task.asked.unchecked),
         "layout": task.asked.layout.to_dict(), "num_gpus": int(task.asked.layout.num_gpus),
         "outcome": failed[0].outcome if failed else "completed", "failure": _failure(failed[0]) if failed else None,
         "device": {"name": task.machine.name, "kind": task.machine.device, "ranks": 1},

@@ -316,7 +316,8 @@ def ranked(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]], *, fi
     timed = sorted((row for row in rows if row["measured_seconds"]), key=lambda row: row["measured_seconds"])
     for place, row in enumerate(timed, 1):
         row["measured_rank"] = place
-    predicted, measured = (np.array([row[f"{name}_seconds"] for row in timed]) for name in ("predicted", "measured"))
+    predicted = np.array([row["predicted_replay_seconds"] or row["predicted_seconds"] for row in timed])
+    measured = np.array([row["measured_seconds"] for row in timed])
     tau = kendall_tau(predicted, measured) if len(timed) >= LEAST_TAU else None
     hardware = chosen[0].plan.cluster().hardware
     others = [other_device(hardware, one["device"]) for one in found if one.get("device")]
@@ -334,9 +335,12 @@ def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
     if result["outcome"] == "completed":  # compared with the prediction; on cores that others use too replayed; else by the wall
         step = step_of(result) or time_of(result, "replayed_step") or time_of(result, "step")
     failure = result.get("failure")
+    compared = bool(step and not step.get("note") and step["predicted_seconds"])
+    replayed = step["predicted_seconds"] if step and compared and step["what"] == "replayed_step" else None
     return {
         "predicted_rank": one.predicted_rank, "measured_rank": None, "own": one.own, "layout": layout_text(one.plan.layout),
-        "predicted_seconds": one.plan.prediction.step_time_s, "measured_seconds": step["measured_seconds"] if step else None,
-        "measured_as": step["what"] if step else None, "compared": bool(step and step["what"] == "step" and not step.get("note")),
+        "predicted_seconds": one.plan.prediction.step_time_s, "predicted_replay_seconds": replayed,
+        "measured_seconds": step["measured_seconds"] if step else None,
+        "measured_as": step["what"] if step else None, "compared": compared,
         "outcome": result["outcome"], "sentence": failure["sentence"] if failure else None,
     }  # fmt: skip

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WORDS = {
-    "optimizer_states": "optimizer states", "host": "on the host", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
+    "optimizer_states": "optimizer states", "host": "on the host",
+    "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
     "replayed_step": "step replayed", "F": "forward", "B": "backward", "W": "weight gradients",
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
@@ -30,8 +31,8 @@ ENDS = {
 MOST_RANKS = 4
 """Stages whose memory is printed, each by its rank with the highest peak; the file has all ranks."""
 TEMPORARY = (
-    "temporary: neither kept between steps nor saved for the backward pass, such as gathered weights and unsharded gradients; "
-    "predicted at the peak: compare it with the last column. A row is measured at its own highest moment, the peak is one of all."
+    "temporary: neither kept between steps nor saved for the backward pass, such as gathered weights and unsharded gradients. "
+    "Predicted is what it adds to the peak, measured its own highest moment: they are not compared, the peak is."
 )
 """Below the tables of memory by category."""
 
@@ -91,7 +92,7 @@ def finalist_tables(found: Mapping[str, Any], file: Path | None) -> Iterator[Ren
     """The finalists in the content of a validation file, fastest first; what each teaches; the command that plans the fastest."""
     rows = []
     for row in found["finalists"]:
-        predicted, measured = row["predicted_seconds"], row["measured_seconds"]
+        predicted, measured = row["predicted_replay_seconds"] or row["predicted_seconds"], row["measured_seconds"]
         rows.append((
             _said(row["measured_rank"]), str(row["predicted_rank"]), row["layout"] + (" (the plan)" if row["own"] else ""),
             format_seconds(predicted), row["outcome"].replace("_", " ") if measured is None else format_seconds(measured),
@@ -103,7 +104,10 @@ def finalist_tables(found: Mapping[str, Any], file: Path | None) -> Iterator[Ren
         if row["sentence"]:
             yield f"finalist {row['predicted_rank']}: {row['sentence']}"
     if any(row["measured_as"] == "replayed_step" for row in found["finalists"]):
-        yield "steps are replayed from the processor time of their passes: the machine is not quiet"
+        yield (
+            "steps are replayed from the processor time of their passes, without communication, predicted and measured alike: the "
+            "machine is not quiet"
+        )
     if found["kendall_tau"] is not None:
         tau = f"{found['kendall_tau']:.2f} (1 = the same)"
         yield f"Kendall's tau of the predicted and the measured order: {tau}"

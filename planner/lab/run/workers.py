@@ -205,6 +205,9 @@ def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        said = (str(error).splitlines() or [""])[0]
-        pipe.send(("failed", f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"))
+        inner: BaseException = error
+        while inner.__cause__ is not None:  # torch wraps what fails inside of a stage
+            inner = inner.__cause__
+        where = traceback.extract_tb(inner.__traceback__)[-1]
+        said = (str(inner).splitlines() or [""])[0]
+        pipe.send(("failed", f"{type(inner).__name__}: {said} ({where.filename}, line {where.lineno})"))

@@ -1,13 +1,14 @@
 """accelerate's launcher parser and plugins, transformers' and TRL's arguments on an exported folder."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_ranks
-from planner.trainers.transformers.training_run import accepted_arguments
+from planner.trainers.transformers.training_run import accepted_arguments, check_script_words
 
 NEEDED = ("torch", "accelerate", "transformers", "trl")
 
@@ -32,6 +33,8 @@ def one(asked: Request, answer: Checked) -> None:
     layout, zero = asked["layout"], asked["layout"]["zero"]
     torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 8)
     try:
+        _known_keys(launch_command_parser())
+        check_script_words("accelerate")
         place = ("--machine_rank", str(asked["nodes"] - 1), "--main_process_ip", "first", "--main_process_port", "29500")
         parser = launch_command_parser()
         arguments, *_ = _validate_launch_command(parser.parse_args(["--config_file", "accelerate.yaml", *place, "train.py"]))
@@ -48,6 +51,7 @@ def one(asked: Request, answer: Checked) -> None:
         answer.same("reshard after forward", plugin.reshard_after_forward, zero == 3)
         answer.same("activation checkpointing", plugin.activation_checkpointing, layout["recompute"] == 2)
         answer.same("fsdp version", plugin.fsdp_version, 2)
+        _wrapped(plugin)
         sizes = ParallelismConfig()
         # What it asks an Accelerator of FSDP2, which cannot be made without its processes.
         facts = {"is_fsdp2": True, "multi_device": False, "distributed_type": "FSDP", "is_main_process": True}
@@ -64,6 +68,30 @@ def one(asked: Request, answer: Checked) -> None:
         group = sorted(mesh["dp_shard_cp"].mesh.flatten().tolist())
         answer.same("shard group of the last rank", group, list(range(last - shard + 1, last + 1)))
         answer.reached("groups built")
+
+
+def _known_keys(parser: Any) -> None:
+    """Keys below the two groups of the file become arguments of the launcher; those that are none are passed over in silence."""
+    import yaml
+
+    data = yaml.safe_load(Path("accelerate.yaml").read_text(encoding="utf-8"))
+    known = set(vars(parser.parse_args(["train.py"])))
+    unknown = [key for group in ("fsdp_config", "parallelism_config") for key in data.get(group, {}) if key not in known]
+    if unknown:
+        raise ValueError(f"accelerate.yaml: unknown keys {', '.join(unknown)}")
+
+
+def _wrapped(plugin: Any) -> None:
+    """The plugin finds the class to wrap in one layer of the exported model. Raises ValueError."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not Path("model", "config.json").is_file():
+        return
+    config = AutoConfig.from_pretrained("./model")
+    config.num_hidden_layers = 1
+    with torch.device("meta"):
+        plugin.set_auto_wrap_policy(AutoModelForCausalLM.from_config(config))
 
 
 def _node_rank(arguments: Any) -> int | None:

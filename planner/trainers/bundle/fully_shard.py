@@ -32,6 +32,7 @@ def beyond_llama(model: ModelSpec, **more: bool) -> list[str]:
         "multi-token prediction": model.mtp_layers > 0,
         "attention sinks": model.attention_sinks,
         "sparse attention": model.is_sparse,
+        "rotary positions on a part of each head": model.constants is not None and model.constants.rotary_fraction < 1,
         "an image encoder": model.vision is not None,
         f"layers of its own ({model.variant})": bool(model.variant),
         **{name.replace("_", " "): there for name, there in more.items()},

@@ -12,12 +12,25 @@ from planner.model import ModelSpec, from_hugging_face, to_dict
 from planner.trainers.bundle.quoting import json_text, yaml_from
 from planner.trainers.bundle.target import ExportJob
 
-_NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters", "quantised")
+_NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters", "quantised", "constants")
+_EPS = {"nemotron": "norm_eps", "gpt2": "layer_norm_epsilon", "opt": ""}
+"""Key of the norms' epsilon where it is not Llama's; OPT has none."""
+_SCALING = {"original_length": "original_max_position_embeddings", "kind": "rope_type"}
+_OF_KIND = {
+    "linear": ("kind", "factor"), "llama3": ("kind", "factor", "original_length", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("kind", "factor", "original_length", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+}  # fmt: skip
+
+
+def model_config(model: ModelSpec) -> dict[str, Any] | None:
+    """The config.json that describes exactly this model; None when no family of transformers known here does."""
+    sizes = _sizes(model)
+    return sizes and sizes | constant_keys(model, sizes["model_type"])
 
 
 @lru_cache(maxsize=64)
-def model_config(model: ModelSpec) -> dict[str, Any] | None:
-    """The config.json that describes exactly this model; None when no family of transformers known here does."""
+def _sizes(model: ModelSpec) -> dict[str, Any] | None:
+    """Without its constants, of which equal models may have different ones."""
     wanted = _architecture(model)
     for kind, keys in yaml_from("bundle", "families.yaml.j2", {"m": model}).items():
         config = {"architectures": [keys.pop("class")], "model_type": kind, "dtype": "bfloat16", **keys}
@@ -37,8 +50,32 @@ def config_file(job: ExportJob) -> str:
 
 def family(model: ModelSpec) -> str | None:
     """Name of the family (model_type); None as for model_config."""
-    config = model_config(model)
+    config = _sizes(model)
     return None if config is None else str(config["model_type"])
+
+
+def constant_keys(model: ModelSpec, kind: str) -> dict[str, Any]:
+    """Keys of config.json for the constants of a model, {} where they are not known."""
+    known = model.constants
+    if known is None:
+        return {}
+    found: dict[str, Any] = {_EPS.get(kind, "rms_norm_eps"): known.norm_eps}
+    if model.position == "rope":
+        found |= {"rope_theta": known.rope_theta, "rope_scaling": None}
+        if known.rope_scaling:
+            said = {name: getattr(known.rope_scaling, name) for name in _OF_KIND[known.rope_scaling.kind]}
+            found["rope_scaling"] = {_SCALING.get(name, name): value for name, value in said.items() if value is False or value}
+        found |= {"partial_rotary_factor": known.rotary_fraction} if known.rotary_fraction < 1 else {}
+        found |= {"rope_local_base_freq": known.local_rope_theta} if known.local_rope_theta else {}
+    if known.router and kind in ("qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"):
+        found["norm_topk_prob"] = known.router.normalised
+    if known.router and kind in ("deepseek_v2", "deepseek_v3", "glm4_moe"):
+        grouped = "group_limited_greedy" if known.router.groups > 1 else "greedy"
+        found |= {
+            "routed_scaling_factor": known.router.scale, "n_group": known.router.groups, "topk_group": known.router.top_groups,
+            "scoring_func": known.router.score, "topk_method": "noaux_tc" if known.router.expert_bias else grouped,
+        }  # fmt: skip
+    return {key: value for key, value in found.items() if key}
 
 
 def _architecture(model: ModelSpec) -> dict[str, Any]:

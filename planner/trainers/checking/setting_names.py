@@ -8,8 +8,10 @@ records the snapshots of the tests (tools/snapshot_trainers.py) and checks an ex
 
 import ast
 import importlib.util
+import json
 import re
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +103,31 @@ def load(path: Path) -> Any:
 
 
 def check_names(name: str, folder: Path) -> Checked:
-    """Every name that an exported folder uses, against the installed package, of which nothing is run."""
+    """Every name that an exported folder uses, against the installed package, of which nothing is run; without one against the
+    names of the version that planner recorded."""
     package = having("check")[name].PACKAGE
     found = importlib.util.find_spec(package)
     places = list(found.submodule_search_locations or []) if found else []
-    if not places:
-        return Checked(target=name, missing=f"{package} is not installed here")
     try:
-        known = load_part(name, "check").known_names(Path(places[0]).parent)
+        if places:
+            known, source = load_part(name, "check").known_names(Path(places[0]).parent), f"the installed {package}"
+        else:
+            data = recorded(name)
+            known, source = data["settings"], f"{package} {data['version']} as recorded: it is not installed here"
     except (OSError, KeyError, SyntaxError) as error:
         return Checked(target=name, missing=f"the installed package has another form than expected ({error})")
     wrong = unknown(name, known, folder)
     if wrong:
         return Checked(target=name, problem=f"unknown names: {', '.join(wrong)}")
-    return Checked(target=name, level="name known", missing="planner runs no parser of this trainer")
+    details = [f"names of {source}"]
+    return Checked(target=name, level="name known", details=details, missing="planner runs no parser of this trainer")
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """names.json in the trainer's folder: package, version, and its settings as tools/snapshot_trainers.py recorded them."""
+    folder = resources.files(having("check")[name].__name__)
+    data: dict[str, Any] = json.loads(folder.joinpath("names.json").read_text(encoding="utf-8"))
+    return data
 
 
 def unknown(name: str, known: Mapping[str, Mapping[str, str]], folder: Path) -> list[str]:

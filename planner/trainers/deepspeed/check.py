@@ -6,9 +6,11 @@ from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked, Request
-from planner.trainers.transformers.training_run import accepted_arguments
+from planner.trainers.transformers.training_run import accepted_arguments, check_script_words
 
 NEEDED = ("torch", "deepspeed", "transformers")
+PARTS = {"zero_optimization", "sequence_parallel_size", "tensor_parallel", "expert_parallel"}
+"""Keys that do not stand among its constants; what they say is compared below."""
 
 
 def asks(job: ExportJob) -> dict[str, Any]:
@@ -31,7 +33,11 @@ def one(asked: Request, answer: Checked) -> None:
     layout = asked["layout"]
     with open("ds_config.json", encoding="utf-8") as file:
         data = json.load(file)
+    unknown = sorted(set(data) - _known())
+    if unknown:
+        raise ValueError(f"ds_config.json: unknown keys {', '.join(unknown)}")
     answer.reached("parsed")
+    check_script_words()
     found = DeepSpeedConfig(data)
     answer.same("zero stage", int(found.zero_optimization_stage), layout["zero"])
     answer.same("microbatches", found.gradient_accumulation_steps, layout["num_microbatches"])
@@ -44,6 +50,13 @@ def one(asked: Request, answer: Checked) -> None:
     answer.same("gradient checkpointing", arguments.gradient_checkpointing, layout["recompute"] == 2)
     answer.same("settings that transformers has otherwise", _mismatches(asked, data, arguments), [])
     answer.reached("validated")
+
+
+def _known() -> set[str]:
+    """Keys of the top, which DeepSpeed reads where they are there and passes over in silence where they are misspelt."""
+    from deepspeed.runtime import constants
+
+    return {one for one in vars(constants).values() if isinstance(one, str)} | PARTS
 
 
 def _mismatches(asked: Request, data: dict[str, Any], arguments: Any) -> list[str]:

@@ -18,7 +18,8 @@ DUMPED = re.compile(r"^(?:.*?:)?\s*(\w+) \.{2,} (.*?)\s*$")
 """A line of _print_args: two spaces, the name, dots, the value; logs may put a rank before it."""
 RENAMED = {
     "fp8_format": "fp8", "fp4_format": "fp4", "norm_epsilon": "layernorm_epsilon", "num_moe_experts": "num_experts",
-    "model_parallel_size": "tensor_model_parallel_size", "checkpoint_num_layers": "recompute_num_layers",
+    "model_parallel_size": "tensor_model_parallel_size", "moe_expert_parallel_size": "expert_model_parallel_size",
+    "checkpoint_num_layers": "recompute_num_layers",
     "activations_checkpoint_num_layers": "recompute_num_layers", "activations_checkpoint_method": "recompute_method",
     "recompute_activations_num_layers": "recompute_num_layers", "moe_topk": "moe_router_topk", "topk": "moe_router_topk",
 }  # fmt: skip
@@ -92,7 +93,7 @@ def _literal(text: str) -> Any:
     if text.startswith("["):
         try:
             return [str(one) for one in ast.literal_eval(text)]
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return text
     return text.removeprefix("torch.")
 

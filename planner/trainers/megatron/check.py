@@ -12,8 +12,10 @@ from typing import Any
 from planner.trainers.bundle.target import GROUPS, ExportJob, group_of
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import modern_typing, pretend_gpu, pretend_ranks, settle_torch, stand_in
+from planner.trainers.checking.started import own_words, started
 from planner.trainers.megatron.core_settings import environment as core_environment
 from planner.trainers.megatron.core_settings import fully_sharded, vocab_rows
+from planner.trainers.megatron.core_settings import recompute as core_recompute
 from planner.trainers.megatron.export import STRATEGIES
 
 NEEDED = ("torch", "megatron.core", "megatron.training")
@@ -47,8 +49,13 @@ def asks(job: ExportJob) -> dict[str, Any]:
         "capability": next((value for name, value in CAPABILITY.items() if arch.startswith(name)), (9, 0)),
         "groups": {name: group_of(job.layout, name, rank) for name in names}, "layers": job.layers_per_chunk(),
         "parameters": {ranks[stage]: counts[stage] for stage in built} if plain else {},
+        "recompute": {name: _plain(value) for name, value in core_recompute(job).items()},
         "strategy": STRATEGIES.get(job.layout.zero) if fully_sharded(job) else None,
     }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, str) else value
 
 
 def prepare() -> None:
@@ -92,12 +99,16 @@ def one(asked: Request, answer: Checked) -> None:
 
 def _check(asked: Request, answer: Checked) -> None:
     pretend_gpu(*asked["capability"])
-    words = shlex.split(Path(asked["folder"], "arguments.sh").read_text(encoding="utf-8"), comments=True)
-    start = words.index("ARGUMENTS=(") + 1
-    words = [*words[start : words.index(")", start)], *DATA]
+    words, scripts = _arguments(Path(asked["folder"])), Path(asked["folder"], "run.sh").is_file()
+    if scripts:
+        _smoke(asked)
+        words = _started(asked, "run.sh")
     args = _parsed(words)
     answer.reached("parsed")
+    said = {name: getattr(args, name, None) for name in asked["recompute"]}
+    answer.same("recompute", said, asked["recompute"])
     config = _validated(args)
+    answer.same("sequence parallel", args.sequence_parallel, bool(asked["layout"]["sequence_parallel"]))
     answer.same("microbatches", _microbatches(args), asked["layout"]["num_microbatches"])
     if asked["strategy"] or args.use_megatron_fsdp:
         answer.same("sharding", _strategy(args), asked["strategy"])
@@ -118,6 +129,25 @@ def _check(asked: Request, answer: Checked) -> None:
         found = {rank: _parameters(words, int(rank), asked["world"]) for rank in asked["parameters"]}
         answer.same("parameters", found, asked["parameters"])
         answer.reached("model built")
+
+
+def _arguments(folder: Path) -> list[str]:
+    """The array ARGUMENTS, with data of its own."""
+    words = shlex.split((folder / "arguments.sh").read_text(encoding="utf-8"), comments=True)
+    start = words.index("ARGUMENTS=(") + 1
+    return [*words[start : words.index(")", start)], *DATA]
+
+
+def _started(asked: Request, script: str) -> list[str]:
+    """Words that a script of the folder starts Megatron with, in the environment that it makes."""
+    words, variables = started(Path(asked["folder"]), script)
+    os.environ.update({name: variables[name] for name in asked["environment"] if name in variables})
+    return own_words(words, "pretrain_gpt.py")
+
+
+def _smoke(asked: Request) -> None:
+    """The smoke run's own words are accepted too."""
+    _validated(_parsed(_started(asked, "smoke.sh")))
 
 
 def _parsed(words: list[str]) -> Any:

@@ -57,6 +57,53 @@ def sizes(job: ExportJob) -> Fields:
     }  # fmt: skip
 
 
+def constants(m: ModelSpec) -> Fields:
+    """Norms and rotary positions; llama3's two borders and its original length are Megatron Core's own."""
+    known = m.constants
+    if known is None:
+        return {}
+    fields: Fields = {"layernorm_epsilon": Expression(f"{known.norm_eps:g}")}
+    if m.position != "rope":
+        return fields
+    fields["rotary_base"] = int(known.rope_theta)
+    if known.rotary_fraction < 1:
+        fields["rotary_percent"] = known.rotary_fraction
+    scaling = known.rope_scaling
+    if scaling is None:
+        return fields | ({"rotary_scaling_factor": 1.0} if m.is_mla else {})
+    if scaling.kind == "llama3":
+        return fields | {"rope_scaling": True, "rope_scaling_factor": scaling.factor}
+    if scaling.kind == "linear":
+        return fields | {"seq_len_interpolation_factor": int(scaling.factor)}
+    turns: Fields = {
+        "rotary_scaling_factor": scaling.factor, "original_max_position_embeddings": scaling.original_length,
+        "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "mscale": scaling.mscale or 1.0,
+        "mscale_all_dim": scaling.mscale_all_dim,
+    }  # fmt: skip
+    if m.is_mla:
+        return fields | turns
+    turns["correction_range_round_to_int"] = scaling.truncate
+    return fields | {f"yarn_{name}": value for name, value in turns.items()}
+
+
+def router(m: ModelSpec) -> Fields:
+    """How experts are chosen. A bias that their load moves balances them; each sequence then has a small loss of its own."""
+    known = m.constants.router if m.constants else None
+    if known is None:
+        return {
+            "moe_router_pre_softmax": m.top_k == 1, "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001
+        }  # fmt: skip
+    grouped = known.groups > 1
+    return {
+        "moe_router_score_function": known.score, "moe_router_enable_expert_bias": known.expert_bias,
+        "moe_router_pre_softmax": m.top_k == 1 or (known.score == "softmax" and not known.normalised),
+        "moe_router_num_groups": known.groups if grouped else None, "moe_router_group_topk": known.top_groups if grouped else None,
+        "moe_router_topk_scaling_factor": known.scale if known.scale != 1 else None,
+        "moe_router_load_balancing_type": "seq_aux_loss" if known.expert_bias else "aux_loss",
+        "moe_aux_loss_coeff": Expression("1e-4") if known.expert_bias else 0.001,
+    }  # fmt: skip
+
+
 def attention(m: ModelSpec) -> Fields:
     """Heads, latent attention, windows."""
     fields: Fields = {"num_attention_heads": m.num_heads}
@@ -96,12 +143,12 @@ def experts(job: ExportJob) -> Fields:
         "moe_layer_freq": Expression(moe_layer_pattern(m)), "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp, "moe_grouped_gemm": True, "moe_permute_fusion": True,
         "moe_router_dtype": "fp32" if "router_fp32" in job.trainer.kernels.unfused else None,
-        "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001,
+        **router(m),
     }  # fmt: skip
     if m.shared_expert_ffn_size:
         fields["moe_shared_expert_intermediate_size"] = m.shared_expert_ffn_size
     backend = FLEX_BACKENDS.get(job.trainer.kernels.expert_dispatch)
-    fields |= {"moe_router_pre_softmax": m.top_k == 1, "moe_token_dispatcher_type": "flex" if backend else "alltoall"}
+    fields |= {"moe_token_dispatcher_type": "flex" if backend else "alltoall"}
     fields |= {"moe_flex_dispatcher_backend": backend} if backend else {}
     return fields | ({"use_transformer_engine_op_fuser": True} if job.trainer.kernels.fused_experts else {})
 

@@ -17,7 +17,10 @@ Groups = dict[str, list[Words]]
 """What arguments say together -> flags with their values, in order."""
 STRATEGIES = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """--data-parallel-sharding-strategy of Megatron-FSDP, by zero."""
-FLAGS = {"num_moe_experts": "num_experts"}
+FLAGS = {
+    "num_moe_experts": "num_experts", "layernorm_epsilon": "norm_epsilon", "rope_scaling": "use_rope_scaling",
+    "yarn_rotary_scaling_factor": "rotary_scaling_factor", "yarn_mscale": "mscale", "yarn_mscale_all_dim": "mscale_all_dim",
+}  # fmt: skip
 """Flags that are not called like the field."""
 
 
@@ -35,7 +38,8 @@ def arguments(job: ExportJob) -> Groups:
         "cross_entropy_loss_fusion": fused, "cross_entropy_fusion_impl": "te" if fused else None, **mcore.kernels(job),
     }  # fmt: skip
     groups = {
-        "Model": _model(job), "Attention": mcore.attention(job.model), "Experts": mcore.experts(job),
+        "Model": _model(job), "Constants of the model": _constants(job), "Attention": mcore.attention(job.model),
+        "Experts": mcore.experts(job),
         "Parallelism": mcore.degrees(job) | mapping, "Batch": batch, "Recompute": mcore.recompute(job),
         "Data parallel states and optimizer": _optimizer(job) | _sharding(job), "Precision": _precision(job),
         "Kernels that the plan was priced with": kernels,
@@ -70,6 +74,15 @@ def _model(job: ExportJob) -> mcore.Fields:
         "disable_bias_linear": not m.linear_bias, "add_qkv_bias": m.qkv_bias,
         "untie_embeddings_and_output_weights": not m.tied_embeddings, "mtp_num_layers": m.mtp_layers or None,
     }  # fmt: skip
+
+
+def _constants(job: ExportJob) -> mcore.Fields:
+    """Without what has no flag: the turns of YaRN in latent attention, whose defaults are DeepSeek's."""
+    fields = mcore.constants(job.model)
+    if fields.pop("yarn_correction_range_round_to_int", True) is False:
+        fields["no_yarn_correction_range_round_to_int"] = True
+    no_flag = ("original_max_position_embeddings", "beta_fast", "beta_slow")
+    return {name: value for name, value in fields.items() if name not in no_flag}
 
 
 def _optimizer(job: ExportJob) -> mcore.Fields:

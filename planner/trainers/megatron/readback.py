@@ -71,6 +71,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
     _open(found, given)
     assert model is not None
+    _dynamic(found)
     gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
     layout = _layout(found, model)
     degrees = layout["tp"] * layout["pp"] * layout["cp"]
@@ -90,6 +91,17 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise, notes=tuple(found.notes),
     )  # fmt: skip
+
+
+def _dynamic(found: Arguments) -> None:
+    """Reinforcement learning on Megatron-LM (slime): batches are as long as a GPU holds, and only the update is read."""
+    most, length = found.number("max_tokens_per_gpu"), found.number("seq_length")
+    if found.get("use_dynamic_batch_size") and most and length:
+        fits = max(most * found.number("context_parallel_size", 1) // length, 1)
+        found["micro_batch_size"] = str(fits)
+        found.notes.append(f"micro batch {fits}: {most} tokens per GPU hold so many sequences of {length}")
+    if found.get("rollout_batch_size") is not None:
+        found.notes.append("the update of the trained model alone: no rollout, no other model in memory")
 
 
 def _open(found: Arguments, given: Given) -> None:

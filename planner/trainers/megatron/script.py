@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.trainers.megatron.arguments import Arguments, ask_for, ask_for_gaps, decides, of_words
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import ARGUMENTS, Given, Question
 from planner.trainers.reading.shell import Command, Script, evaluate, options, words_of
 from planner.trainers.reading.shell.expansion import Value
 
@@ -49,7 +49,20 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     if script.missing:
         found.notes.append(f"scripts that it reads and that are not here: {', '.join(dict.fromkeys(script.missing))}")
     ask_for_gaps(found, script, _said(given))
+    _one_for_arguments(found, script)
     return found
+
+
+def _one_for_arguments(found: Arguments, script: Script) -> None:
+    """Variables that are arguments of the script are one question: how it is started."""
+    waiting = [one for one in found.questions if one.name in script.variables.unset]
+    if len(waiting) < 2:
+        return
+    names = ", ".join(f"{one.name} ({one.about.split(',')[0]})" for one in waiting[:6]) + (
+        ", ..." if len(waiting) > 6 else ""
+    )
+    about = f"the words behind the script's name, in quotes; they decide {names}"
+    found.questions = [Question(name=ARGUMENTS, about=about), *(one for one in found.questions if one not in waiting)]
 
 
 def _said(given: Given) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ OTHER_MODELS = (
     "mamba_state_dim", "experimental_attention_variant", "linear_attention_type", "linear_attention_freq", "img_h", "img_w",
     "patch_dim", "vision_model_type", "language_model_type", "encoder_num_layers", "decoder_num_layers", "retro_workdir",
     "retro_project_dir", "retro_add_retriever", "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
+    "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens",
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
@@ -53,6 +54,12 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         why = found.spelled(other[0]) if other else found.program
         raise PlannerError(
             f"{found.where}: {why} is an architecture that its sizes do not tell; name the nearest preset with --model"
+        )
+    if str(found.get("num_experts")) in ("0", "1", "['1']"):
+        found.pop("num_experts")
+    if found.get("num_experts") and (found.get("deepspeed") or found.get("deepspeed_config")):
+        raise PlannerError(
+            f"{found.where}: --num-experts with --deepspeed: experts of Megatron-DeepSpeed are not priced"
         )
     missing = [one for one in SIZES if found.get(one) is None]
     if said is not None and (missing or other):
@@ -102,7 +109,9 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
         return best
     kinds = [str(found.get(one, "")).lower() for one in ("patch_tokenizer_type", "tokenizer_type")]
     rows = next((TOKENIZERS[one] for one in kinds if one in TOKENIZERS), 0) or (named[0].vocab_size if named else 0)
-    if not rows and found.get("tokenizer_type") is None and found.get("merge_file"):  # what pretrain_gpt.py takes by default
+    if (
+        not rows and found.get("tokenizer_type") is None and found.get("merge_file")
+    ):  # what pretrain_gpt.py takes by default
         rows = TOKENIZERS["gpt2bpetokenizer"]
     if not rows and "gpt2" in f"{found.get('vocab_file', '')} {found.get('tokenizer_model', '')}".lower():
         rows = TOKENIZERS["gpt2bpetokenizer"]

@@ -11,6 +11,8 @@ from planner.trainers.megatron.arguments import Arguments
 
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
+NOT_PRICED = {"use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1"}
+"""Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
 STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8", "float32": "fp32", "float16": "fp16", "half": "fp16"}
 """Types of optimizer states as a dump prints them -> as flags say them."""
 OLD = ("checkpoint_activations", "DDP_impl", "activations_checkpoint_method", "distribute_checkpointed_activations")
@@ -82,6 +84,10 @@ def drops(found: Arguments) -> bool:
 
 def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
+    for name, usual in NOT_PRICED.items():
+        if str(found.get(name, usual)) != usual:
+            said = f"{found.spelled(name)} changes how states are sharded, which is not priced"
+            raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
         strategy = str(found.get("data_parallel_sharding_strategy", "optim_grads_params"))
         if strategy not in SHARDED:
@@ -111,7 +117,9 @@ def gradient_type(found: Arguments) -> str:
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
         said = str(found.get("megatron_fsdp_main_grads_dtype", "auto"))
         if said == "auto":
-            found.notes.append("Megatron-FSDP adds gradients up in fp32, unless 0.19 or newer finds no --megatron-fsdp-main-grads-dtype")
+            found.notes.append(
+                "Megatron-FSDP adds gradients up in fp32 (from 0.19 on only with --megatron-fsdp-main-grads-dtype)"
+            )
         return "bf16" if STATE_TYPES.get(said, said) == "bf16" or found.get("grad_reduce_in_bf16") else "fp32"
     main = str(found.get("main_grads_dtype", "fp32"))
     low = STATE_TYPES.get(main, main) == "bf16" and not found.get("accumulate_allreduce_grads_in_fp32")

@@ -9,6 +9,7 @@ from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import hide, modern_typing, pretend_gpu, settle_torch, stand_in
 from planner.trainers.megatron.core_settings import environment as core_environment
+from planner.trainers.megatron.core_settings import recompute as core_recompute
 
 NEEDED = ("megatron.bridge", "torch", "omegaconf", "hydra", "transformers", "datasets", "peft", "einops")
 KERNELS = ("transformer_engine", "nvidia_resiliency_ext", "modelopt", "diffusers", "megatron.energon")
@@ -22,6 +23,7 @@ def asks(job: ExportJob) -> dict[str, Any]:
     return {
         "layers": job.layers_per_chunk(),
         "environment": {name: one.value for name, one in core_environment(job).items()},
+        "recompute": core_recompute(job),
     }
 
 
@@ -41,6 +43,9 @@ def one(asked: Request, answer: Checked) -> None:
     answer.same("global batch", config.train.global_batch_size, asked["batch"])
     each = config.train.micro_batch_size * config.data_parallel_size
     answer.same("microbatches", config.train.global_batch_size // each, layout["num_microbatches"])
+    answer.same("sequence parallel", bool(config.model.sequence_parallel), bool(layout["sequence_parallel"]))
+    said = {name: getattr(config.model, name, None) for name in asked["recompute"]}
+    answer.same("recompute", said, asked["recompute"])
     written = config.model.pipeline_model_parallel_layout
     if written is not None:
         counts = [[chunk.count(LayerType.decoder) for chunk in rank] for rank in written.layout]

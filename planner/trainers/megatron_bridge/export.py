@@ -19,7 +19,7 @@ def model_fields(job: ExportJob) -> mcore.Fields:
     """Fields of GPTModelProvider (MLAModelProvider) that say what the model is."""
     m = job.model
     fused = (m.activation, m.gated) in (("silu", True), ("gelu", True)) or m.linear_bias
-    fields = {**mcore.sizes(job), **mcore.attention(m), **mcore.experts(job)}
+    fields = {**mcore.sizes(job), **mcore.attention(m), **mcore.experts(job), **mcore.constants(m)}
     fields |= {
         "vocab_size": mcore.vocab_rows(job), "should_pad_vocab": False, "activation_func": Expression(ACTIVATIONS[m.activation]),
         "gated_linear_unit": m.gated, "bias_activation_fusion": fused and m.activation not in ("relu", "relu2"),
@@ -33,7 +33,7 @@ def model_fields(job: ExportJob) -> mcore.Fields:
             "glu_linear_offset": 1.0,
         }
         fields |= clamped
-    if m.scaled_rope:  # the provider has no defaults for these
+    if m.scaled_rope and not m.constants:  # the provider has no defaults for these
         fields |= {
             "yarn_rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096, "yarn_beta_fast": 32.0,
             "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": False,

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.trainer_options import spell
@@ -34,16 +35,13 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a script or of a recipe. Raises PlannerError."""
     known = published()
     if path.suffix == ".py":
-        try:
-            tree = ast.parse(read_text(path))
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise PlannerError(f"{path}: not Python: {error}") from error
+        tree = library.parse_python(read_text(path), str(path))
         if "distill" in path.stem or "prune" in path.stem:
             raise PlannerError(f"{path}: distillation and pruning are not modelled")
         return _parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
-    named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}))
+    named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}), said=said)
     name = str(named.get("recipe") or "")
     if not name:
         raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")

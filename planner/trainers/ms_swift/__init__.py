@@ -2,6 +2,17 @@
 
 PLACE = 107
 READ_FIRST = True
+TITLE = "ms-swift (YAML for swift pt/sft and megatron pt/sft)"
+TRAINERS = ("ms-swift", "ms-swift-megatron")
+OPTIONS = ("loss", "expert_dispatch", "router_dtype", "gradient_overlap", "gradient_dtype", "attention_kernel")
+PACKAGE, VERSIONS = "ms-swift", ">=4.6,<4.7"
+WRITES = ("gradient_bytes",)
+LEVEL = "validated"
+SOURCE = (
+    "ms-swift 4.6.0: arguments/sft_args.py, arguments/base_args, megatron/arguments/megatron_args.py, cli/main.py, "
+    "config/fsdp2.json"
+)
+NO_WORD = ("muon", "fp8")
 FORM = (
     "sh bash slurm sbatch txt yaml yml json",
     r"\b(swift|megatron)\s+(sft|pt|rlhf)\b|swift/cli/(sft|rlhf|pt)\.py|^tuner_type\s*:|^train_type\s*:",

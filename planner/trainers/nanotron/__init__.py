@@ -6,4 +6,4 @@ TRAINERS = ("nanotron",)
 PACKAGE, VERSIONS = "nanotron", ">=0.4,<0.5"
 LEVEL = "validated"
 SOURCE = "huggingface/nanotron 2411b02: config/config.py, config/parallelism_config.py, config/models_config.py"
-FORM = ("yaml yml", r"(?s)(?=.*^parallelism:)(?=.*^tokens:)")
+FORM = ("yaml yml", r"(?s)\A(?=.*^parallelism:)(?=.*^tokens:)")

@@ -113,7 +113,8 @@ def same_sizes(model: ModelSpec) -> list[ModelSpec]:
 
 
 def _architecture(model: ModelSpec) -> tuple[object, ...]:
-    return tuple(getattr(model, one.name) for one in dataclasses.fields(ModelSpec) if one.name not in NOT_ARCHITECTURE)
+    named = (one.name for one in dataclasses.fields(ModelSpec) if one.compare)
+    return tuple(getattr(model, name) for name in named if name not in NOT_ARCHITECTURE)
 
 
 @cache

@@ -6,9 +6,14 @@ from typing import Any, NoReturn
 
 import yaml
 
+from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model import ModelSpec, load_model
 
+ARGUMENTS = "ARGS"
+"""Setting that holds the words a script is started with."""
+NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS)
+"""Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
 
@@ -56,6 +61,8 @@ class Given:
     """Values of variables and keys (--set), as text."""
     used: set[str] = field(default_factory=set)
     """Settings that a reader has taken."""
+    questions: list[Question] = field(default_factory=list)
+    """What a reader has met that is still to be asked, so that one sentence asks for all of it."""
 
     def setting(self, name: str) -> str | None:
         """The text that is given for a name, which counts as taken then."""
@@ -74,7 +81,7 @@ class Given:
         YAML reads them: numbers, true, null.
         """
         result = _copied(data)
-        for name in self.settings:
+        for name in (one for one in self.settings if one not in NOT_KEYS):
             for place in _places(result, name.split(".")):
                 section = result
                 for part in place[:-1]:
@@ -98,7 +105,7 @@ def value_of(text: str) -> Any:
         return text
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except library.BROKEN:
         return text
 
 

@@ -1,17 +1,24 @@
 """torchtitan's ConfigManager, ParallelDims, model and pipeline split on an exported folder."""
 
+import contextlib
 import importlib
+import io
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from planner.cost.parameters import total_parameters
-from planner.layout import Layout
+from planner.layout import Layout, Recompute
 from planner.trainers.bundle.target import ExportJob, group_of
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_gpu, pretend_ranks, settle_torch, stand_in
+from planner.trainers.checking.started import own_words, started
 
 NEEDED = ("torch", "torchtitan", "tyro")
+RECOMPUTE = {Recompute.NONE: "NoneType", Recompute.SELECTIVE: "SelectiveAC.Config", Recompute.FULL: "FullAC.Config"}
+"""Class of config.activation_checkpoint."""
 
 
 def asks(job: ExportJob) -> dict[str, Any]:
@@ -36,7 +43,6 @@ def one(asked: Request, answer: Checked) -> None:
     sys.modules.pop("plan_config", None)
     importlib.invalidate_caches()
     os.chdir(asked["folder"])
-    from torchtitan.config import ConfigManager
     from torchtitan.tools import utils
 
     # Imported by name where it is asked, so every module that holds it has to answer for the GPU of the plan.
@@ -47,9 +53,12 @@ def one(asked: Request, answer: Checked) -> None:
     if asked["precision"] in ("fp8", "mxfp8") and importlib.util.find_spec("torchao") is None:
         answer.missing = "torchao is not installed here, and the plan trains in 8 bits"
         return
+    words = {run: ["--module", "plan_config", "--config", config] for run, config in (("run", "plan"), ("smoke", "smoke"))}
+    if Path(asked["folder"], "run.sh").is_file():
+        words = {run: own_words(started(Path(asked["folder"]), f"{run}.sh")[0], "torchtitan.train") for run in words}
     try:
-        ConfigManager().parse_args(["--module", "plan_config", "--config", "smoke"])
-        config = ConfigManager().parse_args(["--module", "plan_config", "--config", "plan", "--training.steps", "7"])
+        _parsed(words["smoke"])
+        config = _parsed(words["run"])
     finally:
         sys.path.remove(asked["folder"])
     answer.reached("parsed")
@@ -75,6 +84,19 @@ def one(asked: Request, answer: Checked) -> None:
         answer.reached("model built")
 
 
+def _parsed(words: list[str]) -> Any:
+    """The configuration of a command line. Raises ValueError with what the parser prints before it leaves."""
+    from torchtitan.config import ConfigManager
+
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+            return ConfigManager().parse_args(words)
+    except SystemExit as error:
+        said = " ".join(re.findall(r"[\w.,:'-]+", printed.getvalue()))
+        raise ValueError(said or "the parser refused the command line") from error
+
+
 def _validate(asked: Request, config: Any, answer: Checked) -> Any:
     """The checks that Trainer.__init__ makes before it builds anything, by torchtitan's own functions."""
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
@@ -91,6 +113,10 @@ def _validate(asked: Request, config: Any, answer: Checked) -> Any:
     steps, left = divmod(training.global_batch_size, training.local_batch_size * replicas)
     if left:
         raise ValueError("the global batch must be a multiple of the local batch times the data-parallel degree")
+    if layout["zero"] and asked["shard"] > 1:
+        wanted = "always" if layout["zero"] == 3 else "never"
+        answer.same("reshard after forward", parallel.fsdp_reshard_after_forward, wanted)
+    answer.same("recompute", type(config.activation_checkpoint).__qualname__, RECOMPUTE[layout["recompute"]])
     answer.same("global batch", training.global_batch_size, asked["batch"])
     parts = training.local_batch_size // parallel.pipeline_parallel_microbatch_size if dims.pp_enabled else 1
     answer.same("microbatches", steps * parts, layout["num_microbatches"])

@@ -1,66 +1,82 @@
 """torchtitan: a Python configuration module, a TOML file of 0.2, a saved JSON configuration, or a command line."""
 
-import ast
-import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
+from planner.model import load_model
+from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
-from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
-from planner.trainers.reading.values import json_mapping, left_over, quotient, read_text, uneven, whole_number
-from planner.trainers.torchtitan.export import CONVERTERS
+from planner.trainers.reading.configuration import NEEDED, Reading
+from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.values import left_over, quotient, read_text, uneven, whole_number
+from planner.trainers.torchtitan.forms import Sections, sections
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "parallelism": {
         "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1, "fsdp_reshard_after_forward": "default",
         "tensor_parallel_degree": 1, "context_parallel_degree": 1, "pipeline_parallel_degree": 1,
-        "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1,
+        "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1, "pipeline_parallel_microbatches": None,
+        "num_pp_microbatches": 1,
         "pipeline_parallel_layers_per_stage": None, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
+        "enable_async_tensor_parallel": False, "expert_tensor_parallel_degree": None, "expert_parallel_comm_backend": "standard",
+        "enable_sequence_parallel": True, "disable_loss_parallel": False,
     },
-    "training": {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False},
+    "training": {
+        "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False, "dtype": "float32",
+        "mixed_precision_param": "bfloat16", "num_tokens_per_microbatch_per_dp_rank": None, "num_tokens_per_train_step": -1,
+        "max_context_length": 2048,
+    },
 }  # fmt: skip
 """Keys that decide the layout and the batch, with torchtitan's defaults."""
-QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_backend", "steps", "dtype",
-         "mixed_precision_param", "mixed_precision_reduce", "disable_cuda_graphs", "max_norm", "gc_freq",
-         "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")  # fmt: skip
+QUIET = ("context_parallel_load_balancer", "context_parallel_rotate_method", "spmd_backend", "steps", "enable_compiled_autograd",
+         "mixed_precision_reduce", "disable_cuda_graphs", "max_norm", "gc_freq", "gc_debug", "warmup_steps", "dataset",
+         "dataset_path", "seed", "deterministic", "enable_fsdp_symm_mem", "data_parallel_type", "debug_moe_force_load_balance",
+         "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+         "pipeline_parallel_split_points", "pipeline_parallel_schedule_csv",
+         "pipeline_parallel_expert_parallel_overlap")  # fmt: skip
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
 
-def read(path: Path, said: Given) -> Reading:
+def read(path: Path, said: Given | None = None) -> Reading:
     """The layout of a torchtitan configuration; the number of GPUs where data_parallel_shard_degree is -1. Raises PlannerError."""
-    given = said.filled(_sections(path, read_text(path)))
-    num_gpus = said.num_gpus
+    said = said or Given()
+    return reading_of(path, sections(path, read_text(path), said), said)
+
+
+def reading_of(path: Path, given: Sections, said: Given) -> Reading:
+    """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
     parallel, training = ({**known, **given.get(name, {})} for name, known in DEFAULTS.items())
-    unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")]
+    unread = [
+        one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")
+    ]
 
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
 
     tp, cp, pp, ep = (degree(f"{name}_parallel_degree") for name in ("tensor", "context", "pipeline", "expert"))
     replicate, shard = degree("data_parallel_replicate_degree"), parallel["data_parallel_shard_degree"]
+    questions = _questions(path, parallel, other, tp)
+    if shard == -1 and said.num_gpus is None:
+        questions.append(Question(name="--gpus N", about="parallelism.data_parallel_shard_degree is -1"))
+    if questions:
+        ask(str(path), [*questions, *([] if other.get("model") or said.model else [NEEDED["model"]])])
     if shard == -1:
-        if num_gpus is None:
-            raise PlannerError(
-                f"{path}: parallelism.data_parallel_shard_degree is -1; say the number of GPUs with --gpus"
-            )
-        shard = quotient(num_gpus, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
+        shard = quotient(said.num_gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
-    local = whole_number(training["local_batch_size"], f"{path}: training.local_batch_size")
-    batch = training["global_batch_size"]
-    batch = local * dp if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
-    micro = degree("pipeline_parallel_microbatch_size") if pp > 1 else local
+    length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = _pipeline(path, parallel, pp)
     recompute = other.get("recompute", Recompute.SELECTIVE)
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
+    if kept not in ("always", "never"):
+        raise PlannerError(
+            f"{path}: parallelism.fsdp_reshard_after_forward is {shown(kept)}; a plan knows default, always, never"
+        )
     fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp else 0, "micro_batch_size": micro,
@@ -71,11 +87,96 @@ def read(path: Path, said: Given) -> Reading:
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
     return Reading(
-        trainer="torchtitan", fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
-        sequence_length=whole_number(training["seq_len"], f"{path}: training.seq_len"),
-        precision=other.get("precision", "fp32" if training.get("mixed_precision_param") == "float32" else "bf16"),
-        optimizer="adam", unread=tuple(unread), notes=tuple(f"recompute: {one}" for one in other.get("notes", ())),
+        trainer=_trainer(parallel, other), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
+        sequence_length=length, model=load_model(other["model"]) if other.get("model") and said.model is None else None,
+        precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
+        notes=tuple(other.get("notes", ())),
     )  # fmt: skip
+
+
+def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any], tp: int) -> list[Question]:
+    """What decides memory and a plan of torchtitan cannot say. Raises PlannerError."""
+    etp = parallel["expert_tensor_parallel_degree"]
+    if etp not in (None, 1):
+        raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan of torchtitan has 1 only")
+    if tp > 1 and str(parallel["enable_sequence_parallel"]).lower() == "false":
+        raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan of torchtitan has it with tp > 1")
+    if "layers" not in other:
+        return []
+    about = f"every {other['layers']}. layer is recomputed, the default until 0.2; a plan of torchtitan knows op, per operation"
+    return [Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op",))]
+
+
+def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    said = {"compile": "off" if other.get("compile") is False else ""}
+    said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
+    backend = str(parallel["expert_parallel_comm_backend"])
+    said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""
+    return spell("torchtitan", {name: value for name, value in said.items() if value})
+
+
+def _batch(
+    path: Path, parallel: Mapping[str, Any], training: Mapping[str, Any], said: Given, *, pp: int, dp: int
+) -> tuple[int, int, int]:
+    """(tokens per sequence, sequences per forward pass, sequences per step); since 0.4 batches are counted in tokens."""
+    tokens = training["num_tokens_per_microbatch_per_dp_rank"]
+    if tokens is not None or ("max_context_length" in training and training["num_tokens_per_train_step"] != -1):
+        tokens = whole_number(
+            16384 if tokens is None else tokens, f"{path}: training.num_tokens_per_microbatch_per_dp_rank"
+        )
+        length = whole_number(training["max_context_length"], f"{path}: training.max_context_length")
+        length = min(said.sequence_length or length, tokens)
+        micro = quotient(
+            tokens, length, f"{path}: training.num_tokens_per_microbatch_per_dp_rank by the sequence of {length} tokens"
+        )
+        steps = (
+            whole_number(parallel["num_pp_microbatches"], f"{path}: parallelism.num_pp_microbatches") if pp > 1 else 1
+        )
+        total = training["num_tokens_per_train_step"]
+        batch = micro * steps * dp if total == -1 else quotient(
+            whole_number(total, f"{path}: training.num_tokens_per_train_step"), length, f"{path}: tokens of a step by its sequences"
+        )  # fmt: skip
+        return length, said.micro_batch_size or micro, said.global_batch_size or batch
+    local = whole_number(said.micro_batch_size or training["local_batch_size"], f"{path}: training.local_batch_size")
+    batch = said.global_batch_size or training["global_batch_size"]
+    batch = local * dp if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
+    micro = local
+    if pp > 1:
+        count = parallel["pipeline_parallel_microbatches"]  # of 2024: their number, by default one per stage
+        micro = whole_number(
+            parallel["pipeline_parallel_microbatch_size"], f"{path}: parallelism.pipeline_parallel_microbatch_size"
+        )
+        if count is not None:
+            count = whole_number(count, f"{path}: pipeline_parallel_microbatches")
+            micro = quotient(local, count, f"{path}: the local batch by its microbatches")
+    return whole_number(training["seq_len"], f"{path}: training.seq_len"), micro, batch
+
+
+def _precision(path: Path, training: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """training.dtype bfloat16 keeps weights, gradients and states in bf16, without fp32 copies. Raises PlannerError."""
+    low = other.get("precision")
+    if str(training["dtype"]) == "bfloat16":
+        if low:
+            raise PlannerError(
+                f"{path}: training.dtype bfloat16 with {low} linear layers: a plan knows bf16 states with bf16 layers alone; "
+                "leave the dtype or the converters out with --set training.dtype=float32 or --set model.converters=[]"
+            )
+        return "bf16_true"
+    if str(training["dtype"]) != "float32":
+        raise PlannerError(
+            f"{path}: training.dtype is {shown(training['dtype'])}; torchtitan knows float32 and bfloat16"
+        )
+    return low or ("fp32" if training["mixed_precision_param"] == "float32" else "bf16")
+
+
+def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
+    name = str(other.get("optimizer", "AdamW"))
+    known = {"adam": "adam", "adamw": "adam", "muon": "muon", "distmuon": "muon"}
+    if name.lower() not in known:
+        raise PlannerError(
+            f"{path}: optimizer.name is {shown(name)}; the planner's torchtitan knows Adam, AdamW and Muon"
+        )
+    return known[name.lower()]
 
 
 def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedule, int, dict[str, int]]:
@@ -98,105 +199,3 @@ def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedul
     owners = [*range(pp), *reversed(range(pp))] if v_shaped else [i % pp for i in range(len(counts))]
     held = [sum(count for count, owner in zip(counts, owners, strict=True) if owner == rank) for rank in range(pp)]
     return schedule, chunks, uneven(held)
-
-
-# ------------------------------------------------------------------------------------------------ forms of the file
-
-
-def _sections(path: Path, text: str) -> dict[str, dict[str, Any]]:
-    """Sections parallelism and training, and what the rest says about recompute and precision, under 'other'."""
-    if path.suffix == ".py":
-        return _python(path, text)
-    if path.suffix == ".toml":
-        data = library.parse_toml(text, str(path))
-        mode = data.get("activation_checkpoint", {}).get("mode", "selective")
-        return {**_plain(data), "other": {"recompute": _mode(path, mode)}}
-    if path.suffix == ".json":
-        data = json_mapping(path, text, "a configuration saved by torchtitan")
-        if "parallelism" not in data:
-            raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
-        return {**_plain(data), "other": {"notes": ("the file does not name its policy; selective is taken",)}}
-    return _flags(path, text)
-
-
-def _plain(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: dict(data.get(name) or {}) for name in ("parallelism", "training")}
-
-
-def _mode(path: Path, mode: object) -> Recompute:
-    modes = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
-    if mode not in modes:
-        raise PlannerError(f"{path}: activation checkpointing '{mode}' is not one of {', '.join(modes)}")
-    return modes[str(mode)]
-
-
-def _python(path: Path, text: str) -> dict[str, dict[str, Any]]:
-    """A configuration module is read, not run: keywords of ParallelismConfig and TrainingConfig, constants of the module."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise PlannerError(f"{path}: line {error.lineno}: not Python: {error.msg}") from error
-    constants = {
-        node.targets[0].id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    found: dict[str, dict[str, Any]] = {"other": {}}
-    wanted = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
-    for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
-        function = ast.unparse(node.func)
-        given = {one.arg: one.value for one in node.keywords if one.arg}
-        section = wanted.get(function.split(".")[-1])
-        if section and section not in found:
-            found[section] = {key: _constant(path, value, constants, key) for key, value in given.items()}
-        if "activation_checkpoint" in given:
-            found["other"]["recompute"] = _policy(path, given["activation_checkpoint"])
-        for precision, converter in CONVERTERS.items():
-            if function.startswith(f"{converter}."):
-                found["other"]["precision"] = precision
-    if "parallelism" not in found:
-        raise PlannerError(
-            f"{path}: no ParallelismConfig(...) in this module; give the file with the configuration function"
-        )
-    return found
-
-
-def _policy(path: Path, node: ast.expr) -> Recompute:
-    text = ast.unparse(node)
-    for name, mode in (("FullAC", Recompute.FULL), ("SelectiveAC", Recompute.SELECTIVE), ("None", Recompute.NONE)):
-        if text.startswith(name):
-            return mode
-    raise PlannerError(
-        f"{path}: line {node.lineno}: activation_checkpoint={text}; the planner knows FullAC, SelectiveAC, None"
-    )
-
-
-def _constant(path: Path, node: ast.expr, constants: Mapping[str, ast.expr], key: str) -> Any:
-    if isinstance(node, ast.Name) and node.id in constants:
-        node = constants[node.id]
-    try:
-        return ast.literal_eval(node)
-    except ValueError as error:
-        raise PlannerError(
-            f"{path}: line {node.lineno}: {key} is {ast.unparse(node)}, which is computed; write its value to read it back"
-        ) from error
-
-
-def _flags(path: Path, text: str) -> dict[str, dict[str, Any]]:
-    """--parallelism.tensor_parallel_degree 4 (or =4, or with dashes) in a script or a log."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise PlannerError(f"{path}: not a command line: {error}") from error
-    found: dict[str, dict[str, Any]] = {"parallelism": {}, "training": {}, "other": {}}
-    for i, word in enumerate(words):
-        match = re.fullmatch(r"--(parallelism|training)\.([\w-]+)(?:=(.*))?", word)
-        if match:
-            section, key, value = match[1], match[2].replace("-", "_"), match[3]
-            value = words[i + 1] if value is None and i + 1 < len(words) else value
-            found[section][key] = int(value) if re.fullmatch(r"-?\d{1,15}", value or "") else value
-        if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
-            found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
-    if not found["parallelism"]:
-        raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
-    return found

@@ -1,4 +1,11 @@
 """torchtune."""
 
 PLACE = 106
+TITLE = "torchtune (YAML for its recipes, started with tune run)"
+TRAINERS = ("torchtune",)
+OPTIONS = ("compile", "optimizer_in_backward")
+PACKAGE, VERSIONS = "torchtune", ">=0.6.1,<0.7"
+LEVEL = "model built"
+SOURCE = "torchtune 0.6.1: recipes/{full,lora}_finetune_{distributed,single_device}.py, models/*/_component_builders.py"
+NO_WORD = ("paged_adam", "paged_adam_8bit", "adafactor", "lion", "adam_8bit")
 FORM = ("yaml yml", r"_component_:\s*[\"']?torchtune\.models\.")

@@ -13,6 +13,8 @@ from planner.trainers import load
 from planner.trainers.bundle import model_config
 from planner.trainers.bundle.quoting import Expression, filled_text, json_text, refused, run_of, template
 from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer
+from planner.trainers.checking.setting_names import flags
+from planner.trainers.checking.started import own_words, started
 from planner.workload import Workload
 
 OPTIMIZERS = {
@@ -119,6 +121,19 @@ def smoke_data(job: ExportJob) -> str:
     """Script that writes enough random text for the smoke run: a word is at least one token."""
     lines = -(-SMOKE_STEPS * job.workload.tokens // 512)
     return filled_text(job, "transformers/make_smoke_data.txt", steps=SMOKE_STEPS, lines=lines)
+
+
+def check_script_words(program: str = "torchrun") -> None:
+    """run.sh and smoke.sh of the folder here give train.py options that it has. Raises ValueError."""
+    folder = Path()
+    if not (folder / "run.sh").is_file():
+        return
+    known = flags(folder / "train.py")
+    for script in ("run.sh", "smoke.sh"):
+        words = own_words(started(folder, script, program)[0], "train.py")
+        unknown = [word for word in words if word.startswith("--") and word not in known]
+        if unknown:
+            raise ValueError(f"{script}: unknown options {', '.join(unknown)} of train.py")
 
 
 def accepted_arguments(*, with_trl: bool = False) -> Any:

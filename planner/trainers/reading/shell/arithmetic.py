@@ -78,7 +78,7 @@ def _combined(left: int, sign: ast.operator, right: int) -> int:
     if isinstance(sign, ast.Mod):
         return left - right * _combined(left, ast.FloorDiv(), right)
     if isinstance(sign, ast.Pow | ast.LShift | ast.RShift):
-        if not 0 <= right <= 64:
+        if not 0 <= right <= 64 or abs(left) > LARGEST:
             raise ValueError
         return {ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift}[type(sign)](
             left, right

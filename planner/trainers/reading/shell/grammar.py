@@ -312,7 +312,7 @@ class _Parser:
 
     def array(self) -> list[str]:
         self.position += 1
-        found = []
+        found: list[str] = []
         while True:
             self.blanks(lines=True)
             if self.at(")"):
@@ -340,7 +340,7 @@ class _Parser:
                 continue
             word = self.word()
             if match[1] in ("<<", "<<-"):
-                end = re.sub(r"['\"\\]", "", word)
-                self.waiting.append((node, end, match[1] == "<<-", end != word))
+                mark = re.sub(r"['\"\\]", "", word)
+                self.waiting.append((node, mark, match[1] == "<<-", mark != word))
             elif match[1] in (">", ">>"):
                 node.target = word

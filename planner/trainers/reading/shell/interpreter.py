@@ -8,14 +8,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.trainers.reading.given import ARGUMENTS
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged
 from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
-from planner.trainers.reading.shell.text import CLOSE, OPTION, cleaned, gap, is_open, roots
+from planner.trainers.reading.shell.text import CLOSE, OPTION, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
+_PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")
 MOST_STEPS = 20_000
 DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
@@ -70,10 +72,21 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     scripts lie that it reads. Raises PlannerError for what is no script, and for one that grows without end."""
     text = cleaned(text)
     batch = _batch(text)
-    follower = _Follower(where, Variables(where, given, _launcher_variables(batch)), directory)
+    variables = Variables(where, given, _launcher_variables(batch))
+    follower = _Follower(where, variables, directory)
     follower.script.batch = batch
+    text = _PLACEHOLDER.sub(lambda found: _said(re.sub(r"\W+", "_", found[1]), variables), text)
+    if ARGUMENTS in given:
+        follower.variables.positions = quoted_words(given[ARGUMENTS])
+        follower.variables.mentioned.add(ARGUMENTS)
     follower.run(parse(text, where))
     return follower.script
+
+
+def _said(name: str, variables: Variables) -> str:
+    """A place that people fill in by hand, <LIKE THIS>: what the user says of it, or a gap."""
+    text = variables.text(name)
+    return gap([name]) if text is None else text
 
 
 def _batch(text: str) -> dict[str, str]:

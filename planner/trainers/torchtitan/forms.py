@@ -1,0 +1,294 @@
+"""The forms of a configuration of torchtitan: Python, TOML, saved JSON, a command line; all become sections."""
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner import library
+from planner.errors import PlannerError
+from planner.layout import Recompute
+from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.named_models import preset_of
+from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
+from planner.trainers.reading.shell.arithmetic import arithmetic
+from planner.trainers.reading.values import json_mapping
+from planner.trainers.torchtitan.export import CONVERTERS
+
+Sections = dict[str, dict[str, Any]]
+"""parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
+_CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
+_OLD_PARALLEL = (
+    "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
+    "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches", "enable_async_tensor_parallel",
+    "expert_parallel_degree",
+)  # fmt: skip
+"""Keys of [training] and [experimental] that belong to parallelism since 2025."""
+
+
+def sections(path: Path, text: str, given: Given) -> Sections:
+    """The sections of a file of any form. Raises PlannerError."""
+    if path.suffix == ".py":
+        return _python(path, text, given)
+    if path.suffix == ".toml":
+        data = library.parse_toml(text, str(path))
+        return tables(path, given.filled(data))
+    if path.suffix == ".json":
+        data = json_mapping(path, text, "a configuration saved by torchtitan")
+        if "parallelism" not in data:
+            raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
+        found = _plain(given.filled(data))
+        return {**found, "other": {"notes": ["recompute: the file does not name its policy; selective is taken"]}}
+    return _flags(path, text, given)
+
+
+def _plain(data: Mapping[str, Any]) -> Sections:
+    found = {name: data.get(name) or {} for name in ("parallelism", "training")}
+    return {name: dict(value) if isinstance(value, Mapping) else {} for name, value in found.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- TOML
+
+
+def tables(path: Path, data: dict[str, Any]) -> Sections:
+    """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
+    found = _plain(data)
+    experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
+    for section in (found["training"], dict(experimental or {})):
+        for name in _OLD_PARALLEL:
+            if name in section:
+                found["parallelism"].setdefault(name, section[name])
+                found["training"].pop(name, None)
+    if "batch_size" in found["training"]:
+        found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
+    other: dict[str, Any] = {"notes": []}
+    checkpoint = _table(data, "activation_checkpoint")
+    other["recompute"] = _mode(path, checkpoint.get("mode", "selective"))
+    if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":
+        other["layers"] = str(checkpoint.get("selective_ac_option", "2"))
+    model = _table(data, "model")
+    names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
+             ("hf_assets_path", "tokenizer_path")]  # fmt: skip
+    other["model"] = _model(
+        [str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", ""))
+    )
+    other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
+    compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
+    other["compile"] = bool(compiled)
+    other.update(_low_precision(data, model))
+    return {**found, "other": other}
+
+
+def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+    converters = [
+        str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
+    ]
+    old = _table(data, "float8").get("enable_float8_linear") is True
+    quantised = _table(_table(data, "quantize"), "linear")
+    recipe = str(
+        _table(quantised, "float8").get("recipe_name") or _table(data, "float8").get("recipe_name") or "tensorwise"
+    )
+    if old or any("float8" in one for one in converters):
+        return {"precision": "fp8_row" if recipe.startswith("rowwise") else "fp8"}
+    return {"precision": "mxfp8"} if any("mx" in one for one in converters) else {}
+
+
+def _model(paths: list[str], name: str, flavor: str) -> str:
+    """The preset that a configuration trains, by its assets or by family and flavour; '' = not told."""
+    for one in paths:
+        tail = one.replace("\\", "/").rstrip("/").split("/")
+        if preset := next((preset for part in reversed(tail[-3:]) if (preset := preset_of(part))), None):
+            return preset if not flavor or flavor.lower().split("_")[0] in preset.replace("-", "") + preset else ""
+    family = {"llama3": "llama-3.1", "llama2": "llama-2", "deepseek_v3": "deepseek-v3"}.get(name, name)
+    if name == "deepseek_v3":
+        return "deepseek-v3" if flavor.upper().startswith("671B") else ""
+    return (preset_of(f"{family}-{flavor}") or "") if name and flavor else ""
+
+
+def _mode(path: Path, mode: object) -> Recompute:
+    modes = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
+    if str(mode) not in modes:
+        raise PlannerError(f"{path}: activation checkpointing '{mode}' is not one of {', '.join(modes)}")
+    return modes[str(mode)]
+
+
+# -------------------------------------------------------------------------------------------------------------- Python
+
+
+def _python(path: Path, text: str, given: Given) -> Sections:
+    """A module of configurations is read, not run: one function with its ParallelismConfig and TrainingConfig, what it changes
+    of another one, constants of the module."""
+    tree = library.parse_python(text, str(path))
+    module = _Module(path, tree)
+    functions = {name: node for name, node in module.functions.items() if module.makes_configuration(node)}
+    asked = given.setting("config") or (
+        "plan" if {"plan", "smoke"} == functions.keys() else None
+    )  # as the export writes them
+    if asked is not None and asked not in functions:
+        raise PlannerError(
+            f"{path}: no function {asked} that returns a configuration; it has {', '.join(functions) or 'none'}"
+        )
+    if asked is None and len(functions) > 1:
+        ask(str(path), [Question(name="config", about="which of its functions is trained", choices=tuple(functions))])
+    chosen = asked or next(iter(functions), None)
+    found: Sections = {"other": {"notes": []}}
+    if chosen is not None:
+        module.read(functions[chosen], found, 0)
+        found["other"].setdefault("model", _model([], *_family(path, chosen)))
+    else:
+        module.calls(tree, found)
+    if "parallelism" not in found and "training" not in found:
+        raise PlannerError(
+            f"{path}: no ParallelismConfig(...) in this module; give the file with the configuration function"
+        )
+    return {
+        "parallelism": {},
+        "training": {},
+        **{name: given.filled({name: value})[name] for name, value in found.items()},
+    }
+
+
+def _family(path: Path, function: str) -> tuple[str, str]:
+    family, _, flavor = function.rpartition("_")
+    return (path.parent.name, flavor) if path.parent.name in function or not family else (family, flavor)
+
+
+class _Module:
+    """Constants and functions of a module."""
+
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self.path = path
+        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self.constants = {
+            node.targets[0].id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+
+    def makes_configuration(self, node: ast.FunctionDef, depth: int = 0) -> bool:
+        """Whether a function returns a configuration of a training."""
+        calls = [ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        if any(one.split(".")[-1] in _CALLS or one.endswith("Trainer.Config") for one in calls):
+            return True
+        others = [self.functions[one] for one in calls if one in self.functions and self.functions[one] is not node]
+        return depth < 8 and any(self.makes_configuration(one, depth + 1) for one in others)
+
+    def read(self, node: ast.FunctionDef, found: Sections, depth: int) -> None:
+        """A function: the configuration that it starts from, its calls, then what it assigns."""
+        calls = [one.func.id for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
+        for other in (self.functions[one] for one in calls if one in self.functions and depth < 8):
+            if other is not node and self.makes_configuration(other):
+                self.read(other, found, depth + 1)
+        self.calls(node, found)
+        for one in ast.walk(node):
+            if isinstance(one, ast.Assign) and len(one.targets) == 1 and isinstance(one.targets[0], ast.Attribute):
+                self.assign(ast.unparse(one.targets[0]), one.value, found)
+
+    def calls(self, node: ast.AST, found: Sections) -> None:
+        """Keywords of the calls that make sections."""
+        for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+            function = ast.unparse(call.func)
+            given = {one.arg: one.value for one in call.keywords if one.arg}
+            section = _CALLS.get(function.split(".")[-1])
+            if section:
+                found[section] = {key: self.constant(value, key) for key, value in given.items()}
+            if "activation_checkpoint" in given:
+                found["other"]["recompute"] = self.policy(given["activation_checkpoint"])
+            if "compile" in given:
+                text = ast.unparse(given["compile"])
+                found["other"]["compile"] = "enable=True" in text or "enable" not in text
+            assets = given.get("hf_assets_path")
+            if isinstance(assets, ast.Constant) and (model := _model([str(assets.value)], "", "")):
+                found["other"]["model"] = model
+            for precision, converter in CONVERTERS.items():
+                if function.startswith(f"{converter}."):
+                    rowwise = "recipe_name" in given and "rowwise" in ast.unparse(given["recipe_name"])
+                    found["other"]["precision"] = "fp8_row" if rowwise and precision == "fp8" else precision
+            if function.startswith("NVFP4"):
+                raise PlannerError(
+                    f"{self.path}: line {call.lineno}: {function} is not priced in torchtitan; choose another"
+                )
+
+    def assign(self, target: str, value: ast.expr, found: Sections) -> None:
+        """``config.training.steps = 10``."""
+        match = re.fullmatch(r"\w+\.(parallelism|training)\.(\w+)", target)
+        if match:
+            found.setdefault(match[1], {})[match[2]] = self.constant(value, match[2])
+        elif re.fullmatch(r"\w+\.activation_checkpoint", target):
+            found["other"]["recompute"] = self.policy(value)
+
+    def policy(self, node: ast.expr) -> Recompute:
+        """The class of a checkpointing policy."""
+        text = ast.unparse(node)
+        for name, mode in (("FullAC", Recompute.FULL), ("SelectiveAC", Recompute.SELECTIVE), ("None", Recompute.NONE)):
+            if text.startswith(name):
+                return mode
+        old = re.search(r"mode=['\"](\w+)['\"]", text)
+        if old:
+            return _mode(self.path, old[1])
+        raise PlannerError(
+            f"{self.path}: line {node.lineno}: activation_checkpoint={text}; the planner knows FullAC, SelectiveAC, None"
+        )
+
+    def constant(self, node: ast.expr, key: str) -> Any:
+        """A literal, a constant of the module, or a product of whole numbers such as 8 * 2048."""
+        if isinstance(node, ast.Name) and node.id in self.constants:
+            node = self.constants[node.id]
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, RecursionError):
+            pass
+        text = ast.unparse(node)
+        result = arithmetic(text.replace("//", "/"), self.whole)
+        if result is None:
+            raise PlannerError(
+                f"{self.path}: line {node.lineno}: {key} is {text[:60]}, which is computed; write its value to read it back"
+            )
+        return result
+
+    def whole(self, name: str) -> str:
+        """A constant of the module as text, for arithmetic."""
+        node = self.constants.get(name)
+        return str(node.value) if isinstance(node, ast.Constant) else "?"
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def _flags(path: Path, text: str, given: Given) -> Sections:
+    """--parallelism.tensor_parallel_degree 4 (or =4, or with dashes) in a script or a log."""
+    script = evaluate(text, str(path), given.settings, path.parent)
+    given.used.update(given.settings.keys() & script.variables.mentioned)
+    found: Sections = {"parallelism": {}, "training": {}, "other": {"notes": []}}
+    questions: dict[str, str] = {}
+    words: list[str] = []
+    for command in script.commands:
+        words += command.words
+        for name, values, under in options(words_of(command.words)):
+            match = re.fullmatch(r"(parallelism|training|activation[_-]checkpoint)\.([\w-]+)", name)
+            if match is None or not values:
+                continue
+            section, key, value = match[1], match[2].replace("-", "_"), values[0]
+            if is_open(value) or under:
+                questions.setdefault((roots(value) or [*under, key])[0], name)
+            elif section in found:
+                found[section][key] = int(value) if re.fullmatch(r"-?\d{1,15}", value) else value
+            elif key == "mode":
+                found["other"]["recompute"] = _mode(path, value)
+    for word in words:
+        if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
+            found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
+    if questions:
+        choices = {name: tuple(script.choices.get(name, ())) for name in questions}
+        ask(
+            str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
+        )
+    if not found["parallelism"]:
+        raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
+    return {name: given.filled({name: value})[name] for name, value in found.items()}
