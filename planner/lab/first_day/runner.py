@@ -58,7 +58,8 @@ class Day:
 
     def run(self, steps: list[Step]) -> list[dict[str, Any]]:
         """One record per step, in order. After Ctrl-C the last ones are missing."""
-        begun, found, remade = time.monotonic(), [], set[str]()
+        found: list[dict[str, Any]] = []
+        begun, remade = time.monotonic(), set[str]()
         (self.folder / LOGS).mkdir(exist_ok=True)
         self.report(found)
         try:
