@@ -16,7 +16,6 @@ from planner.trainer_options import spelled
 from planner.trainers.bundle.nearest import refusals_of
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import TARGETS, load_target
-from planner.workload import Workload
 
 FILE = "plan.yaml"
 """What the plan is called in the commands, and when it is saved from the page."""
@@ -50,9 +49,7 @@ def job_keywords(plan: Plan) -> dict[str, Any] | None:
         "network_bandwidth": None if rate is None else f"{rate!r} B/s",
     }  # fmt: skip
     own = {name: getattr(work, name) for name in JOB if name in vars(work) and name not in words}
-    usual = vars(Workload(model=work.model, sequence_length=1, global_batch_size=1))
-    words |= {name: value for name, value in own.items() if value != usual[name]}
-    for _ in range(2):  # what is left out may be something else by default
+    for _ in range(2):  # what was said may change what is taken for the rest
         taken = resolve(Request(**request_fields(words))).job.workload
         words |= {name: value for name, value in own.items() if getattr(taken, name) != value}
     return words
