@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import fspath
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -219,18 +219,28 @@ def doctor(
     measured: str | float | None = None,
     memory: str | float | None = None,
     memory_kind: str = "device",
+    trace: File | Sequence[File] = (),
+    progress: Progress = silent,
 ) -> Answer[Diagnosis]:
     """What was measured against a plan, and what would explain the gap.
 
     ``measured``: time of one optimizer step, '14.2s' or seconds. ``memory``: peak of one GPU, '71GiB' or bytes, of the
-    ``memory_kind`` device, reserved or allocated. Raises PlannerError.
+    ``memory_kind`` device, reserved or allocated. ``trace``: of torch.profiler, a file for each rank, or folders and patterns; its
+    step time counts where none is given. Raises PlannerError.
     """
+    from planner.kineto.job_traces import read_traces, trace_files
     from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
+    from planner.questions.doctor.traced import beside_plan, step_time_of
 
     seconds = _seconds(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
-    return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
+    file, files = loaded(plan).file, trace_files([trace] if isinstance(trace, (str, PathLike)) else trace)
+    traced = None
+    if files:
+        traced = beside_plan(file, read_traces(files, file.layout, progress))
+        seconds = step_time_of(traced.job) if seconds is None else seconds
+    return Answer(diagnose(file, seconds, size, memory_kind, traced), print_diagnosis)
 
 
 def _seconds(text: str) -> float:
