@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from made_traces import ADAM, FLASH, GEMM, NCCL, NORM, Made, training
 
 from planner.errors import PlannerError
+from planner.explicit import explicit_plan
 from planner.kineto import events, job_traces
 from planner.kineto.groups import kinds_of
 from planner.kineto.job_traces import JobTraces, read_traces, trace_files
@@ -28,12 +31,14 @@ from planner.kineto.kernel_names import (
     short_name,
 )
 from planner.kineto.kernel_names import GEMM as PRODUCT
+from planner.kineto.plan_traces import no_truth
 from planner.kineto.rank_trace import Collective, read_rank
 from planner.kineto.spans import covered, gaps, outside, shared, union
 from planner.kineto.step_parts import StepParts, parts_of
 from planner.kineto.steps import find_steps
 from planner.layout import Layout, Order
 
+ROOT = Path(__file__).resolve().parent.parent
 US = 1e-6
 EIGHT = Layout(dp=8, zero=3)
 
@@ -483,17 +488,15 @@ def spoiled(seed: int) -> str:
     document = training(hidden=draw.random() < 0.5, steps=draw.randint(1, 4)).document()
     for _ in range(draw.randint(1, 6)):
         target = draw.choice([document, document["distributedInfo"], *document["traceEvents"][-30:]])
-        if not isinstance(target, dict):
+        if not isinstance(target, dict) or not target:
             continue
-        if draw.random() < 0.4 and isinstance(target.get("args"), dict):
+        if draw.random() < 0.4 and target.get("args") and isinstance(target["args"], dict):
             target = target["args"]
         key = draw.choice(list(target))
         if key == "traceEvents":
             target[key][draw.randrange(len(target[key]))] = draw.choice(STRANGE)
         elif draw.random() < 0.2:
             del target[key]
-            if not target:
-                target["a"] = 1
         else:
             target[key] = draw.choice(STRANGE)
         if not isinstance(document.get("distributedInfo"), dict):
@@ -523,3 +526,27 @@ def test_spoiled_traces_are_read_or_refused(tmp_path: Path) -> None:
 @pytest.mark.proof
 def test_many_spoiled_traces_are_read_or_refused(tmp_path: Path) -> None:
     assert read_spoiled(range(10**6, 10**6 + 3000), tmp_path) == {"read", "sentence"}
+
+
+# ------------------------------------------------------------------------------------------------ torch itself
+
+
+@pytest.mark.proof
+def test_traces_that_torch_writes_on_a_cpu(tmp_path: Path) -> None:
+    """Two ranks of gloo: steps, ranks and collectives are read; without kernels nothing is said of a GPU."""
+    script = [sys.executable, "-m", "tests.proofs.profiled_ranks"]
+    ranks = [subprocess.Popen([*script, str(rank), str(tmp_path), str(tmp_path / "store")], cwd=ROOT) for rank in (0, 1)]
+    assert [one.wait(timeout=90) for one in ranks] == [0, 0]
+    (tmp_path / "store").unlink(missing_ok=True)
+    found = read_traces(trace_files([tmp_path]), Layout(dp=2))
+    assert [one.trace.rank for one in found.parts] == [0, 1] and not found.has_gpu and found.notes[-1].startswith("no kernels")
+    for one in found.parts:
+        starts = [start for _, start, _ in one.trace.steps]
+        lengths = np.diff(starts)
+        assert one.trace.world == 2 and one.steps.how == "ProfilerStep" and len(starts) == 4
+        assert lengths.min() <= one.steps.seconds <= lengths.max() and len(one.trace.optimizer) == 4
+        assert len(one.trace.on_host["all_reduce"]) == 4
+        assert one.busy == 0 and not one.traffic and not one.host_bound
+    job = {"model": "llama-8b", "num_gpus": 2, "hardware": "h200-sxm", "trainer": "fsdp", "global_batch_size": 2}
+    plan = explicit_plan(None, {}, job)
+    assert "no kernels were recorded, and the plan is for" in no_truth(plan, found)

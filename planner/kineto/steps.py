@@ -10,8 +10,12 @@ from planner.kineto.rank_trace import RankTrace
 
 STEADY = 0.2
 """A step is steady when it is within this part of the median."""
-PAUSE = 0.25
-"""What follows within this part of the longest pause belongs to the same optimizer step: one optimizer for each part of a model."""
+APART, SURELY = 8.0, 100.0
+"""Pauses within a step and between steps differ by this factor at least; by the second where a single pause is the longer one."""
+LAUNCH = 1e-5
+"""Seconds: shorter pauses between kernels are alike."""
+MICROBATCHES = 0.75
+"""The profiler steps once for each microbatch where no more than this part of its steps holds a step of the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,8 @@ def find_steps(trace: RankTrace) -> Steps:
     ends the one before. Where the profiler steps more often than the optimizer (once for each microbatch), the
     optimizer's steps count.
     """
-    by_optimizer = _bounds(trace.optimizer)
-    if len(trace.steps) >= 2 and not 2 <= len(by_optimizer) <= 0.75 * len(trace.steps):
+    by_optimizer = _of_several(trace) if trace.steps else _bounds(trace.optimizer)
+    if len(trace.steps) >= 2 and not len(by_optimizer):
         numbers, starts = zip(*((number, _first(trace, start)) for number, start, _ in trace.steps), strict=True)
         return _steady(np.array(starts), numbers[:-1], "ProfilerStep")
     if len(by_optimizer) >= 2:
@@ -70,13 +74,28 @@ def _first(trace: RankTrace, start: float) -> float:
 
 
 def _bounds(spans: Floats) -> Floats:
-    """Ends of the groups of pieces that follow each other closely."""
+    """Ends of the groups of pieces that follow each other closely: the pauses between them are of two very different sizes."""
     if len(spans) < 2:
         return spans[:, 1]
     ends = np.maximum.accumulate(spans[:, 1])
-    pauses = spans[1:, 0] - ends[:-1]
-    apart = pauses >= max(PAUSE * float(np.max(pauses)), 1e-9)
-    return np.append(ends[:-1][apart], ends[-1])
+    pauses = np.maximum(spans[1:, 0] - ends[:-1], LAUNCH)
+    ordered = np.sort(pauses)
+    jumps = ordered[1:] / ordered[:-1]
+    jumps[-1:] = np.where(jumps[-1:] > SURELY, jumps[-1:], 0.0)  # a single long pause may be a hiccup
+    least = 0.0
+    if len(jumps) and np.max(jumps) > APART:
+        least = ordered[int(np.argmax(jumps)) + 1]
+    return np.append(ends[:-1][pauses >= least], ends[-1])
+
+
+def _of_several(trace: RankTrace) -> Floats:
+    """Ends of the optimizer's steps where the profiler steps more often than the optimizer, once for each microbatch; else none."""
+    starts = np.array([start for _, start, _ in trace.steps])
+    place = np.searchsorted(starts, trace.optimizer[:, 0], side="right") - 1
+    with_it = np.unique(place[place >= 0])
+    if len(with_it) < 2 or len(with_it) > MICROBATCHES * len(starts):
+        return np.zeros(0)
+    return np.array([np.max(trace.optimizer[place == one, 1]) for one in with_it])
 
 
 def _steady(bounds: Floats, numbers: object, how: str) -> Steps:

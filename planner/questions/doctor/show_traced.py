@@ -4,7 +4,8 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.kineto.kernel_names import ATTENTION, FAMILIES, GEMM
-from planner.questions.doctor.traced import NAMES, Traced, bus_bandwidth
+from planner.kineto.plan_traces import bus_bandwidth
+from planner.questions.doctor.traced import NAMES, Traced
 from planner.terminal.tables import percent, seconds, table
 from planner.units import MEGA, TERA
 

@@ -5,17 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from planner.detect import profile_of
-from planner.errors import PlannerError
 from planner.explain import PART_TEXT
-from planner.hardware import load_hardware
 from planner.kineto.job_traces import Bandwidth, JobTraces
 from planner.kineto.kernel_names import FAMILIES, OPTIMIZER
+from planner.kineto.plan_traces import device_note, priced_seconds
 from planner.kineto.step_parts import BUSY, StepParts
 from planner.plan_file import Plan
-from planner.units import GIGA
 
 ROWS: dict[str, tuple[str, ...]] = {
     "computation": ("compute", "recompute"), "tensor": ("tensor_communication",), "context": ("context_communication",),
@@ -146,34 +141,13 @@ def beside_plan(plan: Plan, job: JobTraces) -> Traced:
             )
     return Traced(
         job=job, rank=rank, rows=tuple(one for one in rows if one.predicted or one.measured), notes=tuple(notes),
-        bandwidths=tuple((one, _priced(plan, one)) for one in job.bandwidths), sentence=_sentence(rows, job),
+        bandwidths=tuple((one, priced_seconds(plan, one)) for one in job.bandwidths), sentence=_sentence(rows, job),
     )  # fmt: skip
 
 
 def by_row(parts: Mapping[str, float]) -> dict[str, float]:
     """Seconds of the parts of a prediction by row of the comparison."""
     return {row: sum(float(parts[name]) for name in names) for row, names in ROWS.items()}
-
-
-def step_time_of(job: JobTraces) -> float:
-    """Seconds per step of traces. Raises PlannerError where no steps were found."""
-    if job.step_time is None:
-        raise PlannerError(
-            "the trace shows no steps: it has neither ProfilerStep (call prof.step() after each optimizer step) nor an optimizer; "
-            "give the step time with --measured"
-        )
-    return job.step_time
-
-
-def device_note(plan: Plan, job: JobTraces) -> str:
-    """Why the times of a trace are not those of the plan's hardware; '' = they are, or the device is not known."""
-    hardware = plan.cluster().hardware
-    if not job.has_gpu:
-        return "" if hardware.is_cpu else f"no kernels were recorded, and the plan is for {hardware.device}"
-    known = profile_of(job.device) if job.device else None
-    if known is None or load_hardware(known).arch == hardware.arch:
-        return ""
-    return f"it ran on {job.device}, and the plan is for {hardware.device}"
 
 
 def likelihood(predicted: Mapping[str, float], measured: Mapping[str, float]) -> float:
@@ -204,17 +178,3 @@ def _sentence(rows: tuple[TracedRow, ...], job: JobTraces) -> str:
         if most > 0.02 * job.slowest.step_time:
             said += f" The others wait for rank {late}, up to {most:.3g} s of each step: look there first."
     return said
-
-
-def _priced(plan: Plan, one: Bandwidth) -> float:
-    """Seconds that the plan's hardware is priced with for the same collective; nan where its ranks are unknown."""
-    if len(one.ranks) < 2:
-        return math.nan
-    stride = (one.ranks[-1] - one.ranks[0]) / (len(one.ranks) - 1)
-    return float(np.asarray(plan.cluster().collective_time(one.op, one.bytes, float(one.size), stride)))
-
-
-def bus_bandwidth(one: Bandwidth, seconds: float) -> float:
-    """GB/s of the bus, as nccl-tests counts it."""
-    factor = (2.0 if one.op == "all_reduce" else 1.0) * (one.size - 1.0) / one.size
-    return factor * one.bytes / seconds / GIGA
