@@ -28,7 +28,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama-70b", "num_gpus": 256, "global_batch_size": 256, "tp": 8, "recompute": 2},
     "pipeline": {"model": "llama-70b", "num_gpus": 512, "global_batch_size": 512, "tp": 4, "pp": 4, "vpp": 5},
     "node": {"model": "llama-8b", "num_gpus": 8, "tp": 2, "global_batch_size": 64},
-    "data": {"model": "llama-8b", "num_gpus": 8, "trainer": "fsdp", "sequence_length": 2048, "global_batch_size": 8, "zero": 3},
+    "data": {"model": "llama-8b", "num_gpus": 8, "trainer": "fsdp", "sequence_length": 2048, "global_batch_size": 8,
+             "zero": 3},
     "small": {"model": "llama-8b", "num_gpus": 8, "tp": 8, "sequence_length": 2048, "global_batch_size": 256},
     "experts": {"model": "mixtral-8x7b", "num_gpus": 64, "global_batch_size": 512, "tp": 2, "etp": 2, "ep": 8},
     "many experts": {"model": "qwen3-235b-a22b", "num_gpus": 256, "pp": 2, "ep": 32},
@@ -257,7 +258,7 @@ def test_an_unknown_kind_of_memory_is_refused() -> None:
 
 
 def traced_dense(tmp_path: Path, change: Any = None) -> tuple[str, Path]:
-    """A plan of 8 GPUs over which data parallel traffic is hidden, and the trace of a step that has the parts of ``change`` of it."""
+    """A plan of 8 GPUs whose data parallel traffic is hidden, and the trace of a step with other parts, as ``change`` says."""
     one, times = plan("data"), dict(plan("data").prediction.time_s)
     times |= change(one) if change else {}
     made, at = Made(0, 8), 0.0
@@ -273,7 +274,7 @@ def traced_dense(tmp_path: Path, change: Any = None) -> tuple[str, Path]:
 
 
 def test_a_trace_gives_the_step_and_weighs_mechanisms(run: Any, tmp_path: Path) -> None:
-    """All traffic of states exposed: without the trace a slow GPU explains the step time as well, with it only what moves that part."""
+    """All traffic of states exposed: with the trace only what moves that part explains the step."""
     hidden = plan("data").prediction.hidden_s["data"]
     assert hidden > 0.1 * plan("data").prediction.step_time_s
     file, trace = traced_dense(tmp_path, lambda one: {"data_communication": one.prediction.time_s["data_communication"] + hidden})
@@ -308,7 +309,7 @@ def test_tables_of_a_trace_say_what_json_says(run: Any, tmp_path: Path) -> None:
         (lambda path: path.write_bytes(b"\x1f\x8b\x00garbage"), "cannot be read"),
         (lambda path: training(world=16).write(path), "is of a job of 16 ranks, and the plan is for 8 GPUs"),
         (lambda path: path.mkdir(), "no trace there"),
-        (lambda path: path.write_text('{"traceEvents":[{"ph":"X","cat":"kernel","name":"k","ts":0,"dur":9}]}'), "give the step time with --measured"),
+        (lambda path: path.write_text('[{"ph":"X","cat":"kernel","name":"k","ts":0,"dur":9}]'), "the step time with --measured"),
     ],
     ids=range(5),
 )  # fmt: skip
@@ -324,11 +325,32 @@ def test_a_predicted_trace_is_not_taken_for_a_measured_one(run: Any, tmp_path: P
     trace = tmp_path / "trace.json"
     assert run("report", str(tmp_path / "plan.yaml"), "--format", "trace", "--output", str(trace)).exit_code == 0
     done = run("doctor", str(tmp_path / "plan.yaml"), "--trace", str(trace))
-    assert done.exit_code == 2 and "this is the predicted step that 'plan report --format trace' wrote" in " ".join(done.stderr.split())
+    assert done.exit_code == 2
+    assert "this is the predicted step that 'plan report --format trace' wrote" in " ".join(done.stderr.split())
 
 
 def test_host_bound_and_another_device_are_said(tmp_path: Path) -> None:
     one = plan("data")
-    found = beside_plan(one, read_traces([training(gap=200.0, device="NVIDIA A100-SXM4-80GB").write(tmp_path / "a.json")], one.layout))
+    trace = training(gap=200.0, device="NVIDIA A100-SXM4-80GB").write(tmp_path / "a.json")
+    found = beside_plan(one, read_traces([trace], one.layout))
     notes = " ".join(found.notes)
     assert "rank 0 is host-bound: for 20% of the step" in notes and "it ran on NVIDIA A100-SXM4-80GB, and the plan is for" in notes
+
+
+def test_a_rank_that_all_wait_for_speaks_for_a_slow_gpu(run: Any, tmp_path: Path) -> None:
+    """The same steps with and without waits: the weight of one slow GPU rises with them, and falls where all ranks keep pace."""
+    one = plan("data")
+    one.save(tmp_path / "plan.yaml")
+    shares = {}
+    for name, late in (("waits", 300.0), ("even", 0.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank in range(8):
+            training(rank, hidden=False, wait=0.0 if rank == 3 else late).write(folder / f"rank{rank}.json.gz")
+        measured = f"{1.4 * one.prediction.step_time_s}s"
+        done = run("doctor", str(tmp_path / "plan.yaml"), "--trace", str(folder), "--measured", measured, "--json")
+        document = json.loads(done.stdout)
+        shares[name] = {each["key"]: each["share"] for each in document["findings"][0]["explanations"]}
+        assert (document["trace"]["waits_s"]["3"] == pytest.approx(0.0, abs=1e-8)) and len(document["trace"]["waits_s"]) == 8
+        assert ("Others wait for rank 3" in document["trace"]["sentence"]) == (name == "waits")
+    assert shares["waits"]["slow_gpu"] > 0.5 and shares["even"].get("slow_gpu", 0.0) < 0.05

@@ -502,6 +502,9 @@ def spoiled(seed: int) -> str:
         if not isinstance(document.get("distributedInfo"), dict):
             document["distributedInfo"] = {"rank": draw.choice(STRANGE)}
     text = json.dumps(document)
+    for _ in range(draw.choice((0, 0, 0, 1, 3))):
+        place = draw.randrange(len(text))
+        text = text[:place] + draw.choice('{}[]",:0x\\\n') + text[place + draw.randint(0, 1) :]
     return text[: draw.randrange(len(text))] if draw.random() < 0.2 else text
 
 
@@ -520,12 +523,12 @@ def read_spoiled(seeds: range, tmp_path: Path) -> set[str]:
 
 
 def test_spoiled_traces_are_read_or_refused(tmp_path: Path) -> None:
-    assert read_spoiled(range(250), tmp_path) == {"read", "sentence"}
+    assert read_spoiled(range(150), tmp_path) == {"read", "sentence"}
 
 
 @pytest.mark.proof
 def test_many_spoiled_traces_are_read_or_refused(tmp_path: Path) -> None:
-    assert read_spoiled(range(10**6, 10**6 + 3000), tmp_path) == {"read", "sentence"}
+    assert read_spoiled(range(10**6, 10**6 + 1000), tmp_path) == {"read", "sentence"}
 
 
 # ------------------------------------------------------------------------------------------------ torch itself

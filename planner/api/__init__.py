@@ -295,9 +295,9 @@ def calibrate(
 ) -> Answer[Calibrated]:
     """Correct a hardware profile with measured runs and write it to ``output``, a YAML file; then plan validated jobs again.
 
-    ``runs``: files of ``plan validate``, tables of runs, or training logs; ``traces``: plans with the traces of their runs. Keywords
-    say what a log does not: model, gpus, sequence_length, global_batch_size, precision, and fields of the layout. ``trainer``: of
-    the runs; None = by the framework of each. Raises PlannerError, and then nothing is written.
+    ``runs``: files of ``plan validate``, tables of runs, or training logs; ``traces``: plans with the traces of their runs.
+    Keywords say what a log does not: model, gpus, sequence_length, global_batch_size, precision, and fields of the layout.
+    ``trainer``: of the runs; None = by the framework of each. Raises PlannerError, and then nothing is written.
     """
     from planner.hardware import load_hardware
     from planner.questions.calibrate.numbers import calibrate as fit

@@ -11,6 +11,7 @@ breakdown, host wait]; a kernel of a collective that waits for other ranks is bu
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -105,16 +106,15 @@ def parts_of(trace: RankTrace, kind: Callable[[Collective], str]) -> StepParts:
     if steps.seconds <= 0:
         raise PlannerError(f"{trace.path}: its steps take no time: 'ts' and 'dur' of its events are not those of a run")
     each = [_one_step(trace, kind, float(low), float(high)) for low, high in steps.spans]
-    found: dict[tuple[object, ...], float] = defaultdict(float)
+    found: dict[tuple[Any, ...], float] = defaultdict(float)
     for one in each:
         for key, seconds in one.items():
             found[key] += seconds / len(each)
     traffic = [
         Traffic(
-            kind=name, op=op, size=size, calls=found["calls", name, op, size], total=seconds,
-            exposed=found["exposed", name, op, size],
+            kind=key[1], op=key[2], size=key[3], calls=found["calls", *key[1:]], total=seconds, exposed=found["exposed", *key[1:]]
         )
-        for (what, *rest), seconds in list(found.items()) if what == "total" for name, op, size in [tuple(rest)]
+        for key, seconds in list(found.items()) if key[0] == "total"
     ]  # fmt: skip
     return StepParts(
         trace=trace, steps=steps, step_time=steps.seconds, busy=found["busy",],
@@ -127,13 +127,13 @@ def parts_of(trace: RankTrace, kind: Callable[[Collective], str]) -> StepParts:
 
 def _one_step(
     trace: RankTrace, kind: Callable[[Collective], str], low: float, high: float
-) -> dict[tuple[object, ...], float]:
+) -> dict[tuple[Any, ...], float]:
     """Seconds of one step by what and which."""
     spans, family = clipped(trace.spans, low, high), trace.family
     here = spans[:, 1] > spans[:, 0]
     by_family = {number: spans[here & (family == number)] for number in (*COMPUTING, COPY)}
     computing = union(np.concatenate([by_family[number] for number in COMPUTING]))
-    found: dict[tuple[object, ...], float] = {
+    found: dict[tuple[Any, ...], float] = {
         ("compute", number): seconds for number, seconds in shared({one: by_family[one] for one in COMPUTING}).items()
     }
     kinds: dict[tuple[str, str, int], Floats] = {}
@@ -149,10 +149,9 @@ def _one_step(
     found["copies",] = outside(by_family[COPY], np.concatenate([computing, communicating]))
     found["busy",] = covered(spans)
     idle = gaps(spans, low, high)
-    seconds = idle[:, 1] - idle[:, 0]
-    waits = _waits_for_host(trace, idle)
-    found["idle", "host"], found["idle", "other"] = float(np.sum(seconds[waits])), float(np.sum(seconds[~waits]))
-    found["longest",] = float(np.max(seconds, initial=0.0))
+    lengths, waits = idle[:, 1] - idle[:, 0], _waits_for_host(trace, idle)
+    found["idle", "host"], found["idle", "other"] = float(np.sum(lengths[waits])), float(np.sum(lengths[~waits]))
+    found["longest",] = float(np.max(lengths, initial=0.0))
     return found
 
 

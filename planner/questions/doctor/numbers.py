@@ -174,9 +174,9 @@ def diagnose(
     findings = []
     if step_time is not None:
         mechanisms = slower(base) if step_time > before[0] else faster(base)
-        findings.append(_finding(0, asked, before, mechanisms, changed))
+        findings.append(_finding(0, asked, before, mechanisms, changed, traced))
     if memory is not None:
-        findings.append(_finding(1, asked, before, memory_mechanisms(base, memory > before[1]), changed))
+        findings.append(_finding(1, asked, before, memory_mechanisms(base, memory > before[1]), changed, traced))
     return Diagnosis(
         plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis, traced=traced
     )  # fmt: skip
@@ -188,7 +188,7 @@ _Asked = tuple[float | None, tuple[float, float], float]
 
 def _finding(
     index: int, asked: tuple[_Asked, _Asked], before: Values, mechanisms: list[Mechanism],
-    changed: Callable[[Mechanism, float], Values],
+    changed: Callable[[Mechanism, float], Values], traced: Traced | None,
 ) -> Finding:  # fmt: skip
     """Step time (index 0) or memory (1); ``before`` is predicted, ``changed`` with a mechanism at a size."""
     (said, interval, sigma), predicted = asked[index], before[index]
@@ -210,6 +210,8 @@ def _finding(
             share=0.0,
         )  # fmt: skip
         odds = _odds(with_it, before, asked[1 - index], 1 - index) * math.exp(min(max(with_it[3] - before[3], -MOST), MOST))
+        if traced is not None and mechanism.key == "slow_gpu":
+            odds *= math.exp(traced.waits_odds(with_it[0] / before[0]))
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
     whole = model + sum(weight for weight, _ in weighed)
