@@ -59,7 +59,7 @@ class Name(type):
     def __new__(mcs, name: str) -> "Name":
         return super().__new__(mcs, name, (), {})
 
-    def __init__(self, name: str) -> None:
+    def __init__(cls, name: str) -> None:
         super().__init__(name, (), {})
 
     def __call__(cls, *positional: Any, **named: Any) -> Any:

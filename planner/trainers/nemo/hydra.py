@@ -74,7 +74,7 @@ def read(path: Path, said: Given) -> Reading:
                 ask_for(found, key, (key,), None)
     called = preset_of_recipe(str(given.get("run.name") or path.stem).replace("megatron_", "").replace("_config", ""))
     if called is not None:
-        found.setdefault("pretrained_checkpoint", called)  # its vocabulary, where it has these sizes
+        found["tokenizer_model"] = called  # its vocabulary, where it has these sizes
     devices, nodes = (trainer.get(one) for one in ("devices", "num_nodes"))
     sure = all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (devices, nodes))
     found.num_gpus = devices * nodes if sure and devices * nodes > 1 else None  # 1 x 1 is what examples say for 'as you like'
@@ -100,6 +100,8 @@ def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
         found[ACTIVATIONS[activation]] = True
     elif activation not in ("gelu", "openai-gelu", "quick-gelu"):
         raise PlannerError(f"{model.where('activation')} is {shown(activation)}; a plan knows gelu, {', '.join(ACTIVATIONS)}")
+    if found["recompute_method"] == "block" and not found["recompute_num_layers"]:
+        found["recompute_granularity"] = found["recompute_method"] = None  # full, of no layer
     found["normalization"] = "RMSNorm" if "rms" in str(model.get("normalization", "layernorm")).lower() else "LayerNorm"
     found["disable_bias_linear"] = not model.flag("bias", True)
     found["untie_embeddings_and_output_weights"] = not model.flag("share_embeddings_and_output_weights", True)
