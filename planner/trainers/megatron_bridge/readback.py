@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.trainer_options import spell
@@ -34,10 +35,7 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a script or of a recipe. Raises PlannerError."""
     known = published()
     if path.suffix == ".py":
-        try:
-            tree = ast.parse(read_text(path))
-        except (SyntaxError, ValueError, RecursionError) as error:
-            raise PlannerError(f"{path}: not Python: {error}") from error
+        tree = library.parse_python(read_text(path), str(path))
         if "distill" in path.stem or "prune" in path.stem:
             raise PlannerError(f"{path}: distillation and pruning are not modelled")
         return parse(path, said, _of_module(path, tree, said, known), said.num_gpus)

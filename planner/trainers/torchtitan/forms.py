@@ -2,11 +2,11 @@
 
 import ast
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading.given import Given, Question, ask
@@ -32,10 +32,7 @@ def sections(path: Path, text: str, given: Given) -> Sections:
     if path.suffix == ".py":
         return _python(path, text, given)
     if path.suffix == ".toml":
-        try:
-            data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise PlannerError(f"{path}: not a TOML file: {error}") from error
+        data = library.parse_toml(text, str(path))
         return tables(path, given.filled(data))
     if path.suffix == ".json":
         data = json_mapping(path, text, "a configuration saved by torchtitan")
@@ -127,11 +124,7 @@ def _mode(path: Path, mode: object) -> Recompute:
 def _python(path: Path, text: str, given: Given) -> Sections:
     """A module of configurations is read, not run: one function with its ParallelismConfig and TrainingConfig, what it changes
     of another one, constants of the module."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line, what = (error.lineno, error.msg) if isinstance(error, SyntaxError) else (1, str(error)[:80])
-        raise PlannerError(f"{path}: line {line}: not Python: {what}") from error
+    tree = library.parse_python(text, str(path))
     module = _Module(path, tree)
     functions = {name: node for name, node in module.functions.items() if module.makes_configuration(node)}
     asked = given.setting("config") or (
