@@ -1,5 +1,6 @@
 """The architecture of a model: what a plan needs to know about it, and where it is read from."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -372,7 +373,7 @@ def _read_hub(name: str) -> ModelSpec:
             "install it, or give a preset or the path of a config.json"
         ) from None
     try:
-        huggingface_hub.logging.set_verbosity_error()  # its retries are no news
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries are no news
         path = Path(huggingface_hub.hf_hub_download(name, "config.json"))
     except Exception as error:  # the hub's errors have no common base: network, missing, gated
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from planner.cost.pipeline.partition import (
 )
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
+from planner.trainers.bundle.target import layers_per_chunk, virtual_stages
 from planner.workload import Workload
 
 SIZES: dict[str, Any] = {
@@ -114,13 +116,14 @@ def test_layers_of_stages_by_hand(layout: dict[str, int], layers: list[int], thr
         ({"pp": 2}, [2, 2, 0], [3, 3, 6], [1, 1, 0], [0, 0, 2]),
         ({"pp": 5}, [2, 0, 0], [0, 2, 3], [1, 0, 0], [0, 0, 2]),
         ({"pp": 2, "vpp": 2, "schedule": Schedule.ZBV}, [2, 2, 0], [3, 3, 6], [1, 1, 0], [2, 2, 0]),
-        ({"pp": 5, "vpp": 2, "schedule": Schedule.DUALPIPE_V}, [2, 0, 0], [0, 2, 3], [1, 0, 0], [2, 0, 0]),
+        ({"pp": 5, "vpp": 2, "schedule": Schedule.DUALPIPE_V}, [1, 0, 0], [1, 2, 3], [1, 0, 0], [2, 0, 0]),
     ],
 )
 def test_experts_embedding_and_heads_by_hand(
     layout: dict[str, int], dense: list[int], moe: list[int], embedding: list[int], head: list[int]
 ) -> None:
-    """10 layers, the first two dense, and a prediction module with a second head; in a V both ends are on rank 0."""
+    """10 layers, the first two dense, and a prediction module with a second head; in a V both ends are on rank 0, and chunks of
+    one layer put the second dense one on rank 1."""
     stages = split_stages(tiny(num_layers=10, mtp_layers=1, **{**MOE, "num_dense_layers": 2}), Layout(**layout))
     for name, expected in (("dense", dense), ("moe", moe), ("embedding", embedding), ("head", head)):
         assert getattr(stages, name)[0].tolist() == expected, name
@@ -131,6 +134,30 @@ def test_experts_in_every_layer_or_every_second_by_hand(interval: int, dense: li
     """9 layers on 3 stages, the first one dense: 8 or 4 with experts, of which a middle stage has what the ends leave."""
     stages = split_stages(tiny(num_layers=9, moe_layer_interval=interval, **MOE), Layout(pp=3))
     assert (stages.dense[0].tolist(), stages.moe[0].tolist()) == (dense, moe)
+
+
+def test_leading_dense_layers_lie_where_the_exported_chunks_have_them() -> None:
+    """First, last and every middle stage against the layers by number that exporters write, for 300 drawn layouts."""
+    draw, seen, several = random.Random(16), 0, 0
+    while seen < 300:
+        pp, vpp = draw.choice([2, 3, 4, 7]), draw.choice([1, 2, 3])
+        schedule = Schedule.ZBV if vpp == 2 and draw.random() < 0.4 else Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B
+        first, last = draw.choice([0, 1, 2]) * (pp > 2), draw.choice([0, 1, 3]) * (pp > 2)
+        layout = Layout(pp=pp, vpp=vpp, schedule=schedule, first_stage_layers=first, last_stage_layers=last)
+        layers, dense = draw.randint(4 + pp, 40), draw.randint(1, 6)
+        model = tiny(num_layers=layers, **{**MOE, "num_dense_layers": dense})
+        held, counted = [0] * pp, [0] * pp
+        for rank, _, numbers in virtual_stages(layers_per_chunk(layers, layout), layout):
+            held[rank] += len(numbers)
+            counted[rank] += sum(number < dense for number in numbers)
+        for rank in range(pp):
+            found, where = split_stages(model, layout, max(rank, 1)), 0 if rank == 0 else 2 if rank == pp - 1 else 1
+            assert found.dense[0, where] == counted[rank], (layers, dense, layout, rank)
+            assert found.moe[0, where] == held[rank] - counted[rank]
+        mean = split_stages(model, layout)
+        assert (mean.dense[0, 0], mean.dense[0, 2]) == (counted[0], counted[-1])
+        seen, several = seen + 1, several + (counted[0] < dense)
+    assert several > 50
 
 
 def test_layers_by_cost_by_hand() -> None:

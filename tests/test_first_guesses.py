@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 import planner
 from planner import library, units
-from planner.commands.main import main
+from planner.commands.main import MEANT, main
+from planner.commands.plans import search
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.hardware.names import profile_named
@@ -196,3 +197,16 @@ def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
     first, second = free.found.rows[-1], said.found.rows[-1]
     assert first.num_gpus < second.num_gpus and second.global_batch_size == 512
     assert f"with a global batch of {first.global_batch_size} instead of 512" in first.why
+
+
+@pytest.mark.parametrize(
+    ("word", "flag"), [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus")]
+)
+def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -> None:
+    assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
+
+
+def test_every_word_of_another_tool_means_a_flag_of_the_search() -> None:
+    flags = {flag for one in search.params for flag in one.opts}
+    words = " ".join(MEANT.values()).split()
+    assert flags >= MEANT.keys() and len(words) == len(set(words)) and not {f"--{word}" for word in words} & flags

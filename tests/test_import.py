@@ -59,7 +59,10 @@ def test_export_then_import_is_the_same_plan(target, pins, run, tmp_path):
             "{",
             "looks like no configuration of ",
         ),
-        ("ds.json", '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}', "say --gpus N (the number of GPUs does not follow from the batch keys)"),
+        (
+            "ds.json", '{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}',
+            "say --gpus N (the number of GPUs does not follow from the batch keys)",
+        ),
         ("a.sh", "--num-layers 4 --hidden-size 8", "without it there is no plan: --num-attention-heads is missing"),
     ],
 )

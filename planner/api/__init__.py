@@ -60,8 +60,8 @@ def plan(
     """The ``top`` best plans of a job: ``plan(model="llama-70b", gpus=8, tp=8)``. Fields of a layout that are given stay.
 
     ``tokens`` ('15T') asks what training on them takes with the best plan, at ``price`` USD per GPU-hour; with ``days`` and without
-    ``gpus`` the job gets the fewest GPUs that do it in time. Empty when nothing fits. Raises PlannerError when the job cannot be read,
-    or no layout of it is legal.
+    ``gpus`` the job gets the fewest GPUs that do it in time. Empty when nothing fits. Raises PlannerError when the job cannot be
+    read, or no layout of it is legal.
     """
     from planner.api.plans_of import plans_of
     from planner.api.token_budget import fewest, read_budget, training
@@ -363,7 +363,7 @@ def import_config(
 
     require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
     fields = {name: value for name, value in request_fields(said).items() if name in SAID}
-    beside = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
+    beside: dict[str, Any] = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
     given = Given(**beside, micro_batch_size=micro_batch_size, settings=parse_settings(settings))
     reading = read(Path(file), format, given)
     return Imported(to_plan(reading, fields), unread=reading.unread, noise=reading.noise, notes=reading.notes)

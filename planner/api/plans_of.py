@@ -17,9 +17,9 @@ from planner.explicit import complete
 from planner.keywords import flag_of, layout_values, request_fields
 from planner.model import ModelSpec
 from planner.plan_file import Assumption
-from planner.rules import Job, allowed, check
+from planner.rules import Job, allowed, check, divisors
 from planner.search import Finding, Pins, search
-from planner.space import base_layouts, divisors
+from planner.space import base_layouts
 from planner.trainer_options import read_options, spelled
 
 

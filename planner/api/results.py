@@ -165,12 +165,13 @@ class Plan(Result):
         return {"assumptions": [vars(one) for one in self.assumed], **document}
 
     def show(self, console: Console) -> None:
-        """Print assumptions, step time and memory on a console of rich."""
+        """Print step time, memory and assumptions on a console of rich."""
         from planner.terminal import tables as table
 
-        if self.assumed:
-            console.print(table.assumptions_table(self.assumed))
         table.print_prediction(console, self.file)
+        if self.assumed:
+            console.print()
+            console.print(table.assumptions_table(self.assumed))
 
     def save(self, path: File) -> None:
         """Write the plan file, whole or not at all. Raises PlannerError."""

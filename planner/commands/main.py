@@ -42,6 +42,23 @@ STOPPED = 130
 """Exit code after Ctrl-C."""
 
 
+MEANT = {
+    "--sequence-length": "context context-length ctx seq seq-len seq-length seqlen max-length max-seq-length cutoff-len",
+    "--global-batch-size": "batch batch-size gbs global-batch train-batch-size",
+    "--micro-batch-size": "mbs micro-batch per-device-train-batch-size per-device-batch-size",
+    "--gpus": "gpu n-gpus num-gpus ngpus world-size num-processes devices",
+    "--nodes": "nnodes num-nodes n-nodes",
+    "--tp": "tensor-parallel tensor-parallel-size tensor-model-parallel-size",
+    "--pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size",
+    "--cp": "context-parallel context-parallel-size", "--ep": "expert-parallel expert-model-parallel-size",
+    "--hardware": "device accelerator cluster card", "--trainer": "framework backend engine",
+    "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r",
+    "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
+    "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "out save",
+}  # fmt: skip
+"""Flags by what other tools call them; where somebody types such a word, the flag is named."""
+
+
 class SentenceError(click.ClickException):
     """A PlannerError as the command line shows it: one sentence, exit code 2."""
 
@@ -93,6 +110,11 @@ class PlanGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            word = error.option_name.lstrip("-").replace("_", "-").lower()
+            meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
+            error.possibilities = [meant] if meant else error.possibilities
+            raise
         except PlannerError as error:
             raise SentenceError(str(error)) from error
 

@@ -204,9 +204,9 @@ def _every_row(layout: Layout) -> Layout:
 
 
 def memory_by_stage(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 0
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Bytes on the first, a middle and the last stage, (3, N); ``middle`` is the number of the middle one.
+    """Bytes on the first, a middle and the last stage, (3, N); ``middle`` is the number of the middle one, 0 stands for all.
 
     By component but for the context: what ``estimate`` takes the largest of. And the most bytes of each component that the
     allocator hands out, each at a program point of its own, and "peak", the most of all together.

@@ -41,37 +41,37 @@ class Gathered(StageSeconds, states.StageBytes, state_traffic.UpdateSeconds):
 
 
 class StageTable:
-    """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows. ``middle`` is the
-    number of the middle stage whose microbatches in flight are counted."""
+    """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows. ``middle``
+    is the number of the middle stage; 0: what stands for all of them, the microbatches in flight of stage 1."""
 
-    def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1) -> None:
+    def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 0) -> None:
         trainer = stored_as(workload, trainer)
         layout = partition.assign_layers(workload.model, trainer, layout)
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         hooked = (layer_hooks(trainer, layout) > 0).astype(np.int64)
-        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked)
-        stages = partition.split_stages(workload.model, contents)
+        contents, content_rows = distinct(layout, _of_chunks(workload, STAGE_FIELDS), v_shaped, expert_stride, hooked)
+        stages = partition.split_stages(workload.model, contents, middle)
         blocks = price_blocks(workload, cluster, trainer, contents)
         kernels = trainer.kernels
         parameters = partition.stage_parameters(workload, contents, stages, kernels)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
-        groups, group_rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped)
-        spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped)
+        groups, group_rows = distinct(layout, _of_chunks(workload, state_traffic.TRAFFIC_FIELDS), v_shaped)
+        spaces, space_rows = distinct(layout, _of_chunks(workload, _space_fields(trainer)), v_shaped)
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
         held = (
-            (stages, parameters) if groups is contents else _held(workload, groups, kernels)
+            (stages, parameters) if groups is contents else _held(workload, groups, kernels, middle)
         )  # few candidates are not sorted out
-        more = (stages, parameters) if spaces is contents else _held(workload, spaces, kernels)
+        more = (stages, parameters) if spaces is contents else _held(workload, spaces, kernels, middle)
         self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held), group_rows),
-            (_space_columns(workload, cluster, trainer, spaces, more, middle), space_rows),
-            (flight_columns(flights, stage_positions(flights, middle)), flight_rows),
+            (_space_columns(workload, cluster, trainer, spaces, more, max(middle, 1)), space_rows),
+            (flight_columns(flights, stage_positions(flights, max(middle, 1))), flight_rows),
         ]
 
     def take(self, rows: slice) -> Gathered:
@@ -187,9 +187,14 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
-def _held(workload: Workload, layout: Layout, kernels: Kernels) -> tuple[Stages, StageParameters]:
+def _of_chunks(workload: Workload, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """The fields, and the number of chunks where it decides which ranks hold the leading dense layers."""
+    return (*fields, "vpp") if workload.model.num_dense_layers and "vpp" not in fields else fields
+
+
+def _held(workload: Workload, layout: Layout, kernels: Kernels, middle: int) -> tuple[Stages, StageParameters]:
     """What the stages of a layout hold."""
-    stages = partition.split_stages(workload.model, layout)
+    stages = partition.split_stages(workload.model, layout, middle)
     return stages, partition.stage_parameters(workload, layout, stages, kernels)
 
 

@@ -2,7 +2,8 @@
 
 from planner.hardware.compute import MEMORY_OPS, PASSES
 from planner.hardware.links import ASSUMED, MeasuredOverlap, Slowdown
-from planner.hardware.profile import OVER, SCALES, HardwareProfile, Price, Provenance, joined_by, load_hardware
+from planner.hardware.names import OVER
+from planner.hardware.profile import SCALES, HardwareProfile, Price, Provenance, joined_by, load_hardware
 from planner.hardware.relatives import FAMILIES
 
 __all__ = [

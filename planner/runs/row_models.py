@@ -10,6 +10,7 @@ from planner import library, units
 from planner import model as models
 from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
+from planner.model_names import aliases
 from planner.runs.rows import Row, UnsupportedError
 from planner.runs.software import default_of
 
@@ -17,7 +18,7 @@ from planner.runs.software import default_of
 @functools.cache
 def _presets() -> list[tuple[str, str]]:
     """(letters and digits of a name or alias, preset), longest first: the first prefix is the most specific."""
-    known = {name: name for name in library.names("models")} | models.aliases()
+    known = {name: name for name in library.names("models")} | aliases()
     return sorted(((re.sub(r"\W", "", n.lower()), p) for n, p in known.items()), key=lambda pair: (-len(pair[0]), pair))
 
 

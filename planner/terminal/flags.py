@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -77,7 +77,7 @@ ALSO = {"network_bandwidth": ("--network",)}
 """Other spellings of a flag."""
 
 
-CHOICES = {
+CHOICES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
     "objective": OBJECTIVES, "image_encoder": IMAGE_ENCODERS,
 }  # fmt: skip

@@ -122,9 +122,10 @@ def plans_table(plans: list[Plan], fit: bool, width: int) -> Table:
         ">memory, GiB": [f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f}" for one in found],
         ">runs out": [risk(one.out_of_memory_probability) for one in found],
     }
-    forms = [{**columns, **waits, **memory}, {**columns, **memory}]
+    forms: list[dict[str, list[str | Text]]] = [{**columns, **waits, **memory}, {**columns, **memory}]
     times = {name: cells for name, cells in columns.items() if name in (">step", ">tok/s/GPU")}
-    narrow = {">#": columns[">#"], "layout": [layout_text(plan.layout) for plan in plans], **times, **memory}
+    words: list[str | Text] = [layout_text(plan.layout) for plan in plans]
+    narrow = {">#": columns[">#"], "layout": words, **times, **memory}
     columns = next((one for one in forms if _width(one) <= width), narrow)
     legend = [f"{name}: {text}" for name, text in LEGEND.items() if any(name == heading.lstrip(">~") for heading in columns)]
     shown = table(*columns, title="Best plans" if fit else "Closest attempts (none fits)")
@@ -152,7 +153,8 @@ def _layout_columns(layouts: list[Layout]) -> dict[str, list[str | Text]]:
             found[f">{name}"] = [str(value) for value in numbers(name)]
     if ">cp" in found:
         found[">cp"] = [f"{one.cp} {NAMES['cp_method'][int(one.cp_method)]}" if one.cp != 1 else "1" for one in layouts]
-    found[">b"], found[">m"] = ([str(n) for n in numbers(name)] for name in ("micro_batch_size", "num_microbatches"))
+    for name, heading in (("micro_batch_size", ">b"), ("num_microbatches", ">m")):
+        found[heading] = [str(value) for value in numbers(name)]
     if any(numbers("zero")):
         found[">zero"] = [f"{one.zero}" + (f", {one.dp_shard}" if 0 < one.dp_shard != one.dp else "") for one in layouts]
     schedules = [NAMES["schedule"][int(one.schedule)] if one.pp != 1 else "" for one in layouts]

@@ -75,10 +75,11 @@ def stage_layers(num_layers: int, layout: Layout) -> list[int]:
     return ([max(first, 0)] if first else []) + middle + ([max(last, 0)] if last else [])
 
 
-def split_stages(model: ModelSpec, layout: Layout) -> Stages:
+def split_stages(model: ModelSpec, layout: Layout, middle: int = 0) -> Stages:
     """Layers per stage: given first and last, the rest evenly; the remainder of a division makes a middle stage larger.
 
-    Leading dense layers of a mixture of experts fill the first stage first. Prediction modules sit on the last stage.
+    Leading dense layers of a mixture of experts lie on the stages that the data passes first. Prediction modules sit on the
+    last stage. The middle one of the three is the largest with the mean of experts, or the one of number ``middle``.
     """
     rows, total = len(layout), float(model.num_layers)
     pp, given_first, given_last = (
@@ -91,12 +92,13 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     last = np.where(given_last != 0, np.maximum(given_last, 0.0), np.floor(even))
     single = pp == 1
     first, last = np.where(single, total, first), np.where(single, total, last)
-    middle = np.where(pp > 2, np.ceil(np.maximum(total - first - last, 0.0) / np.maximum(pp - 2, 1.0)), first)
-    layers = np.stack([first, middle, last], axis=-1)
+    small, larger = np.divmod(np.maximum(total - first - last, 0.0), np.maximum(pp - 2, 1.0))
+    between = small + ((middle <= larger) if middle else (larger > 0))
+    layers = np.stack([first, np.where(pp > 2, between, first), last], axis=-1)
     one = np.ones(rows)
     at_first, at_last = np.stack([one, pp <= 2, single], axis=-1), np.stack([single, single, one], axis=-1)
     more = at_last * model.mtp_layers * model.layers_per_mtp
-    moe = _moe_layers(model, layers, pp) + more * bool(model.num_moe_layers)
+    moe = _moe_layers(model, layers, layout, middle) + more * bool(model.num_moe_layers)
     at_head = np.where(np.broadcast_to(is_v_shaped(layout.schedule), (rows,))[..., None], at_first, at_last)
     return Stages(
         dense=layers + more - moe,
@@ -107,17 +109,51 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     )
 
 
-def _moe_layers(model: ModelSpec, layers: Floats, pp: Floats) -> Floats:
-    """Layers with experts on each of the three stages; the middle one holds the mean of what first and last leave."""
+def _moe_layers(model: ModelSpec, layers: Floats, layout: Layout, middle: int) -> Floats:
+    """Layers with experts on each of the three stages; the middle one holds the mean of what first and last leave, or its own
+    where ``middle`` is its number."""
     if not model.is_moe:
         return np.zeros_like(layers)
+    pp = np.broadcast_to(np.asarray(layout.pp, dtype=float), layers.shape[:1])
     ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1)
-    first = np.maximum(layers[..., 0] - model.num_dense_layers, 0.0) * ratio
-    last = np.where(pp > 1, layers[..., 2] * ratio, first)
-    last = np.minimum(last, np.maximum(layers[..., 2] - np.maximum(model.num_dense_layers - layers[..., 0], 0.0), 0.0))
+    first, own, last = ((layers - _leading_dense(model, layers, layout, middle)) * ratio).T
+    last = np.where(pp > 1, last, first)
     left = np.maximum(model.num_moe_layers - first - last, 0.0)
-    middle = np.minimum(np.where(pp > 2, np.ceil(left / np.maximum(pp - 2, 1.0)), first), layers[..., 1])
-    return np.stack([first, middle, last], axis=-1)
+    mean = np.minimum(np.ceil(left / np.maximum(pp - 2, 1.0)), layers[..., 1])
+    return np.stack([first, np.where(pp > 2, own if middle else mean, first), last], axis=-1)
+
+
+def _leading_dense(model: ModelSpec, layers: Floats, layout: Layout, middle: int) -> Floats:
+    """How many of the D leading dense layers the first, one middle and the last stage hold, (N, 3).
+
+    Chunk c of rank r is virtual stage c p + r and starts behind all layers of those before it, at s: of its n layers
+    min(max(D - s, 0), n) are among the first D. Chunks of few layers put the D on several ranks. In a V the second chunk
+    goes back up the ranks. Chunks of a rank: ``trainers.bundle.target.layers_per_chunk``.
+    [Megatron Core, transformer_layer.py, get_transformer_layer_offset; torch.distributed.pipelining, stages c p + r]
+    """
+    pp, vpp, v_shaped = (
+        np.broadcast_to(np.asarray(one), layers.shape[:1]) for one in (layout.pp, layout.vpp, is_v_shaped(layout.schedule))
+    )
+    rest = np.maximum(model.num_layers - layers[..., 0] - layers[..., 2], 0.0)
+    small, larger = np.divmod(rest * (pp > 2), np.maximum(pp - 2, 1))
+    smaller = np.maximum(pp - 2, 0) - larger
+    before = max(middle - 1, 0)  # middle ranks before the one that is looked at; the larger ones come first
+    start, found = np.zeros(len(layers)), np.zeros_like(layers)
+    for chunk in range(int(np.max(vpp)) if model.num_dense_layers else 0):
+        more, less = (np.where(chunk < vpp, one, 0) for one in (chunk, vpp - 1 - chunk))  # where the remainder goes
+        first, last, low, high = (
+            np.where(chunk < vpp, (one + where) // vpp, 0.0)
+            for one, where in ((layers[..., 0], more), (layers[..., 2], less), (small, more), (small + 1, more))
+        )
+        inner, last = high * larger + low * smaller, np.where(pp > 1, last, 0.0)
+        offset = first + high * np.minimum(larger, before) + low * np.maximum(before - larger, 0.0)
+        sizes = np.stack([first, np.where(before < larger, high, low), last], axis=-1)
+        down = np.stack([np.zeros_like(first), offset, first + inner], axis=-1)
+        up = (first + inner + last)[:, None] - down - sizes
+        back = (v_shaped & (chunk == 1))[:, None]
+        found += np.clip(model.num_dense_layers - start[:, None] - np.where(back, up, down), 0.0, sizes)
+        start = start + first + inner + last
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

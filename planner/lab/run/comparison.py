@@ -154,14 +154,14 @@ def predicted_traffic(asked: Question, stage: int, microbatches: int, least: flo
     """Priced bytes of one pipeline stage in a step of so many microbatches."""
     layout = Layout.stack([asked.layout])
     where = position(stage, asked.split.pp)
-    stages = split_stages(asked.workload.model, layout)
+    stages = split_stages(asked.workload.model, layout, max(stage, 1))
     shard = Shard(workload=asked.workload, trainer=asked.trainer, layout=layout, ep_stride=1.0)
     counts = {name: float(getattr(stages, name)[0, where]) for name in ("dense", "moe", "embedding", "head")}
     found: dict[Key, float] = defaultdict(float)
     for one, times in _of_layers(shard, counts):
         if _scalar(one.n) > 1 and _scalar(one.size) >= least:
             found[one.op, one.group] += microbatches * times * _scalar(one.size) * _scalar(one.count)
-    for key, size in _states(asked, layout, where, microbatches):
+    for key, size in _states(asked, layout, stage, microbatches):
         found[key] += size
     if asked.split.pp > 1:
         whole = float((shard.tokens_split * asked.workload.model.hidden_size * shard.element)[0])
@@ -190,9 +190,10 @@ def _of_layers(shard: Shard, counts: dict[str, float]) -> Iterator[tuple[Collect
             yield one, counts[kind] * (1.0 + (_scalar(repeated(int(one.module), shard)) if runs else 0.0))
 
 
-def _states(asked: Question, layout: Layout, where: int, microbatches: int) -> Iterator[tuple[Key, float]]:
+def _states(asked: Question, layout: Layout, stage: int, microbatches: int) -> Iterator[tuple[Key, float]]:
     """Weights gathered and gradients reduced, as ``cost.price.state_traffic`` says."""
-    parameters = stage_parameters(asked.workload, layout, split_stages(asked.workload.model, layout))
+    stages, where = split_stages(asked.workload.model, layout, max(stage, 1)), position(stage, asked.split.pp)
+    parameters = stage_parameters(asked.workload, layout, stages)
     sizes = (float(values[0, where]) for values in parameters.trained(asked.workload))
     shards = (float(one[0, 0]) for one in shard_groups(layout))
     replicas = int(asked.layout.dp) // int(asked.layout.shard)

@@ -95,7 +95,7 @@ def _transformers(asked: Request, settings: dict[str, Any], answer: Checked) -> 
     answer.same("length", (found.max_length, found.packing), (asked["length"], True))
     answer.same("one precision at most", all(precision), False)
     answer.same("FSDP2", bool(found.fsdp), layout["zero"] > 0)
-    shards = getattr(found, "fsdp_config", None) if found.fsdp else {}
+    shards: dict[str, Any] = (getattr(found, "fsdp_config", None) or {}) if found.fsdp else {}
     answer.same("reshard after forward", bool(shards.get("reshard_after_forward")), layout["zero"] == 3)
     checkpoints = bool(shards.get("activation_checkpointing") or train.gradient_checkpointing)
     answer.same("recompute", checkpoints, layout["recompute"] == 2)
