@@ -1,6 +1,6 @@
 """Primus, of AMD."""
 
-PLACE = 26
+PLACE = 8
 TITLE = "Primus (YAML with overrides, Megatron back end, AMD)"
 TRAINERS = ("megatron",)
 PACKAGE, VERSIONS = "primus", ">=26.5,<26.6"
@@ -12,3 +12,4 @@ SOURCE = (
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
 OPTIONS = ("router_dtype", "gradient_overlap", "gradient_dtype", "loss_fusion", "attention_kernel", "dropout")
 NO_WORD = ("muon", "mxfp8", "nvfp4", "fp8_block", "adam_8bit")
+FORM = ("yaml yml", r"(?s)^modules:.*^\s+framework:.*^\s+overrides:")
