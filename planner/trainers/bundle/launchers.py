@@ -20,6 +20,8 @@ from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot", "ray")
 """Names after --launcher."""
 RUNS = {"run": "The run itself.", "smoke": "A few steps on synthetic data, with the same parallelism."}
+SCHEDULED = {"slurm": {"sbatch": "slurm.sbatch.j2"}, "ray": {"ray.py": "ray_train.py.j2"}}
+"""Ending of the file that a launcher gets beside the scripts, and its template."""
 LARGEST_CONFIG_MAP = 900_000
 """Bytes of files that go into a ConfigMap; the API server stores up to 1 MiB with its metadata."""
 MOST_LINES = 64
@@ -42,9 +44,8 @@ def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
         files[f"{run}.sh"] = filled_text(job, "node.sh.j2", run=run, what=RUNS[run], command=command, **facts)
     if facts["ordered"]:
         files["hosts.txt"] = filled_text(job, "hosts.txt.j2", **facts)
-    scheduled = {"slurm": ("sbatch", "slurm.sbatch.j2"), "ray": ("ray.py", "ray_train.py.j2")}.get(launcher)
-    for run, what in RUNS.items() if scheduled else ():
-        files[f"{run}.{scheduled[0]}"] = filled_text(job, scheduled[1], run=run, what=what, **facts)
+    for ending, source in SCHEDULED.get(launcher, {}).items():
+        files |= {f"{run}.{ending}": filled_text(job, source, run=run, what=what, **facts) for run, what in RUNS.items()}
     carried = {**rendered.files, **files}
     if launcher == "kubernetes":
         files |= {f"{run}.trainjob.yaml": _train_job(job, rendered, run, carried) for run in RUNS}

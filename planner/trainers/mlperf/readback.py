@@ -67,15 +67,7 @@ def read(path: Path, given: Given) -> Reading:
     lora = _true(values.get("LORA")) or "lora" in place
     said = given if given.model or not model else dataclasses.replace(given, model=model)
     questions = _questions(script, values, said, length, lora)
-    found = Arguments(str(path))
-    found |= {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
-              "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True}  # fmt: skip
-    if _true(values.get("FP8")):
-        found |= {"fp8": "hybrid", **({"fp8_recipe": values["FP8_RECIPE"]} if values.get("FP8_RECIPE") else {})}
-    if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):
-        del found["use_distributed_optimizer"]
-    if "false" in (values.get("SEQ_PARALLEL", "").lower(), values.get("SP", "").lower()):
-        del found["sequence_parallel"]
+    found = _switches(path, values, lora)
     for name, argument in NAMES.items():
         if re.fullmatch(r"\d{1,6}", values.get(name, "")):
             found[argument] = values[name]
@@ -115,6 +107,20 @@ def read(path: Path, given: Given) -> Reading:
     return dataclasses.replace(
         reading, trainer="nemo", lora_rank=RANK, lora_targets="attention", frozen_weights=frozen, unread=unread
     )
+
+
+def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
+    """What every configuration of the benchmarks runs with, and what its variables turn on and off."""
+    found = Arguments(str(path))
+    found |= {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
+              "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True}  # fmt: skip
+    if _true(values.get("FP8")):
+        found |= {"fp8": "hybrid", **({"fp8_recipe": values["FP8_RECIPE"]} if values.get("FP8_RECIPE") else {})}
+    if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):
+        del found["use_distributed_optimizer"]
+    if "false" in (values.get("SEQ_PARALLEL", "").lower(), values.get("SP", "").lower()):
+        del found["sequence_parallel"]
+    return found
 
 
 def _questions(script: Script, values: dict[str, str], said: Given, length: int, lora: bool) -> list[Question]:

@@ -1,4 +1,4 @@
-"""Primus, of AMD."""
+"""Primus of AMD: configurations of Megatron-LM and torchtitan in one form."""
 
 PLACE = 8
 TITLE = "Primus (YAML with overrides, Megatron back end, AMD)"

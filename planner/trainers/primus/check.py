@@ -7,7 +7,8 @@ from planner.trainers.checking import setting_names as names
 
 def known_names(root: Path) -> dict[str, names.Names]:
     """Keys of an experiment, of a module, and of everything that the module and its models say: what may be overridden."""
-    configs, found = root / "primus" / "configs", {}
+    found: names.Names = {}
+    configs = root / "primus" / "configs"
     for path in sorted(path for part in ("modules", "models") for path in (configs / part / "megatron").glob("*.yaml")):
         found |= {name: type(value).__name__ for name, value in (names.load(path) or {}).items()}
     experiment = dict.fromkeys(("work_group", "user_name", "exp_name", "workspace", "modules"), "str")
