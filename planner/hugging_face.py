@@ -134,7 +134,8 @@ def _constants(reader: Config, kind: str | None, fields: Fields) -> Fields:
     """Constants of the model, where the file says them all."""
     router = {name: kind in kinds.split() for name, kinds in table()["routers"].items()} if fields.get("num_experts") else None
     rotary = fields.get("position", "rope") == "rope"
-    found = constants_of_config(reader.data, reader.where, rotary=rotary, router=router)
+    data = {"layer_norm_eps": 1e-5, **reader.data} if kind == "opt" else reader.data  # no key: torch.nn.LayerNorm's default
+    found = constants_of_config(data, reader.where, rotary=rotary, router=router)
     return {"constants": found} if found else {}
 
 

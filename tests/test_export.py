@@ -65,7 +65,7 @@ def test_every_plan_of_the_search_exports(name: str) -> None:
     assert written
 
 
-PARTIAL = ("pytorch", "llama-factory", "axolotl", "verl", "automodel", "torchtune", "lightning")
+PARTIAL = ("pytorch", "llama-factory", "axolotl", "verl", "automodel", "torchtune", "lightning", "olmo-core", "primus")
 """Targets that say a part of what the trainer below them can do; they refuse the rest with a sentence."""
 UNKNOWN: dict[str, tuple[str, ...]] = {"torchtitan": ("deepseek-v3",), "megatron-bridge": ("muon",)}
 """Models and optimizers of the set that a target does not have at all, whatever the layout."""

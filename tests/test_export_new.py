@@ -154,3 +154,45 @@ def test_lightning_wraps_the_script() -> None:
     assert "data and tensor parallelism alone" in said("lightning", job_of("torchtitan", zero=2, pp=2, dp=4))
     assert "one data-parallel axis" in said("lightning", job_of("torchtitan", zero=3, dp_shard=4))
     assert "the script has dense layers" in said("lightning", job_of("torchtitan", model="qwen3-30b-a3b", zero=3, ep=8))
+
+
+# ------------------------------------------------------------------------------------------------ OLMo-core
+
+
+def test_olmo_core_writes_its_configuration_as_python() -> None:
+    job = job_of("torchtitan", zero=2, pp=2, vpp=2, schedule=2, dp=4, dp_shard=2)
+    text = files_of("olmo-core", job)["olmo_train.py"]
+    compile(text, "olmo_train.py", "exec")
+    once = ("n_layers=32", "split_points=[8, 16, 24]", '("Interleaved1F1B")', "num_replicas=2, shard_degree=2")
+    assert all(text.count(one) == 1 for one in once)
+    assert "rank_microbatch_size=1 * SEQUENCE_LENGTH" in text and "global_batch_size=64 * SEQUENCE_LENGTH" in text
+    assert "factor=8" in text and "low_freq_proportion=0.0" in text and "high_freq_proportion=0.25" in text
+
+
+def test_what_olmo_core_has_not_is_refused() -> None:
+    assert "use zero 3" in said("olmo-core", job_of("torchtitan", zero=2))
+    assert "use zero 2" in said("olmo-core", job_of("torchtitan", zero=3, pp=2, dp=4))
+    assert "not the exchange that was priced" in said("olmo-core", job_of("torchtitan", zero=3, cp=2, dp=4, cp_method=2))
+    assert "ties its embeddings" in said("olmo-core", job_of("torchtitan", model="llama-3.2-1b", zero=3))
+    assert "experts" in said("olmo-core", job_of("torchtitan", model="qwen3-30b-a3b", zero=3, ep=8))
+    assert "trains every weight" in said("olmo-core", job_of("fsdp", zero=3, work={"lora_rank": 8}))
+
+
+# ------------------------------------------------------------------------------------------------ Primus
+
+
+def test_primus_overrides_are_megatrons_arguments() -> None:
+    job = job_of("megatron", hardware="mi300x", zero=0, tp=2, pp=2, dp=2, sequence_parallel=1)
+    files = files_of("primus", job)
+    run, smoke = (yaml.safe_load(files[name])["modules"]["pre_trainer"] for name in ("primus.yaml", "primus-smoke.yaml"))
+    one = run["overrides"]
+    assert (run["framework"], one["pipeline_model_parallel_layout"], one["norm_epsilon"]) == ("megatron", "Et*16|t*16L", 1e-5)
+    assert one["use_distributed_optimizer"] is False and one["add_bias_linear"] is False  # its defaults are others
+    assert (one["mock_data"], smoke["overrides"]["mock_data"]) == (False, True)
+    assert "primus-smoke.yaml" in files["smoke.sh"] and one["train_iters"] == "${TRAIN_ITERS:1000}"
+
+
+def test_what_primus_has_not_is_refused() -> None:
+    assert "Primus is AMD's" in said("primus", job_of("megatron", zero=1))
+    assert "softmax_type" in said("primus", job_of("megatron", model="gpt-oss-20b", hardware="mi300x", zero=1, ep=8))
+    assert "optimizer muon" in said("primus", job_of("megatron", hardware="mi300x", zero=1, work={"optimizer": "muon"}))

@@ -50,7 +50,9 @@ def accepted(read: Any, data: dict[str, Any], values: tuple[str, ...]) -> dict[s
 @cache
 def plan_of(trainer: str) -> Plan:
     """A plan that each target of the trainer runs."""
-    return found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, top=1, pins=(("cp", 1), ("tp", 1))))[0]
+    precision = load_trainer(trainer).legal.precisions[0]
+    pins = (("cp", 1), ("tp", 1))
+    return found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, precision=precision, top=1, pins=pins))[0]
 
 
 def trainer_file(path: Path, data: dict[str, Any]) -> None:

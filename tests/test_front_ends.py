@@ -157,6 +157,7 @@ FSDP = Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=1)
 DEEPSPEED = Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1)
 MAXTEXT = Wanted(model="llama-3.1-8b", gpus=8, trainer="maxtext", top=1)
 EXPERTS = Wanted(model="mixtral-8x7b", gpus=64, trainer="maxtext", top=1)
+AXOLOTL = Wanted(model="llama-3.1-8b", gpus=8, trainer="axolotl", top=1)
 COLOSSAL = Wanted(model="llama-3.1-8b", gpus=8, trainer="colossalai", top=1)
 MEGATRON = Wanted(model="llama-3.1-8b", gpus=8, top=1)
 REFUSED: tuple[tuple[str, Wanted, dict[str, int], str], ...] = (
@@ -164,6 +165,8 @@ REFUSED: tuple[tuple[str, Wanted, dict[str, int], str], ...] = (
     ("llama-factory", DEEPSPEED, {"cp": 2, "dp": 4}, "no context parallelism; use cp 1"),
     ("llama-factory", FSDP, {"recompute": 1, "recompute_modules": 2}, "checkpoints of transformers cover whole layers"),
     ("axolotl", FSDP, {"pp": 2, "dp": 4}, "no pipeline parallelism; use pp 1"),
+    ("axolotl", FSDP, {"cp": 2, "dp": 4, "zero": 3}, "only trainer axolotl prices that"),
+    ("axolotl", AXOLOTL, {"cp": 2, "dp": 4, "zero": 3, "micro_batch_size": 2}, "takes one row of packed samples"),
     ("axolotl", FSDP, {"zero": 3, "offload_activations": 1}, "without recompute full"),
     ("axolotl", DEEPSPEED, {"zero": 1, "offload_optimizer": 50}, "with ZeRO 3 only"),
     ("verl", FSDP, {"zero": 0}, "verl's FSDP engine always shards states"),

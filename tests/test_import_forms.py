@@ -152,6 +152,25 @@ def test_a_configuration_of_mlperf() -> None:
         "fp8",
     ]
     assert values(found, "first_stage_layers", "last_stage_layers", "sequence_length") == [15, 15, 8192]
+    assert found.hardware == "h100-sxm"
+
+
+def test_mlperf_of_5_1_says_degrees_in_short_names(tmp_path: Path) -> None:
+    lora = tmp_path / "llama2_70b_lora" / "config_DGXB200_8x8x1xtp1pp1cp8.sh"
+    lora.parent.mkdir()
+    lora.write_text("export MINIBS=1 TP=2 PP=1 CP=4 SP=False\nexport DGXNNODES=8\nexport DGXNGPU=8 FP8=True FP8_PARAM_GATHER=0\n")
+    found = read(lora, None, Given())
+    assert values(found, "tp", "cp", "global_batch_size", "frozen_weights", "hardware", "sequence_parallel") == [
+        2, 4, 8, "bf16", "b200-sxm", 0]  # fmt: skip
+    amd = tmp_path / "config_MI355X_1x8x1_8b.sh"
+    text = 'export MLPERF_SUBMISSION_ORG="AMD" NNODES=1 GPUS_PER_NODE=8 SIZE="8b" GBS=32 MBS=2 TP=1 PP=1 CP=1\n'
+    amd.write_text(text)
+    with pytest.raises(OpenQuestionsError, match="FP8=True"):
+        read(amd, None, Given())
+    amd.write_text(text + "export FP4=True FP8=False RECOMPUTE_GRANULARITY=full\n")
+    found = read(amd, None, Given())
+    assert values(found, "model", "micro_batch_size", "global_batch_size", "precision", "hardware", "recompute") == [
+        "llama-3.1-8b", 2, 32, "nvfp4", "mi355x", 2]  # fmt: skip
 
 
 @pytest.mark.parametrize(

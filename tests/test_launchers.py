@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import re
@@ -220,3 +221,18 @@ def test_strict_schemas_refuse_unknown_keys() -> None:
     closed = strict(schema)
     assert closed["additionalProperties"] is False and closed["properties"]["a"]["additionalProperties"] is False
     assert closed["properties"]["c"]["additionalProperties"] == {"type": "string"}
+
+
+def test_ray_starts_the_script_on_every_node(tmp_path: Path) -> None:
+    """One worker a node, with the GPUs that all of them have; the user's variables go along."""
+    folder = folder_of(tmp_path, "megatron", "ray")
+    for run in ("run", "smoke"):
+        text = (folder / f"{run}.ray.py").read_text()
+        tree = ast.parse(text)
+        calls = {ast.unparse(one.func): one for one in ast.walk(tree) if isinstance(one, ast.Call)}
+        asked = {word.arg: ast.unparse(word.value) for word in calls["ScalingConfig"].keywords}
+        job = job_of(CASES["megatron"])
+        assert asked["num_workers"] == str(job.num_nodes) and asked["placement_strategy"] == "'STRICT_SPREAD'"
+        assert f"'GPU': {min(job.gpus_per_node, gpus_of_last_node(job))}" in asked["resources_per_worker"]
+        assert f"'{run}.sh'" in ast.unparse(tree) and "'MEGATRON_LM'" in ast.unparse(tree)
+        assert ("CUDA_VISIBLE_DEVICES" in text) == (job.gpus_per_node != gpus_of_last_node(job))

@@ -35,6 +35,7 @@ from planner.questions.report.show import CHARTS
 from planner.questions.report.step_charts import waterfall
 from planner.questions.sensitivity.pull import pulls
 from planner.search import Pins, fits, search
+from planner.timeline.operator_times import LOSSES, computation_of
 from planner.timeline.priced_plan import price
 from planner.trainer import load_trainer
 
@@ -83,14 +84,31 @@ def unfit() -> Document:
 
 
 def test_waterfall_sums_to_the_step_and_loses_nothing(plan: Plan) -> None:
-    one = plan.prediction
-    bars = waterfall(one)
+    one, losses = plan.prediction, computation_of(price(resolved_of(plan).job, plan.layout)).losses
+    bars = waterfall(one, losses)
     assert bars[0][2] == 0.0 and bars[-1][3] == pytest.approx(one.step_time_s, rel=1e-12)
     assert all(before[3] == after[2] for before, after in pairwise(bars))
     by_name = {name: seconds for name, seconds, _, _ in bars}
-    assert by_name["ideal"] + by_name["kernels"] == pytest.approx(one.time_s["compute"])
+    kernels = sum(by_name[name] for name in LOSSES)
+    assert by_name["ideal"] + kernels == pytest.approx(one.time_s["compute"], rel=1e-12)
     assert {name: by_name[name] for name in PARTS[1:]} == {name: one.time_s[name] for name in PARTS[1:]}
     assert by_name["ideal"] == pytest.approx(one.mfu * one.step_time_s)
+
+
+def test_the_largest_loss_is_split(plan: Plan, document: Document) -> None:
+    losses = computation_of(price(resolved_of(plan).job, plan.layout)).losses
+    drawn = document.chart("waterfall")
+    seconds = {str(row[0]): row[2] for row in drawn.rows}
+    for name in ("shapes", "attention", "memory_bound", "clock", "uneven"):
+        assert seconds[name] == pytest.approx(losses[name], rel=1e-5)
+    assert f"kernels below the peak with {shown(sum(losses.values()), 'seconds')}" in drawn.reading
+    assert f"matrix products: their shapes {shown(losses['shapes'], 'seconds')}" in drawn.reading
+    operators = records(document.chart("operators"))
+    assert sum(row["seconds"] for row in operators) == pytest.approx(
+        plan.prediction.time_s["compute"] - losses["uneven"], rel=1e-4
+    )
+    assert operators[0]["operator"] == "mlp up" and 0.4 < operators[0]["reached"] < 1.0
+    assert operators[-1]["operator"].endswith(" others") and {row["kind"] for row in operators} >= {"attention", "memory-bound"}
 
 
 def test_pareto_front_is_what_nothing_beats() -> None:
@@ -338,7 +356,7 @@ def test_bad_input_is_a_sentence(plan: Plan, run: Any, tmp_path: Path, monkeypat
     plan.save(file)
     for arguments, sentence in (
         (["--output", str(tmp_path / "r.txt")], "the ending does not say what to write"),
-        (["--format", "png"], "which chart? give --chart with one of waterfall, memory"),
+        (["--format", "png"], "which chart? give --chart with one of waterfall, operators"),
         (["--format", "json", "--chart", "memory"], "it goes with --format png, not with json"),
     ):
         found = run("report", str(file), *arguments)

@@ -50,7 +50,8 @@ class StageTable:
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         hooked = (layer_hooks(trainer, layout) > 0).astype(np.int64)
-        contents, content_rows = distinct(layout, _of_chunks(workload, STAGE_FIELDS), v_shaped, expert_stride, hooked)
+        dense = _leading_dense(workload, layout, v_shaped, middle)
+        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked, dense)
         stages = partition.split_stages(workload.model, contents, middle)
         blocks = price_blocks(workload, cluster, trainer, contents)
         kernels = trainer.kernels
@@ -58,8 +59,8 @@ class StageTable:
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
-        groups, group_rows = distinct(layout, _of_chunks(workload, state_traffic.TRAFFIC_FIELDS), v_shaped)
-        spaces, space_rows = distinct(layout, _of_chunks(workload, _space_fields(trainer)), v_shaped)
+        groups, group_rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, dense)
+        spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped, dense)
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
         held = (
@@ -187,9 +188,15 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
-def _of_chunks(workload: Workload, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """The fields, and the number of chunks where it decides which ranks hold the leading dense layers."""
-    return (*fields, "vpp") if workload.model.num_dense_layers and "vpp" not in fields else fields
+def _leading_dense(workload: Workload, layout: Layout, v_shaped: NDArray[np.int64], middle: int) -> NDArray[np.intp]:
+    """A number for every way in which the leading dense layers lie on the stages: few ways of cutting a model into chunks move
+    them, so that most layouts with other chunks stay equal."""
+    if not workload.model.num_dense_layers:
+        return np.zeros(len(layout), dtype=np.intp)
+    cuts, rows = distinct(layout, ("pp", "vpp", "first_stage_layers", "last_stage_layers"), v_shaped)
+    held = partition.split_stages(workload.model, cuts, middle).moe
+    _, number = np.unique(held, axis=0, return_inverse=True)
+    return number.reshape(-1)[rows]
 
 
 def _held(workload: Workload, layout: Layout, kernels: Kernels, middle: int) -> tuple[Stages, StageParameters]:

@@ -94,6 +94,9 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="llama-3.1-70b", gpus=64, pins=(("vpp", 10), ("pp", 4), ("recompute", 2), ("recompute_layers", 10))),
     Wanted(model="llama-3.1-8b", gpus=32, sequence=32768, pins=(("cp", 4), ("cp_method", 1))),
     Wanted(model="llama-3.1-8b", gpus=32, sequence=32768, pins=(("cp", 4), ("cp_method", 2))),
+    # AMD's GPUs, for Primus.
+    Wanted(model="llama-3.1-8b", gpus=8, hardware="mi300x", top=6),
+    Wanted(model="llama-3.1-70b", gpus=64, hardware="mi300x", pins=TP8_ONE),
     # NeMo's recipes: collectives beside GEMMs, delayed scaling.
     Wanted(model="llama-3.1-70b", gpus=64, trainer="nemo", pins=TP8),
     Wanted(model="llama-3.1-8b", gpus=8, trainer="nemo", precision="fp8"),
@@ -117,6 +120,7 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="qwen2.5-7b", gpus=16, trainer="deepspeed", precision="fp16", hardware="a100-sxm-80gb"),
     Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=6),
     Wanted(model="llama-3.1-70b", gpus=128, trainer="fsdp", top=6),
+    Wanted(model="llama-3.1-8b", gpus=16, trainer="axolotl", sequence=131072, batch=16, pins=(("cp", 8), *ONE)),
     Wanted(model="mistral-7b", gpus=32, trainer="fsdp"),
     # nanotron, MaxText, AutoModel, InternEvo.
     Wanted(model="llama-3.1-8b", gpus=16, trainer="nanotron", top=6),

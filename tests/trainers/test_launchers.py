@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
+import sys
 from pathlib import Path
 from shutil import which  # by its own name: tests put another one into shutil, which finds no GPU
 
@@ -97,3 +99,33 @@ def test_sky_task_is_read(target: str, tmp_path: Path) -> None:
         if user:
             with pytest.raises(Exception, match=next(iter(user))):
                 check_sky_task(text, {})
+
+
+ON_RAY = """
+import ray, runpy
+ray.init(address="local", num_cpus=4, num_gpus=16, include_dashboard=False, logging_level="ERROR")
+runpy.run_path("smoke.ray.py", run_name="__main__")
+"""
+
+
+def test_ray_gives_every_node_its_place(tmp_path: Path) -> None:
+    """Ray Train itself with two workers of 8 pretended GPUs, here on one node: each runs the script once, with one address and
+    port for both."""
+    needs("ray.train")
+    plan = found(Wanted(model="llama-3.1-8b", gpus=16, top=1))[0]
+    write_bundle(make_bundle(load_target("megatron"), ExportJob.of(plan), "ray"), tmp_path / "run")
+    folder = tmp_path / "run"
+    script = folder / "smoke.ray.py"
+    script.write_text(script.read_text().replace("STRICT_SPREAD", "PACK"))
+    (folder / "smoke.sh").write_text(
+        'echo "$MASTER_ADDR:$MASTER_PORT $MEGATRON_LM ${WORLD_SIZE:-none}" > "node$NODE_RANK"\nsleep 1\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ON_RAY], cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "MEGATRON_LM": "/there", "DATA_PATH": "d", "TOKENIZER_MODEL": "t"},
+    )  # fmt: skip
+    if "No module named" in done.stderr:
+        pytest.skip(f"NOT CHECKED: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    one, two = ((folder / f"node{number}").read_text().split() for number in (0, 1))
+    assert one == two and one[1:] == ["/there", "none"]

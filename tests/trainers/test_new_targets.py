@@ -135,6 +135,24 @@ CASES = {
             ("lightning_train.py", "data_parallel_size=", "data_size="),
         ),
     ),
+    "olmo-core": Cases(
+        "olmo_core",
+        (
+            ("torchtitan", LLAMA, {}, {"zero": 3, "tp": 2, "dp": 4, **PARTS}),
+            ("torchtitan", LLAMA, {}, {"zero": 2, "pp": 2, "vpp": 2, "schedule": 2, "dp": 4}),
+            ("torchtitan", LLAMA, {}, {"zero": 2, "pp": 2, "dp": 4, "first_stage_layers": 15, "last_stage_layers": 17}),
+            ("torchtitan", LLAMA, {}, {"zero": 3, "dp_shard": 4}),
+            ("torchtitan", "qwen3-32b", {}, {"zero": 3, "recompute": 2}),
+            ("fsdp", "llama-2-7b", {}, {"zero": 3, "recompute": 2}),
+        ),
+        (
+            ("olmo_train.py", r"rank_microbatch_size=1 \*", "rank_microbatch_size=2 *"),
+            ("olmo_train.py", r"TensorParallelConfig\(degree=2", "TensorParallelConfig(degree=4"),
+            ("olmo_train.py", "n_layers=32", "n_layers=31"),
+            ("olmo_train.py", "hidden_size=14336", "hidden_size=14335"),
+            ("olmo_train.py", "max_grad_norm", "max_norm"),
+        ),
+    ),
 }
 
 

@@ -139,7 +139,9 @@ def _leading_dense(model: ModelSpec, layers: Floats, layout: Layout, middle: int
     smaller = np.maximum(pp - 2, 0) - larger
     before = max(middle - 1, 0)  # middle ranks before the one that is looked at; the larger ones come first
     start, found = np.zeros(len(layers)), np.zeros_like(layers)
-    for chunk in range(int(np.max(vpp)) if model.num_dense_layers else 0):
+    for chunk in range(int(np.max(vpp, initial=0)) if model.num_dense_layers else 0):
+        if np.all(start >= model.num_dense_layers):
+            break  # every later layer is behind them
         more, less = (np.where(chunk < vpp, one, 0) for one in (chunk, vpp - 1 - chunk))  # where the remainder goes
         first, last, low, high = (
             np.where(chunk < vpp, (one + where) // vpp, 0.0)

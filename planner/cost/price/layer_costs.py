@@ -60,24 +60,44 @@ class Blocks:
 def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Blocks:
     """The blocks of every candidate: distinct shapes are priced once, then gathered."""
     shapes, inverse = distinct(layout, SHAPE_FIELDS, _ep_stride(layout))
-    shard = Shard(workload=workload, trainer=trainer, layout=shapes, ep_stride=_ep_stride(shapes))
+    shard = shard_of(workload, trainer, shapes)
     stored = dataclasses.replace(shard, layout=shapes.replace(recompute=int(Recompute.NONE)))
-    model = workload.model
     nothing = np.zeros((len(QUANTITIES), len(shapes)))
-    blocks = {
-        "embedding": _block(_price(*layers.embedding(stored), stored, cluster), stored),
-        "head": _block(_price(*layers.head(stored), stored, cluster), stored),
-    }
-    if images := image_encoder(shard):
-        encoder = _block(_price(images, [], shard, cluster), shard, kept_inputs(shard))
+    blocks = {name: _block(_price(*made, stored, cluster), stored) for name, made in ends_of(stored).items()}
+    whole = operators_of(shard)
+    for _, made in whole["images"]:
+        encoder = _block(_price(*made, shard, cluster), shard, kept_inputs(shard))
         blocks["embedding"] = blocks["embedding"] + encoder
-    for kind, number in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
-        priced = [(one.share, _price(*layers.layer(shard, kind == "moe", one), shard, cluster))
-                  for one in model.layer_kinds if number > 0]  # fmt: skip
+    for kind in ("dense", "moe"):
+        priced = [(share, _price(*made, shard, cluster)) for share, made in whole[kind]]
         blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(priced, shard) if priced else nothing
         if priced and np.any(np.asarray(layout.recompute_layers) > 0):
             blocks[f"{kind}_stored"] = _mean_layer(priced, stored)
     return Blocks(**{name: block.take(inverse, axis=1) for name, block in blocks.items()})
+
+
+Made = tuple[list[Operator], list[Collective]]
+
+
+def operators_of(shard: Shard) -> dict[str, list[tuple[float, Made]]]:
+    """Operators and collectives of a microbatch in the layers of each block, with the share that each kind of layer has of
+    it: dense, moe; and images, in one."""
+    model, images = shard.model, image_encoder(shard)
+    made: dict[str, list[tuple[float, Made]]] = {"images": [(1.0, (images, []))] if images else []}
+    for kind, number in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
+        every = model.layer_kinds if number > 0 else ()
+        made[kind] = [(one.share, layers.layer(shard, kind == "moe", one)) for one in every]
+    return made
+
+
+def ends_of(shard: Shard) -> dict[str, Made]:
+    """The same of embedding and head, of which no recompute frees anything."""
+    return {"embedding": layers.embedding(shard), "head": layers.head(shard)}
+
+
+def shard_of(workload: Workload, trainer: Trainer, shapes: Layout) -> Shard:
+    """The sizes that one rank of each layout sees."""
+    return Shard(workload=workload, trainer=trainer, layout=shapes, ep_stride=_ep_stride(shapes))
 
 
 def _ep_stride(layout: Layout) -> NDArray[Any]:

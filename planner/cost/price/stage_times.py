@@ -171,14 +171,20 @@ def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats, hooks: Floats
     return busy, host
 
 
-def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
-    """Forward FLOP of all the model's layers, embedding and heads on the ranks of one pipeline, per microbatch."""
+def block_counts(model: ModelSpec) -> dict[str, float]:
+    """How many of each block the whole model has, prediction modules and their heads among them."""
     more = model.mtp_layers
     layers = more * model.layers_per_mtp
-    dense = model.num_plain_layers + layers * (not model.is_moe)
-    moe = model.num_moe_layers + layers * model.is_moe
-    kinds = ((dense, blocks.dense), (moe, blocks.moe), (1, blocks.embedding), (1 + more, blocks.head))
-    return functools.reduce(np.add, [count * block[INDEX["flop"]] for count, block in kinds])
+    return {
+        "dense": model.num_plain_layers + layers * (not model.is_moe), "moe": model.num_moe_layers + layers * model.is_moe,
+        "embedding": 1.0, "head": 1.0 + more,
+    }  # fmt: skip
+
+
+def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
+    """Forward FLOP of all the model's layers, embedding and heads on the ranks of one pipeline, per microbatch."""
+    counts = block_counts(model).items()
+    return functools.reduce(np.add, [count * getattr(blocks, name)[INDEX["flop"]] for name, count in counts])
 
 
 def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:

@@ -17,7 +17,13 @@ from planner.questions.report.choice_charts import (
 )
 from planner.questions.report.document import Document, Figure, shown
 from planner.questions.report.scaling import Size
-from planner.questions.report.step_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
+from planner.questions.report.step_charts import (
+    memory_chart,
+    memory_timeline_chart,
+    operators_chart,
+    pipeline_chart,
+    waterfall_chart,
+)
 from planner.questions.report.subject import MOVED, Subject, subject_of
 from planner.search import SAFE
 from planner.terminal.tables import samples, trained
@@ -40,8 +46,8 @@ def build(
     progress("walking the pipeline")
     step = timeline_of(about.priced)
     charts = [
-        waterfall_chart(about), memory_chart(about), memory_timeline_chart(about, step), pipeline_chart(about, step),
-        heatmap_chart(about), pareto_chart(about),
+        waterfall_chart(about), operators_chart(about), memory_chart(about), memory_timeline_chart(about, step),
+        pipeline_chart(about, step), heatmap_chart(about), pareto_chart(about),
     ]  # fmt: skip
     progress("changing the numbers of the profile")
     pulled = sensitivity_chart(about)

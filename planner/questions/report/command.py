@@ -27,7 +27,8 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
     html      one page with everything: no network, light and dark, for print as well
     markdown  the same numbers for an issue or a wiki
     json      the same numbers for programs
-    png       one chart: --chart waterfall, memory, memory-timeline, pipeline, heatmap, pareto, scaling, sensitivity, accuracy
+    png       one chart: --chart waterfall, operators, memory, memory-timeline, pipeline, heatmap, pareto, scaling, sensitivity,
+              accuracy
     trace     the predicted step for Perfetto or chrome://tracing
 
     \b

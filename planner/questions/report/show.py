@@ -18,7 +18,7 @@ FORMATS = {
 }  # fmt: skip
 """Formats and the endings that mean them; the first that fits counts, as a trace is JSON as well."""
 CHARTS = (
-    "waterfall", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
+    "waterfall", "operators", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
 )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Charts of one step: where its time goes, every action of the pipeline, the memory of every stage and over time."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
+from planner.errors import listed
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.plan_file import Prediction
 from planner.questions.report.document import Chart, Value, chart, columns, shown
@@ -16,6 +18,8 @@ from planner.units import GIB
 
 UNSEEN = 0.001
 """Parts of the step below this share are not worth a word."""
+NOTHING = 1e-9
+"""Parts of the step below this share are rounding."""
 MOST_ACTIONS = 10_000
 """Actions that the page holds; of longer steps the begin and the end."""
 VISIBLE = 48
@@ -23,43 +27,48 @@ VISIBLE = 48
 KIND_TEXT = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 MOST_INTERVALS = 600
 """Intervals of the memory timeline that are drawn, about; each stands for the highest of those it replaces."""
-LOSS_TEXT = PART_TEXT | {"ideal": "model FLOP at peak", "kernels": "kernels below the peak"}
+KERNELS = "kernels below the peak"
+KERNEL_TEXT = {
+    "shapes": "matrix products: their shapes", "precision": "matrix products in more bits", "imbalance": "the busiest experts",
+    "attention": "attention kernels", "scans": "scans of linear attention", "memory_bound": "memory-bound operators",
+    "clock": "clock under load (power)", "uneven": "slowest stage over the mean",
+}  # fmt: skip
+"""What keeps computation from the peak of the GPU, by timeline.operator_times.LOSSES."""
+LOSS_TEXT = PART_TEXT | {"ideal": "model FLOP at peak"} | KERNEL_TEXT
+MOST_OPERATORS = 14
+"""Operators that are drawn; the others are one bar."""
 
 
-def waterfall(one: Prediction) -> list[tuple[str, float, float, float]]:
+def waterfall(one: Prediction, losses: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
     """Name, seconds, start and end of bars that sum to the step time.
 
     ideal     F / P = MFU * T: model FLOP of the step on one GPU over the dense peak
-    kernels   compute - F / P: kernels run below the peak, and the slowest stage holds more than the mean
+    losses    what computation takes longer, compute - F / P, by its causes (``operator_times``)
     then      every other part of ``one.time_s``, zeros included
 
-    Communication is what is exposed; what hides behind computation is not part of the step. Only kernels can be negative: where
-    the mean over stages hides that the slowest stage is the smaller one.
+    Communication is what is exposed; what hides behind computation is not part of the step. Below 0 can be ``uneven``, where
+    the slowest stage computes less than the mean, and the loss of kernels whose measured rate is above the stated peak.
     """
     ideal = one.mfu * one.step_time_s
-    seconds = {"ideal": ideal, "kernels": one.time_s["compute"] - ideal, **{part: one.time_s[part] for part in PARTS[1:]}}
+    seconds = {"ideal": ideal, **losses, **{part: one.time_s[part] for part in PARTS[1:]}}
     ends = np.cumsum(list(seconds.values())).tolist()
     return [(name, value, start, end) for (name, value), start, end in zip(seconds.items(), [0.0, *ends], ends, strict=False)]
 
 
 def waterfall_chart(about: Subject) -> Chart:
     """The step time from computation at the peak rate to the whole, loss by loss."""
-    one = about.plan.prediction
+    one, lost = about.plan.prediction, about.computation.losses
     step = one.step_time_s
-    bars = waterfall(one)
+    bars = waterfall(one, lost)
     rows = [
         (name, LOSS_TEXT[name], value, value / step, start, end)
-        for name, value, start, end in bars if name in ("ideal", "kernels") or value > 0
+        for name, value, start, end in bars if name == "ideal" or abs(value) > NOTHING * step
     ]  # fmt: skip
     rows.append(("step", "step time", step, 1.0, 0.0, step))
-    (first, lost), (second, lost_next) = [(LOSS_TEXT[bar[0]], bar[1]) for bar in sorted(bars[1:], key=lambda bar: -bar[1])[:2]]
     reading = (
         f"Of {shown(step, 'seconds')} per step, {shown(bars[0][1], 'seconds')} ({shown(one.mfu, 'share')}) would be needed at "
-        f"the peak rate of the GPU. The largest loss is {first} with {shown(lost, 'seconds')} ({shown(lost / step, 'share')} of "
-        "the step)"
+        f"the peak rate of the GPU. {_largest_losses(one, lost)}"
     )
-    if lost_next > 0.005 * step:
-        reading += f", then {second} with {shown(lost_next, 'seconds')} ({shown(lost_next / step, 'share')})"
     hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > UNSEEN * step}
     notes = []
     if hidden:
@@ -67,7 +76,46 @@ def waterfall_chart(about: Subject) -> Chart:
             f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1])
         )
         notes.append(f"Communication that runs during the computation and costs no time of its own: {listed}.")
-    return chart("waterfall", f"{reading}.", rows, notes)
+    return chart("waterfall", reading, rows, notes)
+
+
+def _largest_losses(one: Prediction, lost: Mapping[str, float]) -> str:
+    """The two largest losses in a sentence, kernels below the peak as one, with what it is made of."""
+    step = one.step_time_s
+    losses = {KERNELS: sum(lost.values()), **{LOSS_TEXT[part]: one.time_s[part] for part in PARTS[1:]}}
+    (first, most), (second, next_most) = sorted(losses.items(), key=lambda loss: -loss[1])[:2]
+
+    def text(name: str, value: float) -> str:
+        causes = sorted(lost.items(), key=lambda loss: -loss[1])[:4] if name == KERNELS else []
+        of = [f"{KERNEL_TEXT[cause]} {shown(part, 'seconds')}" for cause, part in causes if part > 0.01 * value]
+        return f"{name} with {shown(value, 'seconds')} ({shown(value / step, 'share')}{f': {listed(of)}' if of else ''})"
+
+    found = f"The largest loss is {text(first, most)}"
+    return f"{found}, then {text(second, next_most)}." if next_most > 0.005 * step else f"{found}."
+
+
+def operators_chart(about: Subject) -> Chart:
+    """The computation of a step operator by operator, with the part of the peak that each reaches."""
+    found, step = about.computation.operators, about.plan.prediction.step_time_s
+    rows: list[tuple[Value, ...]] = [
+        (one.name.replace("_", " "), one.kind, one.seconds, one.seconds / step, one.at_peak, one.at_peak / one.seconds)
+        for one in found[:MOST_OPERATORS] if one.seconds > 0
+    ]  # fmt: skip
+    rest = found[MOST_OPERATORS:]
+    if others := sum(one.seconds for one in rest):
+        ideal = sum(one.at_peak for one in rest)
+        rows.append((f"{len(rest)} others", "several", others, others / step, ideal, ideal / others))
+    every, first = sum(one.seconds for one in found), found[0]
+    products = [one for one in found if one.kind == "matrix product"]
+    reached = sum(one.at_peak for one in products) / max(sum(one.seconds for one in products), 1e-30)
+    moved = sum(one.seconds for one in found if one.kind == "memory-bound")
+    reading = (
+        f"Of {shown(every, 'seconds')} of computation, {first.name.replace('_', ' ')} takes most, "
+        f"{shown(first.seconds, 'seconds')} ({shown(first.seconds / every, 'share')}). All matrix products together reach "
+        f"{shown(reached, 'share')} of the peak; memory-bound operators take {shown(moved, 'seconds')} "
+        f"({shown(moved / every, 'share')})."
+    )
+    return chart("operators", reading, rows)
 
 
 def pipeline_chart(about: Subject, step: Timeline) -> Chart:

@@ -11,6 +11,7 @@ from planner.questions.best_plan import resolved_of
 from planner.questions.report.landscape import Landscape, landscape
 from planner.rules import check
 from planner.search import Finding, Pins, fits, search
+from planner.timeline.operator_times import Computation, computation_of
 from planner.timeline.priced_plan import Priced, price
 from planner.units import TERA
 
@@ -31,6 +32,8 @@ class Subject:
     resolved: ResolvedJob
     priced: Priced
     """With what lies under its estimate."""
+    computation: Computation
+    """Its operators and what keeps them from the peak."""
     fits: bool
     """By the rule of the search."""
     finding: Finding
@@ -62,7 +65,8 @@ def subject_of(plan: Plan) -> Subject:
     rates = rates_of(job.cluster.hardware)
     return Subject(
         plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind)),
-        stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced, fits=bool(fits(job, found)[0]),
+        stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced,
+        computation=computation_of(priced), fits=bool(fits(job, found)[0]),
         finding=finding, landscape=landscape(job, plan.layout, found, finding), rates=rates,
         costs=costs(
             rates, num_gpus=plan.num_gpus, step_time_s=float(found.step_time[0]), tokens_per_step=job.workload.tokens,

@@ -10,3 +10,4 @@ SOURCE = (
     "accelerate 1.15.0: commands/launch.py, utils/launch.py, parallelism_config.py; transformers 5.23.0; TRL 1.16.0"
 )
 FORM = ("yaml yml json", r"^\s*[\"']?distributed_type[\"']?\s*:")
+READ_FIRST = True

@@ -34,7 +34,7 @@ FP8 = {
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of NeMo AutoModel")))), said.num_gpus)
+    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of NeMo AutoModel"))), said=said), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

@@ -64,6 +64,7 @@ def one(asked: Request, answer: Checked) -> None:
             )
             answer.same("replicas", sizes.get("dp_replicate_size", 1), layout["dp"] // asked["shard"])
             answer.same("shard group", sizes.get("dp_shard_size", 1), asked["shard"])
+            answer.same("context parallel size", sizes.get("cp_size", 1), layout["cp"])
     answer.reached("validated")
 
 

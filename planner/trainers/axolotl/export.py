@@ -3,14 +3,16 @@
 from planner import library
 from planner.layout import Recompute
 from planner.trainers.bundle.quoting import filled_yaml, json_text, run_of
-from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer
 from planner.trainers.deepspeed import export as deepspeed
 from planner.trainers.transformers.training_run import OPTIMIZERS, front_end_refusals, on_deepspeed, smoke_data
 
 
 def refusals(job: ExportJob) -> list[str]:
     """What axolotl or the library below it cannot run, with its rule."""
-    found = front_end_refusals(job, "axolotl")
+    found, layout = front_end_refusals(job, "axolotl"), job.layout
+    if layout.cp > 1 and not on_deepspeed(job):
+        found = [one for one in found if not one.startswith(f"cp {layout.cp}:")] + _context_refusals(job)
     if job.workload.precision == "bf16_true" and not on_deepspeed(job):
         found.append("precision bf16_true: the export to axolotl writes mixed precision; choose bf16")
     if job.workload.objective == "dpo" and job.workload.frozen_weights != "bf16" and job.layout.zero and not on_deepspeed(job):
@@ -19,6 +21,24 @@ def refusals(job: ExportJob) -> list[str]:
         found.append(
             "offload_activations without recompute full: axolotl moves the inputs of checkpointed layers; use recompute full"
         )
+    return found
+
+
+def _context_refusals(job: ExportJob) -> list[str]:
+    """What its context parallelism cannot run.  [utils/schemas/validation.py: check_context_parallel_size; ring_flash_attn]"""
+    layout, found = job.layout, []
+    if library_trainer(job.plan.trainer) != "axolotl":
+        found.append(
+            f"cp {layout.cp} with trainer {job.trainer.name}: axolotl cuts a sequence in contiguous pieces, of which the last has most"
+            " to attend to, and only trainer axolotl prices that; plan for it, or use cp 1"
+        )
+    if layout.micro_batch_size > 1:
+        found.append(
+            f"micro_batch_size {layout.micro_batch_size} with cp {layout.cp}: ring-flash-attn takes one row of packed samples; use"
+            " --micro-batch-size 1"
+        )
+    if job.workload.objective == "dpo":
+        found.append(f"objective dpo with cp {layout.cp}: pairs are not packed, and axolotl takes another ring for them; use cp 1")
     return found
 
 

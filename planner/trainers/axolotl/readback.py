@@ -10,7 +10,7 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
 
@@ -32,7 +32,7 @@ FOREIGN = (
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        return parse(Settings(path, said.filled(file_settings(path, "a configuration of axolotl"))), said.num_gpus)
+        return parse(Settings(path, said.filled(file_settings(path, "a configuration of axolotl")), said=said), said.num_gpus)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
 
@@ -54,7 +54,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     bits = 4 if given.flag("load_in_4bit") else 8 if given.flag("load_in_8bit") else 0
     micro, steps = given.number("micro_batch_size"), given.number("gradient_accumulation_steps")
     if micro is None and given.get("batch_size") is None:
-        raise PlannerError(f"{given.where('micro_batch_size')} is missing; say --set micro_batch_size=N")
+        given.ask(Question(name="micro_batch_size", about="sequences per GPU and forward pass", choices=("N",)))
     offload = given.get("activation_offloading", False) not in (False, "false")
     checkpoints = given.get("gradient_checkpointing", False)
     return fine_tuning.reading(FineTuning(

@@ -1,6 +1,6 @@
 """How the processes of a bundle are started: one set of files per launcher, around the words that the trainer gave.
 
-``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes and SkyPilot only give it its place. Nodes have fixed
+``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes, SkyPilot and Ray only give it its place. Nodes have fixed
 ranks (torchrun's static rendezvous): the dynamic one sorts nodes by host name, which need not be the order that puts
 neighbouring pipeline stages next to each other. Which host gets which rank is the user's to say, in ``hosts.txt``, where
 hosts are known before the job runs and the trainer keeps the order (``has_host_order``).
@@ -17,9 +17,11 @@ from planner.errors import PlannerError
 from planner.trainers.bundle.quoting import filled_text, filled_yaml, shell_command, yaml_blocks
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
-LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot")
+LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot", "ray")
 """Names after --launcher."""
 RUNS = {"run": "The run itself.", "smoke": "A few steps on synthetic data, with the same parallelism."}
+SCHEDULED = {"slurm": {"sbatch": "slurm.sbatch.j2"}, "ray": {"ray.py": "ray_train.py.j2"}}
+"""Ending of the file that a launcher gets beside the scripts, and its template."""
 LARGEST_CONFIG_MAP = 900_000
 """Bytes of files that go into a ConfigMap; the API server stores up to 1 MiB with its metadata."""
 MOST_LINES = 64
@@ -42,9 +44,8 @@ def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
         files[f"{run}.sh"] = filled_text(job, "node.sh.j2", run=run, what=RUNS[run], command=command, **facts)
     if facts["ordered"]:
         files["hosts.txt"] = filled_text(job, "hosts.txt.j2", **facts)
-    if launcher == "slurm":
-        for run, what in RUNS.items():
-            files[f"{run}.sbatch"] = filled_text(job, "slurm.sbatch.j2", run=run, what=what, **facts)
+    for ending, source in SCHEDULED.get(launcher, {}).items():
+        files |= {f"{run}.{ending}": filled_text(job, source, run=run, what=what, **facts) for run, what in RUNS.items()}
     carried = {**rendered.files, **files}
     if launcher == "kubernetes":
         files |= {f"{run}.trainjob.yaml": _train_job(job, rendered, run, carried) for run in RUNS}

@@ -24,7 +24,7 @@ LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT"))), said.num_gpus)
+    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT")), said=said), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

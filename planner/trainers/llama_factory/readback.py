@@ -35,7 +35,7 @@ QUIET = re.compile(
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory"))), said.num_gpus)
+        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory")), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|src/train(?:_bash)?\.py)")
     return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
 

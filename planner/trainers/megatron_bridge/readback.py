@@ -41,7 +41,7 @@ def read(path: Path, said: Given) -> Reading:
         return _parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
-    named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}))
+    named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}), said=said)
     name = str(named.get("recipe") or "")
     if not name:
         raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")

@@ -25,35 +25,49 @@ NAMES = {
     "TENSOR_MODEL_PARALLEL": "tensor_model_parallel_size", "PIPELINE_MODEL_PARALLEL": "pipeline_model_parallel_size",
     "CONTEXT_PARALLEL": "context_parallel_size", "INTERLEAVED_PIPELINE": "num_virtual_stages_per_pipeline_rank",
     "MICRO_BATCH_SIZE": "micro_batch_size", "MBS": "micro_batch_size", "EXPERT_MODEL_PARALLEL": "expert_model_parallel_size",
+    "TP": "tensor_model_parallel_size", "PP": "pipeline_model_parallel_size", "CP": "context_parallel_size",
 }  # fmt: skip
 FLAGS = {
     "TP_COMM_OVERLAP": "tp_comm_overlap", "ASYM_PP_EMBED": "account_for_embedding_in_pipeline_split",
     "ASYM_PP_LOSS": "account_for_loss_in_pipeline_split", "OVERLAP_GRAD_REDUCE": "overlap_grad_reduce",
-    "FP8_PARAMS": "fp8_param_gather",
+    "FP8_PARAMS": "fp8_param_gather", "TP_PP_DP_MAPPING": "use_tp_pp_dp_mapping", "FP4": "fp4", "FSDP": "use_torch_fsdp2",
 }  # fmt: skip
+TEXTS = {
+    "RECOMPUTE_GRANULARITY": "recompute_granularity", "RECOMPUTE_METHOD": "recompute_method",
+    "RECOMPUTE_NUM_LAYERS": "recompute_num_layers", "ACT_CKPT_GRANULARITY": "recompute_granularity",
+    "ACT_CKPT_METHOD": "recompute_method", "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
+    "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers",
+}  # fmt: skip
+"""Variables whose texts are the arguments, where they say something."""
+FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
+"""Whether the frozen weights lie in the low precision: until 5.0, and since."""
+OTHER_NAMES = {"NNODES": "DGXNNODES", "GPUS_PER_NODE": "DGXNGPU", "SIZE": "MODEL_SIZE"}
+"""AMD's names for NVIDIA's."""
 RANK = 16
+HARDWARE = {
+    "A100": "a100-sxm-80gb", "H100": "h100-sxm", "H200": "h200-sxm", "GB200": "gb200-nvl72", "B200": "b200-sxm",
+    "GB300": "gb300-nvl72", "B300": "b300-sxm", "MI300X": "mi300x", "MI325X": "mi325x", "MI350X": "mi350x", "MI355X": "mi355x",
+}  # fmt: skip
+"""GPU in the name of a configuration -> profile."""
 
 
 def read(path: Path, given: Given) -> Reading:
     """The job of a configuration; scripts that it reads are followed where they lie beside it. Raises PlannerError."""
     script = evaluate(read_text(path), str(path), given.settings, path.parent)
     given.used.update(
-        given.settings.keys() & (script.variables.mentioned | {*NAMES, *FLAGS, "FP8", "DGXNGPU", "MINIBS", "LORA"})
+        given.settings.keys() & (script.variables.mentioned | {*NAMES, *FLAGS, *TEXTS, *FROZEN, "FP8", "DGXNGPU", "MINIBS", "LORA"})
     )
     values = {name: text for name in script.variables.values if (text := script.variables.text(name)) is not None}
-    place = next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
-    place = place or next(
-        (one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower(), "?") in one), ""
-    )
+    for name, usual in OTHER_NAMES.items():
+        if name in values:
+            values.setdefault(usual, values[name])
+    place = next((one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower()) in one.split("|")), "")
+    place = place or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
     model, length = BENCHMARKS.get(place, ("", 0))
     lora = _true(values.get("LORA")) or "lora" in place
     said = given if given.model or not model else dataclasses.replace(given, model=model)
     questions = _questions(script, values, said, length, lora)
-    found = Arguments(str(path))
-    found |= {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
-              "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True}  # fmt: skip
-    if _true(values.get("FP8")):
-        found["fp8"] = "hybrid"
+    found = _switches(path, values, lora)
     for name, argument in NAMES.items():
         if re.fullmatch(r"\d{1,6}", values.get(name, "")):
             found[argument] = values[name]
@@ -61,7 +75,10 @@ def read(path: Path, given: Given) -> Reading:
             questions += [Question(name=one, about=name) for one in roots(values[name]) or [name]]
     found.setdefault("micro_batch_size", "1")
     found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name))}
-    found |= _recompute(values)
+    found |= {
+        argument: values[name] for name, argument in TEXTS.items()
+        if values.get(name, "").lower() not in ("", "null", "none", "0")
+    }  # fmt: skip
     nodes, each = values.get("DGXNNODES", ""), values.get("DGXNGPU", "") or _named(path)
     found.num_gpus = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else None
     gpus = given.num_gpus or found.num_gpus
@@ -72,49 +89,54 @@ def read(path: Path, given: Given) -> Reading:
     assert gpus is not None
     degrees = found.number("tensor_model_parallel_size", 1) * found.number("pipeline_model_parallel_size", 1)
     replicas = max(gpus // (degrees * found.number("context_parallel_size", 1)), 1)
-    each_replica = whole_number(int(values["MINIBS"]), f"{path}: MINIBS")
-    found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": str(each_replica * replicas)}
+    whole = values["GBS"] if "GBS" in values else str(whole_number(int(values["MINIBS"]), f"{path}: MINIBS") * replicas)
+    found |= {"seq_length": str(length or given.sequence_length), "global_batch_size": whole}
+    mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
     reading = reading_of(found, said)
-    notes = [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
+    notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
+    notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
     notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
-    reading = dataclasses.replace(reading, notes=(*reading.notes, *notes))
+    gpu = re.search(rf"(?<![a-z])(?:DGX|HGX)?({'|'.join(HARDWARE)})(?![a-z0-9])", path.name, re.IGNORECASE)
+    hardware = HARDWARE[gpu[1].upper()] if gpu else None
+    reading = dataclasses.replace(reading, hardware=hardware, notes=(*reading.notes, *notes))
     if not lora:
         return reading
-    frozen = "fp8" if _true(values.get("FP8_PARAMS")) else "bf16"
+    frozen = "fp8" if any(_true(values.get(name)) for name in FROZEN[:2]) else "bf16"
     unread = tuple(one for one in reading.unread if "fp8-param" not in one)
     return dataclasses.replace(
         reading, trainer="nemo", lora_rank=RANK, lora_targets="attention", frozen_weights=frozen, unread=unread
     )
 
 
+def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
+    """What every configuration of the benchmarks runs with, and what its variables turn on and off."""
+    found = Arguments(str(path))
+    found |= {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True, "hidden_dropout": "0.0",
+              "attention_dropout": "0.1" if lora else "0.0", "overlap_grad_reduce": True, "grad_reduce_in_bf16": True}  # fmt: skip
+    if _true(values.get("FP8")):
+        found |= {"fp8": "hybrid", **({"fp8_recipe": values["FP8_RECIPE"]} if values.get("FP8_RECIPE") else {})}
+    if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):
+        del found["use_distributed_optimizer"]
+    if "false" in (values.get("SEQ_PARALLEL", "").lower(), values.get("SP", "").lower()):
+        del found["sequence_parallel"]
+    return found
+
+
 def _questions(script: Script, values: dict[str, str], said: Given, length: int, lora: bool) -> list[Question]:
     found = [] if said.model else [NEEDED["model"]]
     if not length and said.sequence_length is None:
         found.append(NEEDED["sequence_length"])
-    if not re.fullmatch(r"\d{1,6}", values.get("MINIBS", "")):
+    if not re.fullmatch(r"\d{1,6}", values.get("GBS", values.get("MINIBS", ""))):
         found.append(Question(name="MINIBS", about="sequences per step and replica"))
-    if "FP8" not in values and script.missing:
-        found.append(
-            Question(name="FP8", about=f"precision, which {script.missing[0]} sets", choices=("True", "False"))
-        )
-    if lora and "FP8_PARAMS" not in values and _true(values.get("FP8", "True")):
+    if not values.keys() & {"FP8", "FP4"}:
+        about = f"precision, which {script.missing[0]} sets" if script.missing else "precision: fp8, else bf16"
+        found.append(Question(name="FP8", about=about, choices=("True", "False")))
+    if lora and not values.keys() & FROZEN and _true(values.get("FP8", "True")):
         found.append(
             Question(name="FP8_PARAMS", about="whether the frozen weights lie in fp8", choices=("True", "False"))
         )
     return found
-
-
-def _recompute(values: dict[str, str]) -> dict[str, str]:
-    names = {
-        "ACT_CKPT_GRANULARITY": "recompute_granularity", "ACT_CKPT_METHOD": "recompute_method",
-        "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
-    }  # fmt: skip
-    return {
-        argument: values[name]
-        for name, argument in names.items()
-        if values.get(name, "").lower() not in ("", "null", "none")
-    }
 
 
 def _named(path: Path) -> str:

@@ -36,7 +36,7 @@ MODES = ("sft", "pt", "rlhf")
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        given = Settings(path, said.filled(file_settings(path, "arguments of ms-swift")))
+        given = Settings(path, said.filled(file_settings(path, "arguments of ms-swift")), said=said)
         return parse(given, "rlhf" if given.get("rlhf_type") else "sft", said.num_gpus)
     own = re.search(r"swift[./]cli", read_text(path)) is not None
     found = launched(path, said, PROGRAM, "" if own else "|".join(MODES))

@@ -26,7 +26,7 @@ READ_HERE = re.compile(
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(said.filled(extended(path, "a configuration of NeMo-RL")))), said.num_gpus)
+    return parse(Settings(path, resolved(said.filled(extended(path, "a configuration of NeMo-RL"))), said=said), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

@@ -1,4 +1,15 @@
 """Primus of AMD: configurations of Megatron-LM and torchtitan in one form."""
 
 PLACE = 8
+TITLE = "Primus (YAML with overrides, Megatron back end, AMD)"
+TRAINERS = ("megatron",)
+PACKAGE, VERSIONS = "primus", ">=26.5,<26.6"
+LEVEL = "name known"
+SOURCE = (
+    "AMD-AGI/Primus fd1eeabb (26.5): configs/modules/megatron, configs/models/megatron, core/launcher/parser.py, "
+    "examples/run_pretrain.sh"
+)
+WRITES = ("gradient_bytes", "gradient_reduce_bytes")
+OPTIONS = ("router_dtype", "gradient_overlap", "gradient_dtype", "loss_fusion", "attention_kernel", "dropout")
+NO_WORD = ("muon", "mxfp8", "nvfp4", "fp8_block", "adam_8bit")
 FORM = ("yaml yml", r"(?s)^modules:.*^\s+framework:.*^\s+overrides:")

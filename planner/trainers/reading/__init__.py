@@ -1,12 +1,14 @@
 """Readers of what people run today: a trainer's configuration becomes a plan."""
 
+import dataclasses
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import read_text
 
 
@@ -20,10 +22,27 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     for one in [name] if name else readers:
         if name or _looks_like(readers[one].FORM, path, text):
             said = given or Given()
-            found: Reading = load(one, "readback").read(path, said)
+            found = _collected(path, load(one, "readback").read, said)
             said.require_used(str(path))
             return found
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
+
+
+def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given) -> Reading:
+    """What a reader finds, with the questions that it left on the way; a question goes before what its answer may mend."""
+    try:
+        found = reader(path, said)
+    except OpenQuestionsError as error:
+        ask(str(path), _once([*said.questions, *error.questions]))
+    except PlannerError:
+        if said.questions:
+            ask(str(path), said.questions)
+        raise
+    return dataclasses.replace(found, questions=tuple(_once([*said.questions, *found.questions])))
+
+
+def _once(questions: Sequence[Question]) -> list[Question]:
+    return list({one.name: one for one in questions}.values())
 
 
 def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:

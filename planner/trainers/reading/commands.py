@@ -164,4 +164,4 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
-    return Settings(path, said.filled({**data, **found.settings}))
+    return Settings(path, said.filled({**data, **found.settings}), said=said)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.errors import PlannerError, shown
+from planner.errors import shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
@@ -25,6 +25,8 @@ OPTIMIZERS = {
     "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",
 }  # fmt: skip
 """Optimizers by their names in transformers, DeepSpeed, torch and bitsandbytes.  [transformers, training_args.py]"""
+LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd", "muon")
+"""Names that stand for what states take."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 JOINT = {
     **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv"), "qkv"),
@@ -151,14 +153,13 @@ def _options(trainer: str) -> dict[str, Sequence[str]]:
 
 
 def optimizer(given: Settings, name: Any, setting: str) -> str:
-    """The planner's optimizer. Raises PlannerError, with the setting that answers, for one that is not modelled."""
+    """The planner's optimizer; asks, by the setting that answers, for one that is not modelled."""
     word = str(name).lower().removeprefix("optimizernames.")
     if word not in OPTIMIZERS:
-        raise PlannerError(
-            f"{given.where(setting)} is {shown(name)}, whose states are not modelled; say --set "
-            f"{given.place}{setting}=NAME with one like it: "
-            f"{', '.join(one for one in OPTIMIZERS if one in ('adamw_torch', 'adamw_8bit', 'adafactor', 'lion', 'sgd', 'muon'))}"
-        )
+        given.ask(Question(
+            name=f"{given.place}{setting}", about=f"{shown(name)} is not modelled; one whose states are like it", choices=LIKE_IT,
+        ))  # fmt: skip
+        return "adam"
     return OPTIMIZERS[word]
 
 

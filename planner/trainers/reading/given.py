@@ -61,6 +61,8 @@ class Given:
     """Values of variables and keys (--set), as text."""
     used: set[str] = field(default_factory=set)
     """Settings that a reader has taken."""
+    questions: list[Question] = field(default_factory=list)
+    """What a reader has met that is still to be asked, so that one sentence asks for all of it."""
 
     def setting(self, name: str) -> str | None:
         """The text that is given for a name, which counts as taken then."""

@@ -9,7 +9,7 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.given import Question, ask
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
@@ -19,9 +19,18 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", 
 class Settings:
     """A mapping of settings that remembers which were asked for; sections are settings too, and share that memory."""
 
-    def __init__(self, path: Path, data: Mapping[str, Any], place: str = "", asked: set[str] | None = None) -> None:
-        self.path, self.data, self.place = path, data, place
+    def __init__(
+        self, path: Path, data: Mapping[str, Any], place: str = "", asked: set[str] | None = None, said: Given | None = None
+    ) -> None:
+        self.path, self.data, self.place, self.said = path, data, place, said
         self.asked: set[str] = set() if asked is None else asked
+
+    def ask(self, question: Question) -> None:
+        """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""
+        if self.said is None:
+            ask(str(self.path), [question])
+        if all(one.name != question.name for one in self.said.questions):
+            self.said.questions.append(question)
 
     def where(self, name: str) -> str:
         """File and setting, for messages."""
@@ -35,7 +44,9 @@ class Settings:
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name)
         if isinstance(value, str) and is_open(value):
-            ask(str(self.path), [Question(name=one, about=f"of {self.place}{name}") for one in roots(value)])
+            for one in roots(value):
+                self.ask(Question(name=one, about="" if one == f"{self.place}{name}" else f"of {self.place}{name}"))
+            value = None
         return default if value is None or value == "" else value
 
     def first(self, *names: str, default: Any = None) -> Any:
@@ -44,7 +55,7 @@ class Settings:
         return next((value for value in found if value is not None), default)
 
     def label(self, *names: str) -> str:
-        """The name of a model: of a path with unknown folders its end, '' where nothing is said. Asks for what is open."""
+        """The name of a model: of a path with unknown folders its end, '' where nothing is said or it is open."""
         for name in names:
             section, _, last = name.rpartition(".")
             part = self.section(section) if section and "." not in section else self
@@ -52,6 +63,9 @@ class Settings:
             if isinstance(value, str) and is_open(value) and "/" in value and not is_open(value.rstrip("/").rpartition("/")[2]):
                 part.asked.add(f"{part.place}{last}")
                 return value.rstrip("/").rpartition("/")[2]
+            if isinstance(value, str) and is_open(value):
+                part.asked.add(f"{part.place}{last}")
+                continue
             if (found := self.get(name)) is not None:
                 return str(found)
         return ""
@@ -89,7 +103,7 @@ class Settings:
         value = self.data.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise PlannerError(f"{self.where(name)} is {shown(value)}; it must be a section of settings")
-        return Settings(self.path, value or {}, f"{self.place}{name}.", self.asked)
+        return Settings(self.path, value or {}, f"{self.place}{name}.", self.asked, self.said)
 
     def choice(self, name: str, known: Mapping[str, Any], default: str) -> Any:
         """What a word stands for. Raises PlannerError with the words that are known."""
@@ -104,7 +118,7 @@ class Settings:
         for key, value in self.data.items():
             name = f"{self.place}{key}"
             if isinstance(value, Mapping) and name not in self.asked:
-                yield from Settings(self.path, value, f"{name}.", self.asked).left()
+                yield from Settings(self.path, value, f"{name}.", self.asked, self.said).left()
             elif name not in self.asked and value not in (None, "", False, {}, []):
                 yield f"{name} = {shown(shown_text(value) if isinstance(value, str) else value)}"
 

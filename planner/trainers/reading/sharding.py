@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute
+from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.values import percent, read_text
 
@@ -78,8 +79,9 @@ def preset(name: str) -> Sharding | None:
     return None if found is None else Sharding(kind="deepspeed", fields=found)
 
 
-def deepspeed(value: Any, path: Path, where: str) -> Sharding:
-    """A DeepSpeed configuration: the mapping itself, a file, or a name that says all. Raises PlannerError."""
+def deepspeed(value: Any, path: Path, where: str, given: Settings | None = None) -> Sharding:
+    """A DeepSpeed configuration: the mapping itself, a file, or a name that says all. One that is not there is asked for among the
+    questions of ``given``, or raises PlannerError."""
     if isinstance(value, Mapping):
         return _deepspeed(Settings(path, value, f"{where}: "))
     name = str(value)
@@ -87,6 +89,10 @@ def deepspeed(value: Any, path: Path, where: str) -> Sharding:
     if file is not None:
         return _deepspeed(Settings(file, file_settings(file, "a DeepSpeed configuration")))
     found = preset(name)
+    if found is None and given is not None:
+        about = f"{shown(name)} is not beside it; or put the file there"
+        given.ask(Question(name=where, about=about, choices=("zero3", "zero2", "zero1", "zero3_offload", "zero2_offload")))
+        return Sharding(kind="deepspeed", fields={"zero": 3})
     if found is None:
         raise PlannerError(
             f"{path}: {where} names {shown(name)}, which is not beside it; put the file there, or say --set {where}=zero3 (zero1, "
@@ -168,16 +174,15 @@ def accelerate(path: Path) -> Sharding:
 
 def accelerate_named(given: Settings) -> Sharding | None:
     """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
-    script beside it or in a README.md above; None = nobody names one. Raises PlannerError when it is not there."""
+    script beside it or in a README.md above; None = nobody names one. One that is not there is asked for."""
     name = given.get("accelerate") or _launched_with(given.path)
     if name is None:
         return None
     file = beside(given.path, str(name))
     if file is None:
-        raise PlannerError(
-            f"{given.path}: it is launched with {shown(name)}, a configuration of accelerate that is not there; give its path with "
-            "--set accelerate=FILE"
-        )
+        about = f"its path: it is launched with {shown(name)}, a configuration of accelerate that is not there"
+        given.ask(Question(name="accelerate", choices=("FILE",), about=about))
+        return Sharding(kind="fsdp", fields={"zero": 3})
     return accelerate(file)
 
 
@@ -273,7 +278,7 @@ def from_arguments(given: Settings) -> Sharding | None:
     """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. Raises PlannerError."""
     named = given.get("deepspeed")
     if named not in (None, False):
-        return deepspeed(named, given.path, f"{given.place}deepspeed")
+        return deepspeed(named, given.path, f"{given.place}deepspeed", given)
     words, section = given.get("fsdp"), given.get("fsdp_config")
     if words in (None, False, [], "false") and section is None:
         return None

@@ -37,12 +37,16 @@ class Habits:
 
 TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
+OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
+"""With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
+UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
 TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
 """[transformers/training_args.py]"""
 
 
 def parse(
-    given: Settings, habits: Habits, num_gpus: int | None = None, sharding: Sharding | None = None, script: str = ""
+    given: Settings, habits: Habits, num_gpus: int | None = None, sharding: Sharding | None = None, script: str = "",
+    notes: tuple[str, ...] = (),
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     objective = _objective(given, script)
@@ -66,7 +70,7 @@ def parse(
         lora_targets=adapter_targets(given.get("lora_target_modules", ["q_proj", "v_proj"])),
         frozen_weights=quantised(bits, given.flag("use_bnb_nested_quant")) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(Question(name="accelerate", choices=("FILE",), about=about),) if asked else (),
+        questions=(Question(name="accelerate", choices=("FILE",), about=about),) if asked else (), notes=notes,
     ))  # fmt: skip
 
 

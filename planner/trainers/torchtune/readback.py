@@ -27,7 +27,7 @@ DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "b
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of torchtune")))), said.num_gpus)
+    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of torchtune"))), said=said), said.num_gpus)
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

@@ -12,7 +12,7 @@ from planner.trainers.reading.training_arguments import TRANSFORMERS, parse
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        given = Settings(path, said.filled(file_settings(path, "arguments of transformers")))
+        given = Settings(path, said.filled(file_settings(path, "arguments of transformers")), said=said)
         return parse(given, TRANSFORMERS, said.num_gpus)
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*")
     return parse(with_files(path, found, said), TRANSFORMERS, said.num_gpus or found.num_gpus, found.sharding, found.program)

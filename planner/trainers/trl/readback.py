@@ -1,4 +1,5 @@
-"""TRL: the YAML of a recipe (trl sft --config, alignment-handbook), and scripts that run sft.py or dpo.py."""
+"""TRL: the YAML of a recipe (trl sft --config, alignment-handbook), scripts that run sft.py or dpo.py, and scripts and notebooks in
+Python that build an SFTTrainer, a DPOTrainer or transformers' own Trainer."""
 
 from pathlib import Path
 
@@ -6,15 +7,22 @@ from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import TRL, parse
+from planner.trainers.reading.training_arguments import OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
+from planner.trainers.reading.training_scripts import settings_of
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
+HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
 
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    if path.suffix in (".yaml", ".yml", ".json"):
-        return parse(Settings(path, said.filled(file_settings(path, "a recipe of TRL"))), TRL, said.num_gpus)
+    suffix = path.suffix.lower()
+    if suffix in (".py", ".ipynb"):
+        settings, kind, notes = settings_of(path, said)
+        gpus = said.num_gpus or (1 if kind == "unsloth" else None)
+        return parse(settings, HABITS[kind], gpus, notes=notes)
+    if suffix in (".yaml", ".yml", ".json"):
+        return parse(Settings(path, said.filled(file_settings(path, "a recipe of TRL")), said=said), TRL, said.num_gpus)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     return parse(with_files(path, found, said), TRL, said.num_gpus or found.num_gpus, found.sharding, script)

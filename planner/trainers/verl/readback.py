@@ -34,7 +34,7 @@ def read(path: Path, said: Given) -> Reading:
         return _actor(Settings(path, resolved(data)), said.num_gpus, "megatron" in path.stem)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
-    given = Settings(path, resolved(said.filled(override({}, words))))
+    given = Settings(path, resolved(said.filled(override({}, words))), said=said)
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
         return _sft(given, found, said.num_gpus)
     return _actor(given, said.num_gpus, "megatron" in str(found.settings.get("config_name", "")))

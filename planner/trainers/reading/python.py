@@ -1,0 +1,338 @@
+"""What a Python script says in its text: literals, followed through names, defaults and options. Nothing is executed."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.python_text import default_of, is_main, option_names, targets, tree_of
+from planner.trainers.reading.shell.text import gap, is_open, roots
+
+UNNAMED = "?"
+"""What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""
+MOST_STEPS = 4000
+"""Nodes that one value may cost: names that double each other would cost more than a file of any size is worth."""
+LARGEST = 10**15
+DTYPES = ("bfloat16", "float16", "float32", "half", "float")
+CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool}
+YES = ("is_bfloat16_supported", "is_bf16_supported", "is_bfloat16_available")
+"""Questions about the GPU that every one of the library answers with yes, Volta and Turing apart."""
+ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A value that a name is given."""
+
+    value: ast.expr | None
+    """None = something that is no expression: a loop, an import, +=."""
+    line: int
+    sure: bool
+    """It stands under no condition and in no loop."""
+
+
+@dataclass
+class Script:
+    """A script and what the user says beside it."""
+
+    path: Path
+    said: Given
+    defaults: list[str] = field(default_factory=list)
+    """Options and fields that were taken at their defaults."""
+
+    def __post_init__(self) -> None:
+        self.tree = tree_of(self.path)
+        self._home: dict[int, _Function | None] = {}
+        self._names: dict[tuple[int, str], list[_Bound]] = {}
+        self._attributes: dict[str, list[_Bound]] = {}
+        self._functions: dict[str, _Function] = {}
+        self._fields: dict[str, list[ast.expr | None]] = {}
+        self._options: dict[str, ast.Call] = {}
+        self._calls: dict[str, list[ast.Call]] = {}
+        self._steps = 0
+        try:
+            self._walk()
+        except RecursionError as error:
+            raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Calls of functions with such a last name, in the order of the text."""
+        found = [call for name in names for call in self._calls.get(name, [])]
+        return sorted(found, key=lambda one: (one.lineno, one.col_offset))
+
+    def keywords(self, call: ast.Call) -> dict[str, Any]:
+        """Keywords of a call with their values; what is not known is a text with a gap."""
+        found: dict[str, Any] = {}
+        for one in call.keywords:
+            value = self.value(one.value)
+            if one.arg is not None:
+                found[one.arg] = _called(value, one.arg)
+            elif isinstance(value, dict):
+                found |= {str(name): inner for name, inner in value.items()}
+            else:
+                found[f"**{ast.unparse(one.value)[:80]}"] = "..."
+        return found
+
+    def value(self, node: ast.expr) -> Any:
+        """A value; a text with a gap, named as --set answers it, where the text does not say it."""
+        self._steps = 0
+        try:
+            return self._value(node)
+        except RecursionError:
+            return gap([UNNAMED])
+
+    def assigned(self, suffix: str) -> list[tuple[str, Any]]:
+        """(place, value) of assignments to attributes whose dotted place ends like this, in order."""
+        named = [(place, one) for place, some in self._attributes.items() if place.endswith(suffix) for one in some]
+        ordered = sorted(named, key=lambda one: one[1].line)
+        return [(place, self.value(one.value)) for place, one in ordered if one.value is not None]
+
+    # ----------------------------------------------------------------------------------------------------------- the tree
+
+    def _walk(self) -> None:
+        waiting: list[tuple[ast.AST, _Function | None, bool]] = [(self.tree, None, True)]
+        while waiting:
+            node, home, sure = waiting.pop()
+            self._home[id(node)] = home
+            self._note(node, home, sure)
+            inner = node if isinstance(node, _Function) else home
+            loose = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.ExceptHandler | ast.AsyncFor | ast.Match)
+            known = isinstance(node, _Function) or (sure and not loose) or is_main(node)
+            waiting += [(child, inner, known) for child in ast.iter_child_nodes(node)]
+        for some in (*self._names.values(), *self._attributes.values()):
+            some.sort(key=lambda one: one.line)
+
+    def _note(self, node: ast.AST, home: _Function | None, sure: bool) -> None:
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+            self._calls.setdefault(name, []).append(node)
+            if name == "add_argument":
+                self._options |= dict.fromkeys(option_names(node), node)
+        elif isinstance(node, _Function):
+            self._functions[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                    self._fields.setdefault(one.target.id, []).append(one.value)
+                elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+                    self._fields.setdefault(one.targets[0].id, []).append(one.value)
+        for target, value in targets(node):
+            bound = _Bound(value, node.lineno if isinstance(node, ast.stmt) else 0, sure)
+            if isinstance(target, ast.Name):
+                self._names.setdefault((id(home), target.id), []).append(bound)
+            elif isinstance(target, ast.Attribute):
+                self._attributes.setdefault(ast.unparse(target), []).append(bound)
+
+    # ---------------------------------------------------------------------------------------------------------- the values
+
+    def _value(self, node: ast.expr) -> Any:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            return gap([UNNAMED])
+        if isinstance(node, ast.Constant):
+            return None if node.value is Ellipsis or isinstance(node.value, bytes | complex) else node.value
+        reader = getattr(self, f"_of_{type(node).__name__.lower()}", None)
+        return gap([UNNAMED]) if reader is None else reader(node)
+
+    def _of_list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
+        return [self._value(one) for one in node.elts]
+
+    _of_tuple = _of_set = _of_list
+
+    def _of_dict(self, node: ast.Dict) -> Any:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            inner = self._value(value)
+            if key is None:
+                found |= inner if isinstance(inner, dict) else {}
+            else:
+                name = str(self._value(key))
+                found[name] = _called(inner, name)
+        return found
+
+    def _of_name(self, node: ast.Name) -> Any:
+        return self._named(node.id, node)
+
+    def _named(self, name: str, at: ast.AST) -> Any:
+        said = self.said.setting(name)
+        if said is not None:
+            return value_of(said)
+        home = self._home.get(id(at))
+        while True:
+            some = self._names.get((id(home), name), [])
+            before = [one for one in some if one.line <= getattr(at, "lineno", 0)] if home is self._home.get(id(at)) else some
+            if before:
+                return self._decided(before, name)
+            if home is None:
+                return gap([name])
+            if (given := self._parameter(home, name)) is not None:
+                return given[0]
+            home = self._home.get(id(home))
+
+    def _decided(self, some: list[_Bound], name: str) -> Any:
+        """The value of the last assignment where it is sure, or what all of them say."""
+        start = max((i for i, one in enumerate(some) if one.sure), default=0)
+        values = [gap([name]) if one.value is None else self._value(one.value) for one in some[start:]]
+        same = all(one == values[0] for one in values)
+        return values[0] if same and (some[start].sure or len(values) > 1 or len(some) == 1) else gap([name])
+
+    def _parameter(self, function: _Function, name: str) -> tuple[Any] | None:
+        """What a parameter is given by the one call of the function, else its default; None = there is no such parameter."""
+        arguments = function.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
+        if name not in names:
+            return None
+        calls = self._calls.get(function.name, [])
+        if len(calls) == 1:
+            given = next((one.value for one in calls[0].keywords if one.arg == name), None)
+            place = names.index(name)
+            if given is None and place < min(len(calls[0].args), len(positional)):
+                given = calls[0].args[place]
+            itself = isinstance(given, ast.Name) and given.id == name and self._home.get(id(given)) is function
+            if given is not None and not itself:
+                return (self._value(given),)
+        bare = [None] * (len(positional) - len(arguments.defaults))
+        default = dict(zip(names, [*bare, *arguments.defaults, *arguments.kw_defaults], strict=True))[name]
+        return (gap([name]),) if default is None else (self._value(default),)
+
+    def _of_attribute(self, node: ast.Attribute) -> Any:
+        name = node.attr
+        if isinstance(node.value, ast.Name) and node.value.id in ("torch", "jnp") and name in DTYPES:
+            return {"half": "float16", "float": "float32"}.get(name, name)
+        said = self.said.setting(name)
+        if said is not None:
+            return value_of(said)
+        if (some := self._attributes.get(ast.unparse(node))) is not None:
+            return self._decided(some, name)
+        if name in self._options:
+            return self._option(self._options[name], name)
+        fields = self._fields.get(name, [])
+        given = [one.value for calls in self._calls.values() for call in calls for one in call.keywords if one.arg == name]
+        if len(fields) == 1 and len(given) <= 1:
+            default = given[0] if given and ast.unparse(given[0]) != ast.unparse(node) else fields[0]
+            if default is not None:
+                self.defaults.append(name)
+                return self._value(default_of(default))
+        return gap([name])
+
+    def _option(self, call: ast.Call, name: str) -> Any:
+        words = {one.arg: one.value for one in call.keywords}
+        if "default" in words:
+            value = self._value(words["default"])
+            if value is not None:
+                self.defaults.append(name)
+            return value
+        action = ast.unparse(words["action"]) if "action" in words else ""
+        if "store_true" in action or "store_false" in action:
+            self.defaults.append(name)
+            return "store_false" in action
+        required = "required" in words or not str(getattr(call.args[0], "value", "-")).startswith("-")
+        return gap([name]) if required else None
+
+    def _of_subscript(self, node: ast.Subscript) -> Any:
+        owner, key = self._value(node.value), self._value(node.slice)
+        if isinstance(owner, dict) and str(key) in owner:
+            return owner[str(key)]
+        if isinstance(owner, list) and isinstance(key, int) and not isinstance(key, bool) and -len(owner) <= key < len(owner):
+            return owner[key]
+        return gap([key if isinstance(key, str) and re.fullmatch(r"\w{1,60}", key) else UNNAMED])
+
+    def _of_joinedstr(self, node: ast.JoinedStr) -> Any:
+        parts = [self._value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
+        return "".join(str(one)[:1000] for one in parts)
+
+    def _of_unaryop(self, node: ast.UnaryOp) -> Any:
+        value = self._value(node.operand)
+        if isinstance(value, str) and is_open(value):
+            return value
+        if isinstance(node.op, ast.Not):
+            return not value
+        return -value if isinstance(node.op, ast.USub) and isinstance(value, int | float) else gap([UNNAMED])
+
+    def _of_binop(self, node: ast.BinOp) -> Any:
+        left, right = self._value(node.left), self._value(node.right)
+        open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
+        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
+            return (left + right)[:10000]
+        if open_:
+            return gap(open_)
+        numbers = all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right))
+        if numbers and isinstance(node.op, ast.Pow) and abs(left) <= 1000 and 0 <= right <= 15:
+            return left**right
+        if not numbers or type(node.op) not in ARITHMETIC or (right == 0 and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod)):
+            return gap([UNNAMED])
+        return ARITHMETIC[type(node.op)](left, right)
+
+    def _of_boolop(self, node: ast.BoolOp) -> Any:
+        value: Any = None
+        for one in node.values:
+            value = self._value(one)
+            if isinstance(value, str) and is_open(value):
+                return value
+            if bool(value) is isinstance(node.op, ast.Or):
+                return value
+        return value
+
+    def _of_compare(self, node: ast.Compare) -> Any:
+        left, right = self._value(node.left), self._value(node.comparators[0])
+        open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
+        if open_ or len(node.ops) > 1:
+            return gap(open_ or [UNNAMED])
+        if isinstance(node.ops[0], ast.In | ast.NotIn) and isinstance(right, str | list | dict):
+            try:
+                return (left in right) is isinstance(node.ops[0], ast.In)
+            except TypeError:
+                return gap([UNNAMED])
+        try:
+            return COMPARISONS[type(node.ops[0])](left, right)
+        except (KeyError, TypeError):
+            return gap([UNNAMED])
+
+    def _of_ifexp(self, node: ast.IfExp) -> Any:
+        test = self._value(node.test)
+        if not (isinstance(test, str) and is_open(test)):
+            return self._value(node.body if test else node.orelse)
+        yes, no = self._value(node.body), self._value(node.orelse)
+        return yes if yes == no else test
+
+    def _of_call(self, node: ast.Call) -> Any:
+        name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+        last = name.rpartition(".")[2]
+        if last in YES:
+            return True
+        if last == "device_count" and self.said.num_gpus is not None:
+            return self.said.num_gpus
+        if name in ("os.getenv", "os.environ.get", "environ.get", "getenv") and node.args:
+            variable = str(self._value(node.args[0]))
+            said = self.said.setting(variable)
+            return value_of(said) if said is not None else self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
+        if name == "dict":
+            return self.keywords(node)
+        if (name in CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:
+            value = self._value(node.args[0])
+            if name not in CONVERSIONS or (isinstance(value, str) and is_open(value)):
+                return value
+            try:
+                return CONVERSIONS[name](value)
+            except (TypeError, ValueError, OverflowError):
+                return gap([UNNAMED])
+        return gap([UNNAMED])
+
+
+def _called(value: Any, name: str) -> Any:
+    """A value whose gap, where it has no name of its own, is called by its keyword."""
+    return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value

@@ -1,0 +1,167 @@
+"""Scripts and notebooks in Python that build a trainer of transformers, TRL or unsloth: their calls as arguments of the trainer."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.shell.text import gap, is_open
+
+CONFIGS = ("SFTConfig", "DPOConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
+TRAINERS = ("SFTTrainer", "DPOTrainer", "Trainer", "Seq2SeqTrainer", "UnslothTrainer")
+FOREIGN = {f"{name}Trainer": name for name in (
+    "GRPO", "ORPO", "KTO", "PPO", "PPOv2", "RLOO", "CPO", "GKD", "BCO", "XPO", "NashMD", "OnlineDPO", "Reward", "PRM",
+    "Distillation", "SentenceTransformer")}  # fmt: skip
+"""Trainers whose step is not one of a language model or of DPO."""
+UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
+WHOLE = ("embed_tokens", "lm_head")
+"""Modules that unsloth trains as a whole where an adapter names them."""
+MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
+
+
+def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]]:
+    """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes). Raises
+    PlannerError."""
+    script = Script(path, said)
+    _require_training(script)
+    notes: list[str] = []
+    loads = [one for one in script.calls("from_pretrained") if _owner(one) in MODELS]
+    unsloth = any(_owner(one) in UNSLOTH for one in loads)
+    data = _model(script, loads, unsloth, notes)
+    configs = script.calls(*CONFIGS)
+    if len(configs) > 1:
+        notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
+    trainers = script.calls(*TRAINERS)
+    for call in (*configs[:1], *trainers[:1]):
+        data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
+    if not loads:
+        data |= _named_by_trainer(script, trainers)
+    data |= _adapters(script, unsloth)
+    kinds = {getattr(one.func, "id", getattr(one.func, "attr", "")) for one in (*configs[:1], *trainers[:1])}
+    if any(one.startswith("DPO") for one in kinds):
+        data.setdefault("beta", 0.1)
+    if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
+        data |= _cut(script)
+    if data.get("gradient_checkpointing") is None and _switched_on(script):
+        data["gradient_checkpointing"] = True
+    if script.defaults:
+        notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
+    old = "max_seq_length" in data and not unsloth
+    kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
+    if kind == "trl" and (old or "TrainingArguments" in kinds):
+        kind = "old trl"
+    return Settings(path, said.filled(data), said=said), kind, tuple(notes)
+
+
+_OBJECTS = (
+    "model", "args", "tokenizer", "processing_class", "train_dataset", "eval_dataset", "data_collator", "peft_config", "callbacks",
+    "compute_metrics", "formatting_func", "dataset_text_field", "optimizers", "ref_model", "dataset_kwargs",
+    "preprocess_logits_for_metrics", "dataset_num_proc", "output_dir", "report_to", "run_name", "logging_dir", "model_init_kwargs",
+)  # fmt: skip
+"""Keywords that are objects of the script, or that decide nothing."""
+
+
+def _require_training(script: Script) -> None:
+    """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
+    ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
+    if not ours and others:
+        name = getattr(others[0].func, "id", getattr(others[0].func, "attr", ""))
+        raise PlannerError(f"{script.path}: {FOREIGN[name]} is not modelled; supervised fine-tuning and DPO are")
+    if not script.calls(*CONFIGS):
+        if script.calls("HfArgumentParser", "TrlParser"):
+            raise PlannerError(
+                f"{script.path}: it takes its arguments from its command line; import the script or the YAML that starts it"
+            )
+        if not ours:
+            raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
+
+
+def _owner(call: ast.Call) -> str:
+    """The class of Class.from_pretrained."""
+    value = getattr(call.func, "value", None)
+    return getattr(value, "id", getattr(value, "attr", ""))
+
+
+def _model(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
+    """Arguments of the model that is loaded first."""
+    if not loads:
+        return {}
+    call = loads[0]
+    words = script.keywords(call)
+    name = words.get("model_name", words.get("pretrained_model_name_or_path"))
+    if name is None and call.args:
+        name = script.value(call.args[0])
+    found: dict[str, Any] = {"model_name_or_path": name}
+    dtype = words.get("dtype", words.get("torch_dtype"))
+    if unsloth:
+        four, eight = words.get("load_in_4bit", True), words.get("load_in_8bit", False)
+        whole = words.get("full_finetuning") is True
+        found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
+        known = isinstance(dtype, str) and not is_open(dtype)
+        return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
+    if isinstance(dtype, str):
+        found["dtype"] = dtype
+    if (kernel := words.get("attn_implementation")) is not None:
+        found["attn_implementation"] = kernel
+    if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
+        notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
+    bits = next(iter(script.calls("BitsAndBytesConfig")), None)
+    quantised = script.keywords(bits) if bits is not None and words.get("quantization_config") is not None else words
+    for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
+                         ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
+        if theirs in quantised:
+            found[ours] = quantised[theirs]
+    return found
+
+
+def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any]:
+    """The model that a trainer is given by its name."""
+    node = next((one.value for call in trainers for one in call.keywords if one.arg == "model"), None)
+    if node is None:
+        node = next((call.args[0] for call in trainers if call.args), None)
+    value = script.value(node) if node is not None else None
+    return {"model_name_or_path": value} if isinstance(value, str) else {}
+
+
+def _adapters(script: Script, unsloth: bool) -> dict[str, Any]:
+    """Arguments of LoRA."""
+    calls = script.calls("LoraConfig")
+    if unsloth:
+        calls = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
+    if not calls:
+        given = [script.keywords(one).get("peft_config") for one in script.calls(*TRAINERS)]
+        return {"use_peft": gap(["use_peft"])} if any(one is not None for one in given) else {}
+    words = script.keywords(calls[0])
+    if words.get("use_dora"):
+        raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
+    found: dict[str, Any] = {
+        "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
+    }  # fmt: skip
+    targets = words.get("target_modules")
+    if targets is not None or unsloth:
+        found["lora_target_modules"] = targets or "all-linear"
+    whole = [one for one in targets if str(one) in WHOLE] if isinstance(targets, list) else []
+    if whole or words.get("modules_to_save"):
+        found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
+    if unsloth:
+        checkpointing = words.get("use_gradient_checkpointing", "unsloth")
+        found["gradient_checkpointing"] = checkpointing not in (False, None, "False")
+        found["activation_offloading"] = checkpointing == "unsloth"
+    return found
+
+
+def _cut(script: Script) -> dict[str, Any]:
+    """The length at which the tokenizer cuts, where it is one."""
+    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
+           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+def _switched_on(script: Script) -> bool:
+    """Whether checkpointing is switched on by a call on the model."""
+    prepared = [script.keywords(one) for one in script.calls("prepare_model_for_kbit_training")]
+    on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
+    return on or bool(script.calls("gradient_checkpointing_enable"))
