@@ -116,7 +116,8 @@ class PlanGroup(click.Group):
             meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
             if meant is None:
                 raise
-            raise click.NoSuchOption(error.option_name, possibilities=[meant], ctx=error.ctx) from None
+            text = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.UsageError(text, error.ctx) from None
         except PlannerError as error:
             raise SentenceError(str(error)) from error
 
