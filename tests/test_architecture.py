@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (4, "explain explicit runs."),
     (4, "gains"),
     (4, "advice"),
-    (5, "timeline. lab.launch."),
+    (5, "timeline. lab.launch. kineto."),
     (5, "trainers"),
     (5, "trainers.bundle."),
     (5, "lab.reference. trainers.targets trainers.checking. trainers.reading."),

@@ -114,8 +114,10 @@ class PlanGroup(click.Group):
         except click.NoSuchOption as error:
             word = error.option_name.lstrip("-").replace("_", "-").lower()
             meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
-            error.possibilities = [meant] if meant else error.possibilities
-            raise
+            if meant is None:
+                raise
+            text = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.UsageError(text, error.ctx) from None
         except PlannerError as error:
             raise SentenceError(str(error)) from error
 
