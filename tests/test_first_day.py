@@ -18,9 +18,9 @@ from made_machine import H100, MadeGpus, row
 from validate_samples import ROOT, alive, needs_torch
 
 from planner.errors import PlannerError
+from planner.lab.first_day.all_steps import MOST_SECONDS, PROFILE, Step, dry_steps, steps_of
 from planner.lab.first_day.findings import gathered, text_of
 from planner.lab.first_day.runner import Day, of_samples
-from planner.lab.first_day.steps import MOST_SECONDS, PROFILE, Step, dry_steps, steps_of
 
 CHILD = "import subprocess, sys; print(subprocess.Popen(['sleep', '100'], start_new_session=True).pid, flush=True); "
 

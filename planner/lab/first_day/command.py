@@ -16,9 +16,9 @@ from planner import library
 from planner.detect import processor
 from planner.errors import PlannerError, printable
 from planner.hardware import load_hardware
+from planner.lab.first_day.all_steps import TINY, TINY_FILE, Step, dry_steps, steps_of
 from planner.lab.first_day.findings import TEXT_FILE, VERSION, YAML_FILE, gathered, text_of
 from planner.lab.first_day.runner import FINE, Day
-from planner.lab.first_day.steps import TINY, TINY_FILE, Step, dry_steps, steps_of
 from planner.lab.launch.gpus import gpus_here, require_known
 from planner.lab.launch.place import place_from
 from planner.lab.launch.torchrun import need_torch
@@ -82,7 +82,8 @@ def first_day(output: Path, resume: bool, print_commands: bool, as_json: bool, *
     need_torch("plan first-day")
     _ready(asked)
     most = format_seconds(asked.budget)
-    print(f"{asked.name}: {len(asked.steps)} steps, at most {most} in all; {printable(str(output))} keeps what each finds", file=sys.stderr)
+    where = printable(str(output))
+    print(f"{asked.name}: {len(asked.steps)} steps, at most {most} in all; {where} keeps what each finds", file=sys.stderr)
     for number, step in enumerate(asked.steps, 1):
         limit = format_seconds(step.limit)
         print(f"  {number:2} {step.name:12} at most {limit:6} {step.what}", file=sys.stderr, flush=True)

@@ -11,8 +11,8 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.first_day.all_steps import MEDIUM, PROFILE
 from planner.lab.first_day.runner import FINE
-from planner.lab.first_day.steps import MEDIUM, PROFILE
 from planner.runs.rows import validations_from_dict
 from planner.trainers.bundle.quoting import markdown
 from planner.units import GIB, MIB, TERA, format_bytes, format_seconds

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.lab.first_day.steps import Step, Words
+from planner.lab.first_day.all_steps import Step, Words
 from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import PRINTED, Ended, cause, run_watched, with_package
 from planner.units import format_seconds
