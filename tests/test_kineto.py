@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -444,7 +445,10 @@ def test_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "unpacks to more than" in refused(path)
     monkeypatch.setattr(events, "MOST_FILE", 100)
     assert "that are read of a trace" in refused(path)
-    assert "no regular file" in refused(Path("/dev/zero"))
+    assert "it is a device" in refused(Path("/dev/zero"))
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "it is a pipe" in refused(tmp_path / "pipe.json")
+    (tmp_path / "pipe.json").unlink()
     monkeypatch.setattr(job_traces, "MOST_FILES", 1)
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(PlannerError, match="2 files are more than the 1 that are read"):
