@@ -266,6 +266,15 @@ def test_steps_that_are_not_steady_are_left_out(tmp_path: Path) -> None:
     assert found.left_out == 1 and found.numbers == (0, 1, 2, 3) and found.seconds == pytest.approx(820 * US, rel=1e-4)
 
 
+def test_steps_without_kernels_of_their_own_are_the_hosts(tmp_path: Path) -> None:
+    made = Made()
+    for number in range(3):
+        made.step(number, 100.0 * number, 90)
+    made.kernel(GEMM, 250, 20)
+    found = find_steps(read_rank(made.write(tmp_path / "a.json")))
+    assert found.how == "ProfilerStep" and found.seconds == pytest.approx(100 * US) and len(found.spans) == 2
+
+
 def test_without_steps_it_says_so(tmp_path: Path) -> None:
     made = training(steps=3)
     made.events = [one for one in made.events if one["cat"] != "user_annotation" and one["name"] != ADAM]
