@@ -35,8 +35,8 @@ from planner.kineto.kernel_names import GEMM as PRODUCT
 from planner.kineto.plan_traces import no_truth
 from planner.kineto.rank_trace import Collective, read_rank
 from planner.kineto.spans import covered, gaps, outside, shared, union
+from planner.kineto.step_marks import find_steps
 from planner.kineto.step_parts import StepParts, parts_of
-from planner.kineto.steps import find_steps
 from planner.layout import Layout, Order
 
 ROOT = Path(__file__).resolve().parent.parent
