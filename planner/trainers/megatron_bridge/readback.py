@@ -42,15 +42,17 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}), said=said)
-    name = str(named.get("recipe") or "")
+    called = named.get("recipe")
+    name = str(called[0] if isinstance(called, list) and called else called or "")
+    if not name and said.questions:  # its variable is asked for
+        name = next(iter(known))
     if not name:
         raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")
     if name not in known:
-        near = ", ".join(nearest_first(name, known)[:3])
-        raise PlannerError(
-            f"{path}: recipe {shown(name)} is not among the published ones that are known (nearest: {near}); import its file"
-        )
-    return parse(path, said, {**known[name], **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+        about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
+        said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
+    base = known.get(name, {"model.hf": ""})
+    return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     model, noted = named_model(hf, path) if hf else (None, ())
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
-    if not given.data.get("model.tensor_model_parallel_size") and not hf and trainer != "nemo":
+    if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
     fields = _layout(given)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
