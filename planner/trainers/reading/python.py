@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Script:
 
     def value(self, node: ast.expr) -> Any:
         """A value; a text with a gap, named as --set answers it, where the text does not say it."""
-        return self._within(lambda: self._value(node))
+        return self._within(partial(self._value, node))
 
     def _within(self, function: Callable[[], Any]) -> Any:
         """A value that costs no more than it may."""
@@ -109,7 +110,7 @@ class Script:
             first, _, rest = place.partition(".")
             if rest and some and root in (None, first):
                 name = rest.rpartition(".")[2]
-                value = self._within(lambda some=some, name=name: self._decided(some, name))
+                value = self._within(partial(self._decided, some, name))
                 found[rest] = value if some[-1].sure or value is None else gap([name])
         return found
 
