@@ -12,9 +12,9 @@ from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
 from planner.trainers.megatron_bridge.recipes import functions, published, script_settings, settings_of
 from planner.trainers.reading.commands import launched
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import percent, quotient, read_text
@@ -68,7 +68,8 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
     if asked is not None and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
     if len(recipes) > 1 and asked is None:
-        raise PlannerError(f"{path}: it has {len(recipes)} recipes; say --set recipe=NAME, like {', '.join(recipes[:4])}")
+        needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
+        ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
         return script_settings(tree, known)
     return settings_of(tree, asked or recipes[0], known)

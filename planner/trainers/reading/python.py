@@ -222,9 +222,12 @@ class Script:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
+        calls = self._calls.get(function.name, [])
+        if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
+            rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
+            return ({str(one.arg): self._value(one.value) for one in rest},)
         if name not in names:
             return None
-        calls = self._calls.get(function.name, [])
         if len(calls) == 1:
             given = next((one.value for one in calls[0].keywords if one.arg == name), None)
             place = names.index(name)
