@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planner.errors import PlannerError
+from planner.layout import CpMethod
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -200,3 +201,99 @@ def test_the_command_prints_what_was_left_out(run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "say --set ARGS=VALUE" in " ".join(result.output.split())
     result = run("import", str(FILES / "several_sizes.sh"), "--set", "SIZE")
     assert result.exit_code == 2 and "write it as NAME=VALUE" in result.output
+
+
+MEGATRON = "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 "
+MEGATRON += "--seq-length 2048 --micro-batch-size 1 --global-batch-size 8 --bf16 "
+
+
+def script(directory: Path, more: str, settings: dict[str, str] | None = None) -> Reading:
+    """A script of Megatron-LM with more arguments, read."""
+    (directory / "train.sh").write_text(MEGATRON + more)
+    return read(directory / "train.sh", None, Given(settings=settings or {}))
+
+
+def test_a_tokenizer_of_its_own_leaves_the_vocabulary_open(tmp_path: Path) -> None:
+    own = "--tokenizer-type Llama2Tokenizer --tokenizer-model $DIR/own-tokenizer-100k.ver3.model"
+    with pytest.raises(OpenQuestionsError, match=r"--set vocab_size=VALUE .*'own-tokenizer-100k.ver3.model' is a tokenizer"):
+        script(tmp_path, own)
+    assert script(tmp_path, own, {"vocab_size": "99574"}).model.vocab_size == 99574
+    usual = "--tokenizer-type Llama2Tokenizer --tokenizer-model /data/tokenizer.model"
+    assert script(tmp_path, usual + " --ffn-hidden-size 4000").model.vocab_size == 32000
+    with pytest.raises(OpenQuestionsError, match=r"--set vocab_size=32000\|50257"):  # sizes of a GPT-3
+        script(tmp_path, usual)
+
+
+def test_arguments_of_forks_are_said_in_megatrons_words(tmp_path: Path) -> None:
+    moe = "--vocab-size 32000 --num-experts 8 --moe-intermediate-size 512 --n-shared-experts 2 "
+    moe += "--first-k-dense-replace 1 --moe-layer-freq 1 "
+    model = script(tmp_path, moe + "--expert-model-parallel-size 8 --swiglu").model
+    assert (model.num_dense_layers, model.expert_ffn_size, model.shared_expert_ffn_size) == (1, 512, 1024)
+    assert script(tmp_path, moe.replace("replace 1", "replace -1").replace("freq 1", "freq -1")).model.num_dense_layers == 0
+    ulysses = script(tmp_path, "--vocab-size 32000 --context-parallel-size 4 --context-parallel-algo ulysses_cp_algo")
+    assert values(ulysses, "cp", "cp_method") == [4, int(CpMethod.A2A)]
+    assert script(tmp_path, "--vocab-size 49152 --attention-head-type multiquery").model.num_kv_heads == 1
+    lora = script(tmp_path, "--vocab-size 32000 --lora-r 16 --lora-target-modules linear_qkv linear_proj")
+    assert values(lora, "lora_rank", "lora_targets", "frozen_weights") == [16, "attention", "bf16"]
+
+
+@pytest.mark.parametrize(
+    "argument", ["--swap-optimizer", "--kd", "--num-layers-teacher 24", "--my-offload-states", "--noop-layers 3,4"]
+)
+def test_an_unknown_argument_that_decides_memory_is_refused(argument: str, tmp_path: Path) -> None:
+    name = argument.split()[0].removeprefix("--").replace("-", "_")
+    says = f"{argument.split()[0]} decides memory or degrees and is not priced; --set {name}=false"
+    with pytest.raises(PlannerError, match=says):
+        script(tmp_path, "--vocab-size 32000 " + argument)
+    assert script(tmp_path, "--vocab-size 32000 " + argument, {name: "false"}).model.vocab_size == 32000
+
+
+def test_a_script_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    text = "CHECKPOINT=<Path to it (e.g. /345m)>\n" + MEGATRON.replace("pretrain_gpt", "tools/text_generation")
+    (tmp_path / "quantise.sh").write_text(text)
+    with pytest.raises(PlannerError, match=r"it starts 'tools/text_generation.py', which trains nothing"):
+        read(tmp_path / "quantise.sh", None, Given())
+
+
+def test_torchtitan_settings_of_a_module_of_its_own_ask_for_the_experts_degree(tmp_path: Path) -> None:
+    text = '[model]\nname = "deepseek_v3"\nflavor = "16B"\n[training]\nlocal_batch_size = 2\nseq_len = 1024\n'
+    text += '[parallelism]\ndata_parallel_shard_degree = 2\n[experimental]\ncustom_args_module = "own.args"\n'
+    file = tmp_path / "own.toml"
+    file.write_text(text + '[activation_checkpoint]\nmode = "full"\n')
+    with pytest.raises(OpenQuestionsError, match=r"--set parallelism.expert_parallel_degree=VALUE"):
+        read(file, None, Given(model="deepseek-v2-lite"))
+    found = read(file, None, Given(model="deepseek-v2-lite", settings={"parallelism.expert_parallel_degree": "2"}))
+    assert values(found, "ep", "dp") == [2, 2]
+
+
+def test_verl_takes_the_defaults_of_the_version_around_the_script(tmp_path: Path) -> None:
+    config = tmp_path / "verl" / "trainer" / "config" / "ppo_megatron_trainer.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("actor_rollout_ref:\n  model: {enable_gradient_checkpointing: false}\n"
+                      "  actor: {megatron: {tensor_model_parallel_size: 4}}\n")  # fmt: skip
+    config.with_name("ppo_trainer.yaml").write_text("actor_rollout_ref: {model: {enable_gradient_checkpointing: false}}\n")
+    (tmp_path / "examples").mkdir()
+    file = tmp_path / "examples" / "run.sh"
+    text = "python3 -m verl.trainer.main_ppo {} actor_rollout_ref.model.path=meta-llama/Llama-2-7b-hf "
+    text += "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=8"
+    file.write_text(text.format("--config-name=ppo_megatron_trainer"))
+    assert values(read(file, None, Given()), "tp", "dp") == [4, 2]
+    file.write_text(text.format(""))
+    assert values(read(file, None, Given()), "tp", "recompute") == [1, 0]
+
+
+def test_a_program_of_its_own_is_asked_which_layers_it_adapts(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("torchrun --nproc_per_node 8 own/train.py --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--bf16 True --per_device_train_batch_size 4 --lora_enable True --lora_r 64 --model_max_length 2048\n")  # fmt: skip
+    says = r"--set lora_target_modules=all-linear\|q_proj,v_proj .*--set torch_dtype=bfloat16"
+    with pytest.raises(OpenQuestionsError, match=says):
+        to_plan(read(tmp_path / "train.sh", None, Given()), {"hardware": "h100-sxm"})
+    settings = {"lora_target_modules": "all-linear", "torch_dtype": "bfloat16"}
+    found = read(tmp_path / "train.sh", None, Given(settings=settings))
+    assert values(found, "lora_rank", "lora_targets", "frozen_weights") == [64, "all", "bf16"]
+    plain = (tmp_path / "train.sh").read_text().replace("enable True", "enable False")
+    (tmp_path / "train.sh").write_text(plain)
+    assert read(tmp_path / "train.sh", None, Given()).lora_rank == 0
+    (tmp_path / "train.sh").write_text(plain.replace("2048", "2048 --tune_mm_mlp_adapter True"))
+    with pytest.raises(PlannerError, match="tune_mm_mlp_adapter trains a part of the model"):
+        read(tmp_path / "train.sh", None, Given())

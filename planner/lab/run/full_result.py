@@ -18,6 +18,7 @@ import numpy as np
 from planner import library
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
+from planner.kineto.step_parts import BUSY as BUSY_SHARE
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.comparison import attention_said, device_memory, memory_row, rank_memory
 from planner.lab.run.eager_pricing import (
@@ -33,7 +34,6 @@ from planner.lab.run.eager_pricing import (
     processor_seconds,
     update_seconds,
 )
-from planner.lab.run.kernel_trace import BUSY as BUSY_SHARE
 from planner.lab.run.kernel_trace import host_bound
 from planner.lab.run.learn import not_compared
 from planner.lab.run.levels import FIRST, SETTING_UP, START, Task

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from planner.kineto.spans import covered, outside
+from planner.kineto.step_parts import BUSY
 from planner.units import MICRO
 
 DIMENSIONS = {
@@ -19,8 +21,6 @@ DIMENSIONS = {
     "expert_shard": "data", "flat": "data", "all": "data",
 }  # fmt: skip
 """Dimension of a mesh (its name, or how it begins) -> kind of communication in a plan."""
-BUSY = 0.95
-"""Share of a pass in which some kernel runs; below, the host bounds it."""
 HALVES = {"I": ("B",), "W": ("B", "W")}
 """Halves of a backward pass -> where their seconds count: B is the whole, W the part that is computed later."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -100,18 +100,9 @@ def exposed(events: Iterable[dict[str, Any]]) -> dict[str, float]:
             by_kind["all"].append(span)
         elif event["cat"] == "kernel":
             computing.append(span)
-    return {kind: covered([*spans, *computing]) - covered(computing) for kind, spans in sorted(by_kind.items())}
+    return {kind: outside(spans, computing) for kind, spans in sorted(by_kind.items())}
 
 
 def _span(event: dict[str, Any]) -> Span:
     """Start and end, seconds."""
     return float(event["ts"]) * MICRO, (float(event["ts"]) + float(event["dur"])) * MICRO
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Seconds in which at least one of some pieces of time, start and end, runs."""
-    total, end = 0.0, -math.inf
-    for start, stop in sorted(spans):
-        total += max(stop - max(start, end), 0.0)
-        end = max(end, stop)
-    return total

@@ -115,6 +115,14 @@ def of_mapping(data: Mapping[str, Any], where: str, given: Given) -> Arguments:
     return found
 
 
+def of_sections(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments in the sections of FlagScale's YAML (system, model, data, and sections inside of them) as one mapping."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= of_sections(value) if isinstance(value, Mapping) else {str(name): value}
+    return found
+
+
 def mapping_of(text: str, where: str) -> dict[str, Any]:
     """The mapping of arguments in a YAML text. Raises PlannerError."""
     data = library.parse_yaml(text, where)

@@ -15,9 +15,11 @@ from planner.trainers.megatron.arguments import (
     mapping_of,
     of_dump,
     of_mapping,
+    of_sections,
     readable,
     take_settings,
 )  # fmt: skip
+from planner.trainers.megatron.forks import adapters, translate
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of
 from planner.trainers.megatron.trainer_words import optimizer_of, precision_of, trainer_of, zero_of
@@ -55,6 +57,10 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         found = of_mapping(mapping_of(text, where), where, given)
         ask_for_gaps(found, None)
         return found
+    if re.search(r"^system:", text, re.MULTILINE) and re.search(r"^model:", text, re.MULTILINE):
+        found = of_mapping(of_sections(mapping_of(text, where)), where, given)
+        ask_for_gaps(found, None)
+        return found
     return of_script(text, where, given, directory)
 
 
@@ -66,6 +72,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found["seq_length" if name == "sequence_length" else name] = str(value)
     _open(found, given)
     readable(found)
+    translate(found)
     model = model_of(found, given, header.group(4) if header else "")
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
@@ -86,10 +93,12 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     if not batch:
         ask(found.where, [NEEDED["num_gpus"]])
     unread, noise = _unread(found, model)
+    rank, targets = adapters(found)
     return Reading(
         trainer=header.group(3) if header else trainer_of(found, model), model=model, sequence_length=length,
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise, notes=tuple(found.notes),
+        lora_rank=rank, lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
     )  # fmt: skip
 
 

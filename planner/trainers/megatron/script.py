@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.trainers.megatron.arguments import Arguments, ask_for, ask_for_gaps, decides, of_words
 from planner.trainers.reading.given import ARGUMENTS, Given, Question
 from planner.trainers.reading.shell import Command, Script, evaluate, options, words_of
@@ -31,10 +31,13 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     script = evaluate(text, where, given.settings, directory)
     given.used.update(given.settings.keys() & script.variables.mentioned)
     commands = [Command(*_training(one)) for one in script.commands]
-    counted = [(_deciding(one.words), one) for one in commands if not NOT_TRAINING.search(" ".join(one.words[:1]))]
+    counted = [(_deciding(one.words), one) for one in commands if _trains(one)]
     most = max((count for count, _ in counted), default=0)
     best = [one for count, one in counted if count == most]
     if most < LEAST:
+        other = next((one.words[0] for one in commands if not _trains(one) and _deciding(one.words) >= LEAST), None)
+        if other is not None:
+            raise PlannerError(f"{where}: it starts {shown(other)}, which trains nothing")
         best = [one for one in [Command(_all_options(script))] if one.words] or best or [Command([])]
     found = of_words(best[-1].words, where, script)
     _others(found, best, script)
@@ -51,6 +54,12 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     ask_for_gaps(found, script, _said(given))
     _one_for_arguments(found, script)
     return found
+
+
+def _trains(command: Command) -> bool:
+    """Whether a command may be a training, by its program."""
+    program = " ".join(command.words[:1])
+    return not NOT_TRAINING.search(program) or re.search(r"(^|/)(pre_?)?(post)?(fine_?)?(train|tune)\w*\.py$", program) is not None
 
 
 def _one_for_arguments(found: Arguments, script: Script) -> None:

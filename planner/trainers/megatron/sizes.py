@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from planner.errors import PlannerError, shown
@@ -10,7 +11,7 @@ from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.named_models import preset_of
-from planner.trainers.reading.shell import shown_text
+from planner.trainers.reading.shell import is_open, shown_text
 from planner.trainers.reading.values import MOST, MOST_LAYERS, whole_number
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
@@ -30,6 +31,8 @@ TOKENIZERS = {
     "deepseekv2tokenizer": 102400, "deepseekv3tokenizer": 129280,
 }  # fmt: skip
 """Rows of the vocabularies of tokenizers with one.  [megatron/training/tokenizer; Pai-Megatron-Patch, tokenizer]"""
+USUAL_TOKENIZERS = re.compile(r"llama|gpt2|mistral|mixtral|deepseek|qwen|gemma|path|your")
+"""Parts of the names of tokenizers whose types or models say the vocabulary, and of placeholders."""
 OTHER_MODELS = (
     "hybrid_attention_ratio", "hybrid_mlp_ratio", "hybrid_override_pattern", "hybrid_layer_pattern", "is_hybrid_model",
     "mamba_state_dim", "experimental_attention_variant", "linear_attention_type", "linear_attention_freq", "img_h", "img_w",
@@ -40,7 +43,7 @@ OTHER_MODELS = (
 """Arguments of architectures that these sizes do not describe."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
 """Those of them that a dump, which holds all arguments, has only then."""
-PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid)")
+PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
 """Training programs of such architectures, by their paths."""
 
 
@@ -103,12 +106,20 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
         if one in alike or one.name in [preset.name for preset in alike]:
             found.notes.append(f"vocabulary: {one.vocab_size}, of {one.name}, which has these sizes")
             return one
+    if not named and (own := _own_tokenizer(found)):
+        return _ask_for_rows(found, f"--vocab-size is not given, and {own} is a tokenizer that is not read", ())
+    kinds = [str(found.get(one, "")).lower() for one in ("patch_tokenizer_type", "tokenizer_type")]
+    rows = next((TOKENIZERS[one] for one in kinds if one in TOKENIZERS), 0)
+    if alike and not named and rows and rows not in [one.vocab_size for one in alike]:
+        if "llama2tokenizer" in kinds:
+            why = f"Llama's own tokenizer has {rows}, {alike[0].name}, which has these sizes, has {alike[0].vocab_size}"
+            return _ask_for_rows(found, why, alike, (str(rows),))
+        alike = []
     if alike and len({one.vocab_size for one in alike}) == 1:
         best = known_model(dataclasses.replace(model, vocab_size=alike[0].vocab_size))
         found.notes.append(f"vocabulary: {best.vocab_size}, of {best.name}, which has these sizes")
         return best
-    kinds = [str(found.get(one, "")).lower() for one in ("patch_tokenizer_type", "tokenizer_type")]
-    rows = next((TOKENIZERS[one] for one in kinds if one in TOKENIZERS), 0) or (named[0].vocab_size if named else 0)
+    rows = rows or (named[0].vocab_size if named else 0)
     if (
         not rows and found.get("tokenizer_type") is None and found.get("merge_file")
     ):  # what pretrain_gpt.py takes by default
@@ -118,12 +129,28 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
     if rows:
         found.notes.append(f"vocabulary: {rows}, of its tokenizer")
         return known_model(dataclasses.replace(model, vocab_size=rows))
-    about = (
-        "rows of the vocabulary: neither --vocab-size nor --padded-vocab-size is given, and the tokenizer is not read"
-    )
-    choices = tuple(str(one.vocab_size) for one in alike)
-    found.questions.append(Question(name="vocab_size", about=about, choices=choices))
-    return None
+    why = "neither --vocab-size nor --padded-vocab-size is given, and the tokenizer is not read"
+    return _ask_for_rows(found, why, alike)
+
+
+def _ask_for_rows(found: Arguments, why: str, alike: Sequence[ModelSpec], more: tuple[str, ...] = ()) -> None:
+    choices = tuple(dict.fromkeys((*more, *(str(one.vocab_size) for one in alike))))
+    about = f"rows of the vocabulary: {why}"
+    found.questions.append(Question(name="vocab_size", about=about, choices=choices if len(choices) > 1 else ()))
+
+
+def _own_tokenizer(found: Arguments) -> str:
+    """A tokenizer with a name of its own, which a type for any SentencePiece or Hugging Face tokenizer (Llama2Tokenizer too) says
+    nothing of; empty for files that are called tokenizer.model everywhere, and for paths that are not known."""
+    for one in ("tokenizer_model", "tokenizer_name_or_path", "tokenizer_hf"):
+        text = found.get(one)
+        if not isinstance(text, str) or is_open(text.rpartition("/")[2]):
+            continue
+        name = re.sub(r"\.(model|json|vocab|txt|tiktoken)$", "", text.rstrip("/").rpartition("/")[2])
+        on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None
+        if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
+            return shown(text.rpartition("/")[2] if not on_the_hub else text)
+    return ""
 
 
 def _model(found: Arguments, rows: int) -> ModelSpec:
@@ -211,12 +238,12 @@ def _moe_layers(found: Arguments, layers: int) -> tuple[int, int]:
 
 
 def _window(found: Arguments, layers: int) -> tuple[int, int]:
-    """(tokens, layers that have it)."""
+    """(tokens with the own one, which the flag does not count, layers that have it)."""
     given = found.get("window_size")
     if given in (None, True):
         return 0, 0
     first = re.match(r"\W*(\d{1,15})\b(?!\.)", ",".join(given) if isinstance(given, list) else str(given))
-    size = whole_number(int(first.group(1)) if first else given, f"{found.where}: window_size", least=0)
+    size = whole_number(int(first.group(1)) if first else given, f"{found.where}: window_size", least=0) + 1
     if found.get("window_attn_skip_freq") is None:
         return size, layers
     flags = _pattern(found, "window_attn_skip_freq")

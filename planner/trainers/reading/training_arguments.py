@@ -37,6 +37,8 @@ class Habits:
 
 TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
+FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
+"""Switches of programs that keep the language model as it is."""
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 """With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
@@ -50,10 +52,16 @@ def parse(
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     objective = _objective(given, script)
+    for name in FROZEN:
+        if given.flag(name):
+            raise PlannerError(
+                f"{given.path}: {name} trains a part of the model, which is not priced; --set {name}=false imports the job with "
+                "all of it"
+            )
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     mixed = given.flag("bf16", habits.bf16 and not given.flag("fp16"))
     precision = "fp16" if given.flag("fp16") else "bf16" if mixed or half else "fp32"
-    named = given.get("lora_r") is not None and given.get("use_peft") is None
+    named = given.get("lora_r") is not None and given.get("use_peft") is None and given.flag("lora_enable", True)
     adapters = given.flag("use_peft") or given.flag("use_lora") or named
     bits = 4 if given.flag("load_in_4bit") or given.flag("q_lora") else 8 if given.flag("load_in_8bit") else 0
     found = sharding or accelerate_named(given) or from_arguments(given)
@@ -70,8 +78,23 @@ def parse(
         lora_targets=adapter_targets(given.get("lora_target_modules", ["q_proj", "v_proj"])),
         frozen_weights=quantised(bits, given.flag("use_bnb_nested_quant")) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(Question(name="accelerate", choices=("FILE",), about=about),) if asked else (), notes=notes,
+        questions=(*((Question(name="accelerate", choices=("FILE",), about=about),) if asked else ()),
+                   *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ())),
+        notes=notes,
     ))  # fmt: skip
+
+
+def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
+    """What a program of its own decides about adapters, where its arguments do not say it."""
+    if not script:
+        return ()
+    program = script.rpartition("/")[2]
+    about = f"which linear layers {program} adapts"
+    targets = Question(name="lora_target_modules", about=about, choices=("all-linear", "q_proj,v_proj"))
+    dtype = Question(name="torch_dtype", about=f"the dtype {program} loads frozen weights in", choices=("bfloat16", "float32"))
+    said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
+    bits = given.flag("load_in_4bit") or given.flag("load_in_8bit") or given.flag("q_lora")
+    return (*(() if given.get("lora_target_modules") is not None else (targets,)), *(() if said or bits else (dtype,)))
 
 
 def _length(given: Settings) -> int | None:

@@ -62,7 +62,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
                 found["training"].pop(name, None)
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
-    other: dict[str, Any] = {"notes": []}
+    other: dict[str, Any] = {"notes": [], "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
     other["recompute"] = _mode(path, checkpoint.get("mode", "selective"))
     if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":

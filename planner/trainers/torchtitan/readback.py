@@ -60,6 +60,11 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     tp, cp, pp, ep = (degree(f"{name}_parallel_degree") for name in ("tensor", "context", "pipeline", "expert"))
     replicate, shard = degree("data_parallel_replicate_degree"), parallel["data_parallel_shard_degree"]
     questions = _questions(path, parallel, other, tp)
+    own = other.get("own_settings")
+    spec = said.spec() or (load_model(other["model"]) if other.get("model") else None)
+    if own and "expert_parallel_degree" not in given.get("parallelism", {}) and spec is not None and spec.is_moe:
+        about = f"{shown(own)} has settings of its own, among them the degree of experts"
+        questions.append(Question(name="parallelism.expert_parallel_degree", about=about))
     if shard == -1 and said.num_gpus is None:
         questions.append(Question(name="--gpus N", about="parallelism.data_parallel_shard_degree is -1"))
     if questions:

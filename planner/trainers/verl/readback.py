@@ -24,6 +24,14 @@ READ_HERE = re.compile(
     r"|model\.(override_config|mtp|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
 )
 """Of what is left these settings may change the actor's update; all others are generation, reward and logging."""
+USUAL = (
+    *(f"actor_rollout_ref.actor.megatron.{one}" for one in
+      ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")),
+    *(f"actor_rollout_ref.{one}" for one in
+      ("model.enable_gradient_checkpointing", "actor.ppo_mini_batch_size", "actor.ulysses_sequence_parallel_size", "rollout.n")),
+    "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
+)  # fmt: skip
+"""Keys whose defaults are taken from the configuration of the verl around a script."""
 OFFLOAD = "weights and optimizer states that wait on the host during generation are on the GPU in the update"
 
 
@@ -34,10 +42,26 @@ def read(path: Path, said: Given) -> Reading:
         return _actor(Settings(path, resolved(data)), said.num_gpus, "megatron" in path.stem)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
-    given = Settings(path, resolved(said.filled(override({}, words))), said=said)
+    given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
         return _sft(given, found, said.num_gpus)
     return _actor(given, said.num_gpus, "megatron" in str(found.settings.get("config_name", "")))
+
+
+def _usual(path: Path, found: Launch) -> dict[str, Any]:
+    """Defaults of the verl that lies around the script, which differ between versions: tp 4 and no recompute in those of 2024."""
+    named = str(found.settings.get("config_name") or "ppo_trainer").removesuffix(".yaml")
+    files = [one / "verl" / "trainer" / "config" / f"{named}.yaml" for one in path.resolve().parents[:8]]
+    file = next((one for one in files if one.is_file()), None) if re.fullmatch(r"[\w-]{1,80}", named) else None
+    known: dict[str, Any] = {}
+    data = file_settings(file, "a configuration of verl") if file and "sft" not in found.program else {}
+    for place in USUAL:
+        inner: Any = data
+        for key in place.split("."):
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, bool | int):
+            known = override(known, {place: inner})
+    return known
 
 
 def _actor(given: Settings, num_gpus: int | None, megatron: bool) -> Reading:

@@ -18,6 +18,8 @@ from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, No
 from planner.trainers.reading.values import read_text
 
 _PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")
+_REMARK = re.compile(r"(?m)^(\s*(?:export +)?\w+=)(<[A-Za-z][^<>'\n]{0,100}\([^<>'\n]{0,100}>)")
+"""NAME=<Path to the file (e.g. /data/file)>: bash reads no such line, people fill it in."""
 MOST_STEPS = 20_000
 DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
@@ -75,6 +77,7 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     variables = Variables(where, given, _launcher_variables(batch))
     follower = _Follower(where, variables, directory)
     follower.script.batch = batch
+    text = _REMARK.sub(r"\1'\2'", text)
     text = _PLACEHOLDER.sub(lambda found: _said(re.sub(r"\W+", "_", found[1]), variables), text)
     if ARGUMENTS in given:
         follower.variables.positions = quoted_words(given[ARGUMENTS])
