@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -154,3 +155,28 @@ def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
             checked = Layout.from_dict({name: plain}, where=flag_of(name))
             values[name] = int(getattr(checked, name))
     return values
+
+
+def command_line(keywords: Mapping[str, Any], command: str = "plan") -> str:
+    """The keywords as the command line that gives them to a command."""
+    from planner.model import ModelSpec
+    from planner.trainer_options import read_options
+
+    words = [command]
+    for name, value in keywords.items():
+        if value is None:
+            continue
+        flag = flag_of(name)
+        if name == "options":
+            words += [word for option, chosen in read_options(value).items() for word in (flag, f"{option}={chosen}")]
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+            continue
+        if isinstance(value, ModelSpec):
+            value = value.name
+        if name == "network_bandwidth" and not isinstance(value, str):
+            value = f"{value!r} B/s"
+        text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+        words += [flag, shlex.quote(text)]
+    return " ".join(words)

@@ -71,6 +71,14 @@ class Constants:
     """Part of a head that is rotated."""
     local_rope_theta: float = 0.0
     """Base in layers with a window; 0: the same (Gemma 3 has another)."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by the root of the hidden size, and norms by one plus their weight (Gemma)."""
+    query_scale: Annotated[float, within(0.0, 1e6)] = 0.0
+    """Scores are divided by its root; 0: the width of a head."""
+    attention_softcap: Annotated[float, within(0.0, 1e6)] = 0.0
+    """Scores x become c tanh(x / c); 0: they stay (Gemma 2)."""
+    logit_softcap: Annotated[float, within(0.0, 1e6)] = 0.0
+    """The same of the logits."""
     rope_scaling: RopeScaling | None = None
     """None: positions are not stretched."""
     router: Router | None = None
@@ -107,7 +115,7 @@ def constants_of_config(data: Mapping[str, Any], where: str, *, rotary: bool, ro
         return {}
     local = said.get("sliding_attention")
     said = said["full_attention"] if isinstance(said.get("full_attention"), Mapping) else said
-    found: dict[str, Any] = {"norm_eps": eps}
+    found: dict[str, Any] = {"norm_eps": eps, **_scales(data, number)}
     if rotary:
         scaling = _scaling(said, number)
         if scaling is None:
@@ -122,6 +130,17 @@ def constants_of_config(data: Mapping[str, Any], where: str, *, rotary: bool, ro
     if router is not None:
         found["router"] = _router(data, router, number)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _scales(data: Mapping[str, Any], number: Any) -> dict[str, Any]:
+    """What scales embeddings, scores and logits in Gemma; {} in other families."""
+    if not str(data.get("model_type", "")).startswith("gemma"):
+        return {}
+    query, head = number(("query_pre_attn_scalar",)), number(("head_dim",)) or 256.0
+    return {
+        "scaled_embedding": True, "query_scale": query if query and query != head else None,
+        "attention_softcap": number(("attn_logit_softcapping",)), "logit_softcap": number(("final_logit_softcapping",)),
+    }  # fmt: skip
 
 
 def _scaling(said: Mapping[str, Any], number: Any) -> dict[str, Any] | None:

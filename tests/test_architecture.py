@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (4, "explain explicit runs."),
     (4, "gains"),
     (4, "advice"),
-    (5, "timeline. lab.launch."),
+    (5, "timeline. lab.launch. kineto."),
     (5, "trainers"),
     (5, "trainers.bundle."),
     (5, "lab.reference. trainers.targets trainers.checking. trainers.reading."),
@@ -55,9 +55,10 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
-    (7, "lab.run."),
+    (7, "lab.run. lab.first_day."),
     (7, "api."),
     (7, "commands. __init__"),
+    (7, "__main__"),
 )
 COMMAND = re.compile(r"(questions|lab)\.\w+\.command\w*")
 """A command stands on the floor of the commands, wherever its file lies: it may call the API."""

@@ -41,7 +41,7 @@ def test_documents_of_one_rank_are_balanced() -> None:
 
 
 def test_without_context_parallelism_nothing_is_added() -> None:
-    operators, collectives = layers.layer(shard_of(1), moe=False)
+    _, collectives = layers.layer(shard_of(1), moe=False)
     assert pairs(shard_of(1)) == pytest.approx(float(shard_of(1).workload.sequence_length) ** 2)
     assert not [one for one in collectives if one.group == "cp" and float(np.max(one.n)) > 1]
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from made_traces import GEMM, Made
 
-from planner import library
+from planner import api, library
 from planner.cluster import Cluster
 from planner.errors import PlannerError
+from planner.explicit import explicit_plan
 from planner.hardware import SCALES, HardwareProfile, load_hardware
 from planner.questions.accuracy.prediction import predict
-from planner.questions.calibrate.factors import FACTORS, achieved, highest, with_factors
+from planner.questions.calibrate.factors import FACTORS, achieved, highest, log_errors, usable, with_factors
 from planner.questions.calibrate.numbers import Calibration, calibrate
 from planner.questions.calibrate.output import profile_text, write
 from planner.questions.calibrate.sources import read_measured
+from planner.questions.calibrate.traced_runs import read_traced
 from planner.runs import Run, read_runs
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainer import Trainer, load_trainer
 from tests.calibration_samples import HARDWARE, TRAINER, measured, run, sweep
 
@@ -312,3 +318,63 @@ def test_the_trainer_can_be_named(tmp_path):
     path = table(tmp_path / "mine.yaml", {})
     own = load_trainer("nemo")
     assert all(one.trainer is own for one in read_measured([path], "h100-sxm", trainer=own))
+
+
+# ------------------------------------------------------------------------------------------------ traces
+
+
+def traced_plan(tmp_path: Path, name: str, *, gap: float = 0.0, device: str = "NVIDIA H100 80GB HBM3", **said: Any) -> str:
+    """A plan, and the trace of its step on GPUs of 0.8 of the clock, as PLAN=TRACE: a kernel of the whole step, and a gap."""
+    layout = {key: said.pop(key) for key in ("tp", "zero") if key in said}
+    job = {"model": "llama-8b", "num_gpus": 8, "hardware": "h100-sxm", "trainer": "megatron", "global_batch_size": 64, **said}
+    one = explicit_plan(None, layout, job)
+    slow = job_of(one)
+    cluster = dataclasses.replace(slow.cluster, hardware=slow.cluster.hardware.achieving(sustained_clock=0.8))
+    step = 1e6 * float(estimate_of(dataclasses.replace(slow, cluster=cluster), one.layout).step_time[0])
+    made = Made(0, 8, device)
+    for number in range(4):
+        made.step(number, number * step * (1 + gap) - 6, 10)
+        made.kernel(GEMM, number * step * (1 + gap), step)
+        made.collective("_allgather_base", list(range(8)), number * step * (1 + gap) + 10, 100.0)
+    one.save(tmp_path / f"{name}.yaml")
+    return f"{tmp_path / name}.yaml={made.write(tmp_path / f'{name}.json.gz')}"
+
+
+def test_traces_are_runs_and_host_bound_ones_are_not(tmp_path: Path) -> None:
+    traces = [traced_plan(tmp_path, "job", tp=2, zero=1), traced_plan(tmp_path, "slow", gap=0.3, tp=2, sequence_length=16384)]
+    good, bound = read_traced([tuple(one.split("=")) for one in traces], "h100-sxm")
+    assert good.run.of_plan and not good.run.unsupported and usable([good.run, bound.run], "time") == [good.run]
+    slow = with_factors([good.run], {"sustained_clock": 0.8})
+    assert abs(log_errors(slow, "time")[0]) < 1e-4 < 0.1 < abs(log_errors([good.run], "time")[0])
+    assert "rank 0 is host-bound: for 23% of the step" in bound.run.unsupported
+    [row] = good.to_dict()["collectives"] or [None]
+    assert row is None, "it ran under a matrix product"
+
+
+@pytest.mark.proof
+def test_a_clock_is_found_from_traces(tmp_path: Path) -> None:
+    jobs = [{"tp": 1, "zero": 1}, {"tp": 2, "zero": 1}, {"tp": 4, "zero": 1}, {"tp": 2, "zero": 1, "sequence_length": 2048}]
+    traces = [traced_plan(tmp_path, f"job{n}", **one) for n, one in enumerate(jobs)]
+    traces.append(traced_plan(tmp_path, "slow", gap=0.3, tp=2, sequence_length=16384))
+    pairs = [tuple(one.split("=")) for one in traces]
+    answer = api.calibrate([], hardware="h100-sxm", output=tmp_path / "mine.yaml", traces=pairs)
+    document = answer.to_dict()
+    assert document["factors"]["sustained_clock"]["times"] == pytest.approx(0.8, rel=0.02)
+    assert len(document["errors"]) == 4 and {row["source"] for row in document["errors"]} == {"trace"}
+    seen = {one["id"]: one for one in document["traces"]}
+    assert seen["job0-1"]["left_out"] is None and seen["slow-5"]["left_out"].startswith("rank 0 is host-bound")
+    assert "trace/slow-5 is left out: rank 0 is host-bound" in " ".join(str(answer).split())
+
+
+def test_a_trace_that_says_nothing_about_the_hardware_is_named(run: Any, tmp_path: Path) -> None:
+    other = traced_plan(tmp_path, "other", device="NVIDIA A100-SXM4-80GB")
+    rest = ["--hardware", "h100-sxm", "--output", str(tmp_path / "x.yaml")]
+    for flags, sentence in (
+        (["--trace", other], "trace/other-1 is left out: it ran on NVIDIA A100-SXM4-80GB, and the plan is for"),
+        (["--trace", "rank0.json"], "--trace 'rank0.json': write it like plan.yaml=rank0.json.gz"),
+        (["--trace", "gone.yaml=rank0.json"], "gone.yaml: cannot be read"),
+        ([], "give RUNS, or --trace PLAN=FILE"),
+    ):
+        done = run("calibrate", *flags, *rest)
+        assert done.exit_code == 2 and sentence in " ".join(done.stderr.split()), done.stderr
+    assert not (tmp_path / "x.yaml").exists()

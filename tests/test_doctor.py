@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_traces import ADAM, GEMM, Made, training
 
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
+from planner.kineto.job_traces import read_traces
 from planner.layout import Recompute
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import faster, memory_mechanisms, slower
 from planner.questions.doctor.numbers import Finding, _odds, diagnose
+from planner.questions.doctor.traced import beside_plan
 from planner.rules import Job
 from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.units import GIB
@@ -25,6 +28,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "dense": {"model": "llama-70b", "num_gpus": 256, "global_batch_size": 256, "tp": 8, "recompute": 2},
     "pipeline": {"model": "llama-70b", "num_gpus": 512, "global_batch_size": 512, "tp": 4, "pp": 4, "vpp": 5},
     "node": {"model": "llama-8b", "num_gpus": 8, "tp": 2, "global_batch_size": 64},
+    "data": {"model": "llama-8b", "num_gpus": 8, "trainer": "fsdp", "sequence_length": 2048, "global_batch_size": 8,
+             "zero": 3},
     "small": {"model": "llama-8b", "num_gpus": 8, "tp": 8, "sequence_length": 2048, "global_batch_size": 256},
     "experts": {"model": "mixtral-8x7b", "num_gpus": 64, "global_batch_size": 512, "tp": 2, "etp": 2, "ep": 8},
     "many experts": {"model": "qwen3-235b-a22b", "num_gpus": 256, "pp": 2, "ep": 32},
@@ -38,7 +43,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "hardware": "b300-sxm",
     },
 }
-LAYOUT = ("tp", "pp", "vpp", "ep", "etp", "recompute")
+LAYOUT = ("tp", "pp", "vpp", "ep", "etp", "recompute", "zero")
 
 
 @cache
@@ -230,7 +235,7 @@ def test_json_holds_what_the_tables_show(run: Any, file: str) -> None:
     ("arguments", "sentence"),
     [
         ([], "what was measured? give --measured 14.2s, --memory 71GiB, or both"),
-        (["--measured", "14.2"], "--measured: '14.2' has no unit; write it like 2.5 us"),
+        (["--measured", "14.2x"], "--measured: '14.2x' has the unit 'x', which does not measure seconds; write it like 2.5 us"),
         (["--measured", "71GiB"], "which does not measure seconds"),
         (["--measured", "0s"], "--measured must be above zero"),
         (["--memory", "71"], "has no unit; write it like 79.6 GiB"),
@@ -247,3 +252,105 @@ def test_bad_input_is_one_sentence(run: Any, file: str, arguments: list[str], se
 def test_an_unknown_kind_of_memory_is_refused() -> None:
     with pytest.raises(PlannerError, match="memory is measured as one of device, reserved, allocated, not 'rss'"):
         diagnose(plan("node"), None, 50 * GIB, "rss")
+
+
+# ------------------------------------------------------------------------------------------------ traces
+
+
+def traced_dense(tmp_path: Path, change: Any = None) -> tuple[str, Path]:
+    """A plan of 8 GPUs whose data parallel traffic is hidden, and the trace of a step with other parts, as ``change`` says."""
+    one, times = plan("data"), dict(plan("data").prediction.time_s)
+    times |= change(one) if change else {}
+    made, at = Made(0, 8), 0.0
+    for number in range(4):
+        made.step(number, at - 6, 10)
+        for name, part in ((GEMM, "compute"), (ADAM, "optimizer")):
+            made.kernel(name, at, 1e6 * times[part], launched=0.0)
+            at += 1e6 * times[part]
+        made.collective("_allgather_base", list(range(8)), at, 1e6 * times["data_communication"], launched=0.0)
+        at += 1e6 * (times["data_communication"] + times["overhead"] + times["host"])
+    one.save(tmp_path / "plan.yaml")
+    return str(tmp_path / "plan.yaml"), made.write(tmp_path / "rank0.json.gz")
+
+
+def test_a_trace_gives_the_step_and_weighs_mechanisms(run: Any, tmp_path: Path) -> None:
+    """All traffic of states exposed: with the trace only what moves that part explains the step."""
+    hidden = plan("data").prediction.hidden_s["data"]
+    assert hidden > 0.1 * plan("data").prediction.step_time_s
+    file, trace = traced_dense(tmp_path, lambda one: {"data_communication": one.prediction.time_s["data_communication"] + hidden})
+    done = run("doctor", file, "--trace", str(trace), "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    [found], seen = document["findings"], document["trace"]
+    assert found["measured_s"] == pytest.approx(seen["step_time_s"]) and seen["compared"] == "rank 0"
+    shares = {one["key"]: one["share"] for one in found["explanations"]}
+    said = run("doctor", file, "--measured", f"{found['measured_s']}s", "--json").stdout
+    alone = {one["key"]: one["share"] for one in json.loads(said)["findings"][0]["explanations"]}
+    assert shares["overlap_data"] > 1.3 * alone["overlap_data"] and shares.get("recompute", 0) < alone.get("recompute", 0)
+    assert shares["overlap_data"] == max(shares.values())
+    assert seen["sentence"].startswith("Off most: gradient and weight traffic,") and "overlap" in seen["sentence"]
+    parts = {one["part"]: one for one in seen["parts"]}
+    assert sum(one["predicted_s"] for one in parts.values()) == pytest.approx(plan("data").prediction.step_time_s)
+    assert sum(one["measured_s"] or 0 for one in parts.values()) == pytest.approx(seen["step_time_s"], rel=1e-3)
+
+
+def test_tables_of_a_trace_say_what_json_says(run: Any, tmp_path: Path) -> None:
+    file, trace = traced_dense(tmp_path, lambda one: {"overhead": 0.3 * one.prediction.step_time_s})
+    words = " ".join(run("doctor", file, "--trace", str(trace), "--measured", "100s").output.split())
+    assert "Traced step, rank 0" in words and "mean of 3 by ProfilerStep" in words and "measured 100 s" in words
+    assert "Off most: idle: host, launches, fixed overhead" in words and "who is late: data loader" in words
+    assert "data all-gather 8 1" in words and "matrix products and attention together" in words
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: path.write_text("{"), "ends in the middle, after 0 events"),
+        (lambda path: path.write_bytes(b"\x1f\x8b\x00garbage"), "cannot be read"),
+        (lambda path: training(world=16).write(path), "is of a job of 16 ranks, and the plan is for 8 GPUs"),
+        (lambda path: path.mkdir(), "no trace there"),
+        (lambda path: path.write_text('[{"ph":"X","cat":"kernel","name":"k","ts":0,"dur":9}]'), "the step time with --measured"),
+    ],
+    ids=range(5),
+)  # fmt: skip
+def test_a_bad_trace_is_one_sentence(run: Any, tmp_path: Path, make: Any, sentence: str) -> None:
+    plan("node").save(tmp_path / "plan.yaml")
+    make(tmp_path / "t.json")
+    done = run("doctor", str(tmp_path / "plan.yaml"), "--trace", str(tmp_path / "t.json"))
+    assert done.exit_code == 2 and sentence in " ".join(done.stderr.split()) and "Traceback" not in done.output
+
+
+def test_a_predicted_trace_is_not_taken_for_a_measured_one(run: Any, tmp_path: Path) -> None:
+    plan("node").save(tmp_path / "plan.yaml")
+    trace = tmp_path / "trace.json"
+    assert run("report", str(tmp_path / "plan.yaml"), "--format", "trace", "--output", str(trace)).exit_code == 0
+    done = run("doctor", str(tmp_path / "plan.yaml"), "--trace", str(trace))
+    assert done.exit_code == 2
+    assert "this is the predicted step that 'plan report --format trace' wrote" in " ".join(done.stderr.split())
+
+
+def test_host_bound_and_another_device_are_said(tmp_path: Path) -> None:
+    one = plan("data")
+    trace = training(gap=200.0, device="NVIDIA A100-SXM4-80GB").write(tmp_path / "a.json")
+    found = beside_plan(one, read_traces([trace], one.layout))
+    notes = " ".join(found.notes)
+    assert "rank 0 is host-bound: for 20% of the step" in notes and "it ran on NVIDIA A100-SXM4-80GB, and the plan is for" in notes
+
+
+def test_a_rank_that_all_wait_for_speaks_for_a_slow_gpu(run: Any, tmp_path: Path) -> None:
+    """The same steps with and without waits: the weight of one slow GPU rises with them, and falls where all ranks keep pace."""
+    one = plan("data")
+    one.save(tmp_path / "plan.yaml")
+    shares = {}
+    for name, late in (("waits", 300.0), ("even", 0.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank in range(8):
+            training(rank, hidden=False, wait=0.0 if rank == 3 else late).write(folder / f"rank{rank}.json.gz")
+        measured = f"{1.4 * one.prediction.step_time_s}s"
+        done = run("doctor", str(tmp_path / "plan.yaml"), "--trace", str(folder), "--measured", measured, "--json")
+        document = json.loads(done.stdout)
+        shares[name] = {each["key"]: each["share"] for each in document["findings"][0]["explanations"]}
+        assert (document["trace"]["waits_s"]["3"] == pytest.approx(0.0, abs=1e-8)) and len(document["trace"]["waits_s"]) == 8
+        assert ("Others wait for rank 3" in document["trace"]["sentence"]) == (name == "waits")
+    assert shares["waits"]["slow_gpu"] > 0.5 and shares["even"].get("slow_gpu", 0.0) < 0.05

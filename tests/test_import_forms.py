@@ -322,3 +322,19 @@ def test_sections_of_flagscale_are_arguments_of_megatron(tmp_path: Path) -> None
     )
     found = read(file, None, Given(num_gpus=4))
     assert values(found, "tp", "sequence_parallel", "global_batch_size", "precision") == [2, 1, 8, "bf16"]
+
+
+def test_no_sharding_can_be_said_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sft.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nbf16: true\n")
+
+    def zero(word: str) -> int:
+        found = read(file, "trl", Given(num_gpus=8, settings={"fsdp": word}))
+        return to_plan(found, {"num_gpus": 8, "hardware": "h100-sxm"}).layout.zero
+
+    assert [zero(word) for word in ("no_shard", "full_shard auto_wrap", "shard_grad_op")] == [0, 3, 2]
+    with pytest.raises(PlannerError, match="fsdp is 'shard'; a plan knows full_shard, "):
+        zero("shard")
+    for word in ("none", "false"):
+        with pytest.raises(OpenQuestionsError, match="--set fsdp=no_shard where every GPU holds the whole model"):
+            zero(word)

@@ -174,6 +174,14 @@ def test_schedulers_hear_of_host_memory() -> None:
         assert task.get("memory") == (f"{said}+" if said else None)
 
 
+def test_kubernetes_asks_for_the_network_by_the_clusters_name() -> None:
+    for wanted, target, asked in ((MANY_NODES, "megatron", True), (ONE_NODE, "deepspeed", False)):
+        job = job_of(wanted)
+        text = launch(job, load_target(target).render(job), "kubernetes")["run.trainjob.yaml"]
+        assert ("# that this cluster's device plugin gives them (kubectl describe node" in text) == asked
+        assert list(yaml.safe_load_all(text))[1]["kind"] == "TrainJob"
+
+
 def test_kubernetes_carries_the_files(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "megatron", "kubernetes")
     config, job = yaml.safe_load_all((folder / "run.trainjob.yaml").read_text())

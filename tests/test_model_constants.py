@@ -105,6 +105,16 @@ WRITTEN: dict[str, tuple[Any, str, tuple[str, ...]]] = {
                   ('"rope_theta": 500000.0', '"rms_norm_eps": 1e-05', '"rope_type": "llama3"')),
     "pytorch": (Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", top=8), "plan.json",
                 ('"rope_theta": 500000', '"rope_factor": 8')),
+    "lightning": (Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", top=8), "plan.json",
+                  ('"rope_theta": 500000', '"rope_factor": 8')),
+    "olmo-core": (Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=8), "olmo_train.py",
+                  ("rope_theta=500000", "eps=1e-05", "factor=8")),
+    "automodel": (Wanted(model="llama-3.1-8b", gpus=8, trainer="automodel", top=1), "model/config.json",
+                  ('"rope_theta": 500000.0', '"rms_norm_eps": 1e-05', '"rope_type": "llama3"')),
+    "torchtune": (Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtune", precision="bf16_true", top=1), "torchtune.yaml",
+                  ("rope_base: 500000", "norm_eps: 1", "scale_factor: 8")),
+    "primus": (Wanted(model="llama-3.1-8b", gpus=8, hardware="mi300x", top=1), "primus.yaml",
+               ("rotary_base: 500000", "norm_epsilon: 1", "rope_scaling_factor: 8")),
 }  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from planner.explicit import explicit_plan
+from planner.plan_file import load_plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.report.build import build
 from planner.questions.report.document import Document
@@ -26,7 +29,7 @@ FLAGS = (
 )  # fmt: skip
 BARS, POINTS = ".mark-rect.role-mark path", ".mark-symbol.role-mark path"
 MARKS = {
-    "waterfall": BARS, "memory": BARS, "heatmap": BARS, "pareto": POINTS, "scaling": POINTS, "accuracy": BARS,
+    "waterfall": BARS, "operators": BARS, "memory": BARS, "heatmap": BARS, "pareto": POINTS, "scaling": POINTS, "accuracy": BARS,
     "sensitivity": BARS,
 }  # fmt: skip
 """Elements of each chart; the two of thousands of actions and of areas are counted otherwise."""
@@ -101,10 +104,11 @@ def test_it_loads_alone_and_draws_every_number(driver: Any, document: Document) 
     count = "return document.querySelectorAll('#' + arguments[0] + ' ' + arguments[1]).length"
     expected = {
         "waterfall": len(document.chart("waterfall").rows),
+        "operators": sum(1 + (row[4] > 0) for row in document.chart("operators").rows),  # each with a mark at the peak
         "memory": len(document.chart("memory").rows),
         "heatmap": len(document.chart("heatmap").rows) + 1,  # and the frame of the plan's cell
         "pareto": len(document.chart("pareto").rows),
-        "scaling": sum(row[4] is not None for row in document.chart("scaling").rows),
+        "scaling": sum((row[4] is not None) + (row[11] is not None) for row in document.chart("scaling").rows),
         "sensitivity": len(document.chart("sensitivity").rows),
         "accuracy": len(document.chart("accuracy").rows) + 1,  # and the band of 10 %
     }
@@ -161,8 +165,94 @@ def test_dark_light_narrow_and_print(driver: Any) -> None:
     opened(driver, width=420)
     wide = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     assert driver.execute_script(wide) == [420, 420], "nothing but charts and tables scrolls sideways"
-    assert driver.execute_script("return document.querySelectorAll('.drawing svg, .drawing canvas').length") == 9
+    assert driver.execute_script("return document.querySelectorAll('.drawing svg, .drawing canvas').length") == 10
     assert driver.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", [1440, 1100, 390])
+def test_contents_stay_and_what_is_wider_than_the_screen_says_so(driver: Any, width: int) -> None:
+    opened(driver, width=width)
+    if width == 1440:
+        wide = "const nav = document.querySelector('nav'); return nav.scrollWidth <= nav.clientWidth"
+        assert driver.execute_script(wide), "all of the contents are seen on a wide screen"
+    for name in ("run", "pipeline", "assumptions"):
+        driver.execute_script("document.querySelector('nav a[href=\"#' + arguments[0] + '\"]').click()", name)
+        where = """const [bar, head] = [document.querySelector('nav'), document.querySelector('#' + arguments[0] + ' h2')];
+            const [one, other] = [bar, head].map(found => found.getBoundingClientRect()), now = bar.querySelector('[aria-current]');
+            return [one.top, one.bottom, other.top, now ? now.hash : '']"""
+        for _ in range(40):
+            top, bottom, heading, current = driver.execute_script(where, name)
+            if current == f"#{name}":
+                break
+            time.sleep(0.02)
+        assert top == 0 and bottom <= heading, (name, top, bottom, heading)
+        assert current == f"#{name}" or name == "assumptions"  # the last section may be shorter than the screen
+    driver.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    hints = """return Array.from(document.querySelectorAll('.side + .hint'), one => [
+        one.previousElementSibling.scrollWidth > one.previousElementSibling.clientWidth + 2, one.offsetHeight > 0])"""
+    for _ in range(40):
+        found = driver.execute_script(hints)
+        if all(wider == told for wider, told in found):
+            break
+        time.sleep(0.02)
+    assert len(found) >= 20 and all(wider == told for wider, told in found)
+    assert width > 390 or sum(wider for wider, _ in found) >= 5
+    assert driver.execute_script("return document.documentElement.scrollWidth") == width, "only tables and charts scroll sideways"
+
+
+def test_commands_are_copied_and_the_plan_is_saved(driver: Any, document: Document, tmp_path: Path) -> None:
+    opened(driver)
+    origin = {"origin": driver.address, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    with contextlib.suppress(Exception):  # a file has no origin in some versions; the click is a gesture of the user anyway
+        driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": origin["permissions"]})
+    buttons = driver.find_elements("css selector", "#run .command button")
+    shown = [one.text for one in driver.find_elements("css selector", "#run .command code")]
+    assert [" ".join(one.split()) for one in shown] == [one["command"] for one in document.run] and len(buttons) == len(shown)
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", buttons[0])
+    buttons[0].click()
+    for _ in range(40):
+        if buttons[0].text in ("Copied", "Selected"):
+            break
+        time.sleep(0.05)
+    assert buttons[0].text == "Copied"
+    assert driver.execute_async_script(
+        "const done = arguments[0]; navigator.clipboard.readText().then(done, error => done('no: ' + error))"
+    ) == document.run[0]["command"]  # fmt: skip
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    for link in driver.find_elements("css selector", "#run a.save"):
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", link)
+        link.click()
+        name = link.get_attribute("download")
+        for _ in range(100):
+            if (tmp_path / name).exists() and (tmp_path / name).stat().st_size > 0:
+                break
+            time.sleep(0.05)
+    assert load_plan(tmp_path / "plan.yaml").to_dict() == document.plan
+    assert json.loads((tmp_path / "plan.json").read_text()) == json.loads(json.dumps(document.plan))
+    assert driver.get_log("browser") == []
+
+
+def test_the_cost_of_the_readers_own_tokens(driver: Any, document: Document) -> None:
+    if driver.current_url != driver.address:  # it needs no screen of its own
+        opened(driver)
+    field = driver.find_element("id", "tokens")
+    rates = document.rates
+
+    def answer(text: str) -> str:
+        field.clear()
+        field.send_keys(text)
+        return str(driver.find_element("id", "budget-answer").text)
+
+    by_label = {one.label: one for one in document.figures}
+    first = driver.find_element("id", "budget-answer").text
+    assert by_label["Cost"].text in first and f"{by_label['GPU-hours'].text} GPU-hours" in first
+    assert by_label["Energy"].text in first
+    days = math.ceil(15e12 / rates["tokens_per_step"]) * rates["step_s"] / 86400.0
+    assert answer("15T").startswith(f"{days:,.0f} days") and answer(" 15000b ").startswith(f"{days:,.0f} days")
+    assert field.get_attribute("aria-invalid") == "false"
+    for wrong in ("many", "-3T", "0", "1e400"):
+        assert answer(wrong) == "write a number of tokens, like 15T or 800B", wrong
+        assert field.get_attribute("aria-invalid") == "true"
 
 
 def test_browser_tests_are_not_forgotten() -> None:

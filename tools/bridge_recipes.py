@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from planner.trainers.megatron_bridge.recipes import DECISIVE, functions, settings_of
-from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.shell.text import is_open
 
 OUTPUT = Path(__file__).parents[1] / "planner" / "trainers" / "megatron_bridge" / "recipes.yaml"
@@ -44,7 +43,7 @@ def main(folder: Path) -> None:
             if name.endswith("_config") and not name.startswith("_"):
                 found = kept(settings_of(tree, name, {}))
                 closed = not any(isinstance(value, str) and is_open(value) for value in found.values())
-                if closed and "train.global_batch_size" in found and preset_of(str(found.get("model.hf", ""))):
+                if closed and "train.global_batch_size" in found:
                     recipes[name] = found
     aliases = {alias: name for alias, name in sorted(aliases.items()) if name in recipes and alias not in recipes}
     head = "# Settings of published recipes that decide a plan, written by tools/bridge_recipes.py.\n"

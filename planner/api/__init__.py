@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from os import fspath
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -219,18 +219,29 @@ def doctor(
     measured: str | float | None = None,
     memory: str | float | None = None,
     memory_kind: str = "device",
+    trace: File | Sequence[File] = (),
+    progress: Progress = silent,
 ) -> Answer[Diagnosis]:
     """What was measured against a plan, and what would explain the gap.
 
     ``measured``: time of one optimizer step, '14.2s' or seconds. ``memory``: peak of one GPU, '71GiB' or bytes, of the
-    ``memory_kind`` device, reserved or allocated. Raises PlannerError.
+    ``memory_kind`` device, reserved or allocated. ``trace``: of torch.profiler, a file for each rank, or folders and patterns; its
+    step time counts where none is given. Raises PlannerError.
     """
+    from planner.kineto.job_traces import read_traces, trace_files
+    from planner.kineto.plan_traces import step_time_of
     from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
+    from planner.questions.doctor.traced import beside_plan
 
     seconds = _seconds(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
-    return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
+    file, files = loaded(plan).file, trace_files([trace] if isinstance(trace, (str, PathLike)) else trace)
+    traced = None
+    if files:
+        traced = beside_plan(file, read_traces(files, file.layout, progress))
+        seconds = step_time_of(traced.job) if seconds is None else seconds
+    return Answer(diagnose(file, seconds, size, memory_kind, traced), print_diagnosis)
 
 
 def _seconds(text: str) -> float:
@@ -278,33 +289,37 @@ def calibrate(
     hardware: File,
     output: File,
     trainer: File | None = None,
+    traces: Sequence[tuple[File, File]] = (),
     progress: Progress = silent,
     **said: Any,
 ) -> Answer[Calibrated]:
     """Correct a hardware profile with measured runs and write it to ``output``, a YAML file; then plan validated jobs again.
 
-    ``runs``: files of ``plan validate``, tables of runs, or training logs. Keywords say what a log does not: model, gpus,
-    sequence_length, global_batch_size, precision, and fields of the layout. ``trainer``: of the runs; None = by the framework
-    of each. Raises PlannerError, and then nothing is written.
+    ``runs``: files of ``plan validate``, tables of runs, or training logs; ``traces``: plans with the traces of their runs.
+    Keywords say what a log does not: model, gpus, sequence_length, global_batch_size, precision, and fields of the layout.
+    ``trainer``: of the runs; None = by the framework of each. Raises PlannerError, and then nothing is written.
     """
     from planner.hardware import load_hardware
     from planner.questions.calibrate.numbers import calibrate as fit
     from planner.questions.calibrate.output import Calibrated, replan, shared_trainer, write
     from planner.questions.calibrate.show import print_calibrated
     from planner.questions.calibrate.sources import given_of, read_measured
+    from planner.questions.calibrate.traced_runs import read_traced
     from planner.trainer import load_trainer
 
     require_known("calibrate", said, ("model", "gpus", "sequence_length", "global_batch_size", "precision", *LOGGED))
     base, own = fspath(hardware), None if trainer is None else fspath(trainer)
     given = given_of(said)
     measured = read_measured([Path(one) for one in runs], base, trainer=load_trainer(own) if own else None, given=given)
+    traced = read_traced(traces, base, progress)
+    measured += [one.run for one in traced]
     shared = shared_trainer(measured)
     found = fit(measured, load_hardware(base), shared)
     files = write(found, base, shared, Path(output), trainer_base=own)
     progress("planning again")
     names = [str(path) for path in files]
     plans = replan(measured, load_hardware(names[0]), load_trainer(names[1]) if names[1:] else None, files=names)
-    calibrated = Calibrated(base=base, calibration=found, files=tuple(files), plans=tuple(plans))
+    calibrated = Calibrated(base=base, calibration=found, files=tuple(files), plans=tuple(plans), traced=tuple(traced))
     return Answer(calibrated, print_calibrated)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +13,7 @@ from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError, listed
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
-from planner.keywords import flag_of, layout_values, request_fields
-from planner.model import ModelSpec
+from planner.keywords import command_line, layout_values, request_fields
 from planner.plan_file import Assumption
 from planner.rules import Job, allowed, check, divisors
 from planner.search import Finding, Pins, search
@@ -150,25 +148,3 @@ def _nearest(job: Job, pins: Pins) -> str:
     found = [f"{listed([str(n) for n in counts if n is not None])} GPUs"] if any(counts) else []
     found += [f"a --global-batch-size of {size}"] if size is not None else []
     return f"{', or '.join(found)} would do; " if found else ""
-
-
-def command_line(keywords: Mapping[str, Any]) -> str:
-    """The keywords as the command line that gives them."""
-    words = ["plan"]
-    for name, value in keywords.items():
-        if value is None:
-            continue
-        flag = flag_of(name)
-        if name == "options":
-            words += [word for option, chosen in read_options(value).items() for word in (flag, f"{option}={chosen}")]
-            continue
-        if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
-            continue
-        if isinstance(value, ModelSpec):
-            value = value.name
-        if name == "network_bandwidth" and not isinstance(value, str):
-            value = f"{value!r} B/s"
-        text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
-        words += [flag, shlex.quote(text)]
-    return " ".join(words)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from planner.errors import PlannerError
 from planner.layout import Layout
@@ -26,6 +26,13 @@ if TYPE_CHECKING:  # rich is imported when something is printed
 
 T = TypeVar("T")
 File = str | PathLike[str]
+class Spent(TypedDict, total=False):
+    """What the costs of a report are of; None = not said."""
+
+    tokens: str | float | None
+    price: float | None
+
+
 COLUMNS = 140
 """Width of a result as text: that of the command line where no person reads along."""
 
@@ -206,17 +213,25 @@ class Plan(Result):
         chart: str | None = None,
         processes: int = 1,
         progress: Callable[[str], None] = lambda _: None,
+        **budget: Unpack[Spent],
     ) -> str | bytes:
         """The plan to look at, written to ``path`` where one is given: html, markdown, json, trace, or png of one ``chart``.
 
         The format follows from the ending of the path, else it is html. More ``processes`` are faster; a script then guards
-        its main module as ``multiprocessing`` asks. Raises PlannerError.
+        its main module as ``multiprocessing`` asks. Costs are those of ``tokens`` ('15T'; a trillion) at ``price`` USD per
+        GPU-hour. Raises PlannerError.
         """
         from planner import library
+        from planner.api.token_budget import read_budget
+        from planner.keywords import require_known
         from planner.questions.report.show import format_of, report_of
+        from planner.questions.report.subject import Spending
 
         output = None if path is None else Path(path)
-        made = report_of(self.file, format_of(format, output, chart), chart, processes, progress)
+        require_known("report", budget, ("tokens", "price"))
+        asked = read_budget(budget.get("tokens") or "1T", None, budget.get("price"))
+        spending = None if asked is None else Spending(tokens=asked.tokens, price=asked.price)
+        made = report_of(self.file, format_of(format, output, chart), chart, processes, progress, spending)
         if output is not None:
             library.write_whole(output, made)
         return made

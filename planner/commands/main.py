@@ -31,6 +31,7 @@ COMMANDS = {
     "import": ("commands.plans", "Read a trainer's configuration as a plan."),
     "profile": ("lab.profile.command", "Measure this machine and write a hardware profile."),
     "validate": ("lab.run.command", "Run a plan, or its memory alone, and compare with the prediction."),
+    "first-day": ("lab.first_day.command", "All of that on a machine with GPUs, in half an hour, into one folder."),
     "calibrate": ("questions.calibrate.command", "Correct a hardware profile with your own measured runs."),
     "accuracy": ("questions.accuracy.command", "Predict published runs and print the errors."),
     "models": ("commands.plans", "List the model presets."),
@@ -113,8 +114,10 @@ class PlanGroup(click.Group):
         except click.NoSuchOption as error:
             word = error.option_name.lstrip("-").replace("_", "-").lower()
             meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
-            error.possibilities = [meant] if meant else error.possibilities
-            raise
+            if meant is None:
+                raise
+            text = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
+            raise click.UsageError(text, error.ctx) from None
         except PlannerError as error:
             raise SentenceError(str(error)) from error
 

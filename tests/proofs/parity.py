@@ -39,6 +39,11 @@ MODELS: dict[str, ModelSpec] = {
     "gpt": tiny(gated=False, activation="gelu", norm="layernorm", position="learned", num_position_embeddings=64, linear_bias=True),
     "moe": tiny(**EXPERTS),
     "shared": tiny(**EXPERTS, num_shared_experts=1, shared_expert_ffn_size=24, num_dense_layers=1),
+    "later": tiny(mtp_layers=1),
+    "v3": tiny(
+        head_dim=12, q_lora_rank=16, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, mtp_layers=2,
+        **EXPERTS, num_shared_experts=1, shared_expert_ffn_size=24, num_dense_layers=1,
+    ),
     "mla": tiny(head_dim=12, q_lora_rank=16, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8),
 }  # fmt: skip
 
@@ -137,9 +142,15 @@ TABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"dp": 2, "zero": 3, "host_states": 100}),
     ("gqa", {"tp": 2, "pp": 2, "num_microbatches": 4, "host_states": 50}),
     ("shared", {"ep": 2, "dp": 2, "zero": 3, "recompute": "selective", "fused": True}),
+    # multi-token prediction: on one stage, and behind a pipeline whose first stage has the same embedding
+    ("later", {"tp": 2, "dp": 2, "zero": 3, "fused": True}),
+    ("later", {"cp": 2, "pp": 2, "schedule": ZB, "num_microbatches": 4}),
+    ("later", {"pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4, "precision": "bf16", "fused": True}),
+    ("v3", {"pp": 2, "vpp": 2, "schedule": INTERLEAVED, "num_microbatches": 4, "fused": True}),
+    ("v3", {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "num_microbatches": 4, "recompute": "full"}),
 )  # fmt: skip
 """Combinations up to 8 processes: model of MODELS and what differs from one process."""
-SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57, 60, 62)
+SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57, 60, 62, 66)
 """Rows of TABLE that the tests run."""
 
 

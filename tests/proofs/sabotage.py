@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from planner.lab.reference import fused_operators, transformer
+from planner.lab.reference import fused_operators, transformer, virtual_stage
 from planner.lab.reference.split import Split
 from planner.lab.run import training
 from planner.lab.run.parity import Truth, of_rank
@@ -141,6 +141,10 @@ SABOTAGE: tuple[tuple[str, Callable[[], list[Patch]], str, dict[str, Any], str],
     ("no causal mask with latent attention", _no_mask, "mla", TP, "losses"),
     ("bf16 loss x 1.03", lambda: _loss(lambda _: 1.03), "llama", BF16, "losses"),
     ("bf16 gradients summed in bf16", _sums_in_bf16, "llama", BF16, "gradients are summed over ranks in bfloat16"),
+    ("embedding of prediction modules not summed over pp", lambda: [(training.Run, "_add_copies", lambda self: None)],
+     "later", PP, "parameters"),
+    ("loss of prediction modules x 2", lambda: [(virtual_stage, "LATER_LOSS", 2.0 * virtual_stage.LATER_LOSS)],
+     "later", PP, "losses"),
 )  # fmt: skip
 """What is wrong, how it is made so, the model of tests.proofs.parity and its split, and a word of the sentence that says it."""
 

@@ -103,6 +103,9 @@ WANTED: tuple[Wanted, ...] = (
     # Megatron-Bridge's performance recipes: gradients in bf16.
     Wanted(model="llama-3.1-70b", gpus=64, trainer="megatron-bridge", hardware="b200-sxm", precision="mxfp8"),
     Wanted(model="llama-3.1-8b", gpus=16, trainer="megatron-bridge", optimizer="adam_bf16"),
+    # Gemma: norms after attention and MLP, softcaps, windows.
+    Wanted(model="gemma-2-9b", gpus=16, trainer="megatron-bridge", top=2, pins=(("cp", 1), ("tp", 2), *ONE)),
+    Wanted(model="gemma-3-27b", gpus=64, trainer="megatron-bridge", top=2, pins=(("tp", 4), ("pp", 2), *ONE)),
     # torchtitan: ZeRO 2 and 3, HSDP, pipelines with every schedule, all-gathered context.
     Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", top=8),
     Wanted(model="llama-3.1-8b", gpus=64, trainer="torchtitan", sequence=65536, batch=64),

@@ -98,9 +98,10 @@ def shape_parts(
     """Bytes of a stage that depend on the shapes of its layers, (3, N) each.
 
     Stored by its last layer; brought back by recompute; on top of that while its backward pass, and while its forward pass runs;
-    stored by the final norm; logits; logits and all that is alive at the peak of the loss; one stage's output; outputs kept less
-    inputs that lie in receive buffers, both per microbatch; T h, an output gradient; logits that stay through the backward pass;
-    what is left of the last layer when its largest unit is reduced; output gradients of all its linear layers.
+    stored by the final norm, and by norm and loss of prediction modules; logits; logits and all that is alive at the peak of
+    the loss; one stage's output; outputs kept less inputs that lie in receive buffers, both per microbatch; T h, an output
+    gradient; logits that stay through the backward pass; what is left of the last layer when its largest unit is reduced;
+    output gradients of all its linear layers.
     """
     stored, working, head_saved = times.last_layer, times.working, times.loss
     model, e = workload.model, workload.element
@@ -139,9 +140,11 @@ def shape_parts(
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e * loss_share(shard)
     loss = shard.tokens * columns * logit_bytes(shard) * loss_share(shard)
+    later = np.maximum(stages.head.T - 1.0, 0.0)  # prediction modules, whose logits the main loss finds stored
     parts = {
         "layer": stored, "working": working, "transient": transient, "forward": forward,
-        "norm": (head_saved - loss) * at_head, "logits": logits * at_head, "loss": loss * at_head,
+        "norm": (head_saved - loss) * at_head + (head_saved - loss + logits) * later,
+        "logits": logits * at_head, "loss": loss * at_head,
         "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
         "kept_logits": logits * at_head * (trainer.stored.loss == "kept"), "after": after, "waiting": waiting,
     }  # fmt: skip

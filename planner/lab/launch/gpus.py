@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from shutil import which
 from typing import Any
 
-from planner.detect import NODES, PATIENT, Driver, asked_driver, device_nodes
+from planner.detect import NODES, PATIENT, Driver, asked_driver, device_nodes, memory_is_off, profile_of
 from planner.errors import PlannerError
+from planner.hardware import load_hardware
 from planner.lab.launch.place import place_from
 from planner.lab.launch.torchrun import ask_torch
 from planner.units import GIB
@@ -133,6 +134,20 @@ def require_ranks(ranks: int, gpus: Gpus) -> None:
         hidden = [f"{name}={os.environ[name]}" for name in HIDING if os.environ.get(name)]
         seen += f" with {', '.join(hidden)}" if hidden else ""
         raise PlannerError(f"{ranks} ranks: each needs a GPU of its own, and {seen}")
+
+
+def require_known(gpus: Gpus) -> str:
+    """The library's profile of these GPUs. Raises PlannerError for a card that it does not know, or of another size than that."""
+    name, profile = gpus.names[0], profile_of(gpus.names[0])
+    if profile is None:
+        raise PlannerError(
+            f"the library has no profile of '{name}'; give --hardware with the nearest relative ('plan hardware' lists "
+            "them), for its peaks and for what is not measured"
+        )
+    usable = float(load_hardware(profile).usable_memory)
+    if memory_is_off(gpus.memory[0], usable):
+        raise PlannerError(sizes_differ(name, gpus.memory[0], profile, usable))
+    return profile
 
 
 def sizes_differ(name: str, found: float, profile: str, usable: float) -> str:

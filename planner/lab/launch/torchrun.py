@@ -31,7 +31,8 @@ DIRECTORY = "PLANNER_RUN_DIRECTORY"
 AFTER_LAST_WORDS = 5.0
 """Seconds that torchrun has to end after a rank has reported; it would wait half a minute for one that is stopped."""
 MARK = "PLANNER_TRIAL"
-"""Variable in the environment of everything that the command starts: finds children that opened sessions of their own."""
+"""Variable in the environment of everything that the command starts: finds children that opened sessions of their own. A command
+inside of a command adds its mark to the outer one's."""
 POLL = 0.1
 EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit)\b(?::|$)")
 """The last line of a traceback of Python; torch writes the rank before it."""
@@ -74,7 +75,7 @@ def ask_torch(expressions: str, before: str = "") -> list[Any] | None:
     words = [sys.executable, "-c", code]
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL, env=_with_package()
+            words, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL, env=with_package()
         )
         return list(json.loads(done.stdout.strip().splitlines()[-1]))
     return None
@@ -139,7 +140,7 @@ def _kept_log(text: str) -> str:
     return ""
 
 
-def _with_package() -> dict[str, str]:
+def with_package() -> dict[str, str]:
     """The environment of this process with the way to this package."""
     package = str(Path(__file__).resolve().parents[3])
     paths = os.pathsep.join(part for part in (package, os.environ.get("PYTHONPATH", "")) if part)
@@ -150,7 +151,7 @@ def _environment(directory: Path) -> dict[str, str]:
     """That of a rank: one thread and NCCL's warnings unless the user says otherwise."""
     return {
         "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN",
-        "TORCHINDUCTOR_CACHE_DIR": inductor_cache(), **_with_package(), DIRECTORY: str(directory),
+        "TORCHINDUCTOR_CACHE_DIR": inductor_cache(), **with_package(), DIRECTORY: str(directory),
         "TMPDIR": str(directory),  # what torch leaves behind goes with it
     }  # fmt: skip
 
@@ -191,7 +192,7 @@ def run_watched(
     the signal that asks it to end after Ctrl-C.
     Raises OSError when it cannot be started. Nothing that was started stays behind, after Ctrl-C neither.
     """
-    mark = os.urandom(8).hex()
+    mark = f"{os.environ.get(MARK, '')}{os.urandom(8).hex()}"
     environment = {**(environment or os.environ), MARK: mark, "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryFile() as log, termination_interrupts():
         process = subprocess.Popen(
@@ -229,7 +230,7 @@ def _end_all(process: subprocess.Popen[bytes], mark: str) -> None:
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if wanted in entry.read_bytes().split(b"\0"):
+            if any(one.startswith(wanted) for one in entry.read_bytes().split(b"\0")):
                 os.kill(int(entry.parent.name), signal.SIGKILL)
 
 

@@ -15,10 +15,10 @@ import click
 
 from planner import library, units
 from planner.curves import COLLECTIVES
-from planner.detect import PATIENT, asked_driver, memory_is_off, profile_of
+from planner.detect import PATIENT, asked_driver
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
-from planner.lab.launch.gpus import Gpus, gpus_here, require_ranks, sizes_differ
+from planner.lab.launch.gpus import Gpus, gpus_here, require_known, require_ranks
 from planner.lab.launch.nccl import without_multicast
 from planner.lab.launch.place import Place, commands, place_from
 from planner.lab.launch.state import Bar, State
@@ -97,7 +97,7 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
     rate, size, budget = flags["network_bandwidth"], flags["max_size"], flags["budget"]
     settings = Settings(
         output=output, device="cpu", models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
-        budget=_seconds(budget or BUDGET["cpu"], "--budget"), timeout=_seconds(flags["timeout"], "--timeout"),
+        budget=seconds_of(budget or BUDGET["cpu"], "--budget"), timeout=seconds_of(flags["timeout"], "--timeout"),
         base=flags["hardware"], health=flags["health"], command=shlex.join(["plan", *sys.argv[1:]]),
         largest=None if size is None else units.parse(size, "bytes", what="--max-size"),
         network_bandwidth=None if rate is None else units.parse(rate, "bytes/s", what="--network-bandwidth"),
@@ -115,24 +115,11 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
     if not gpus.count:
         return settings, gpus
     if not settings.base and not settings.health:  # found out before anything is measured
-        _require_known(gpus)
-    return replace(settings, device="cuda", budget=_seconds(budget or BUDGET["cuda"], "--budget")), gpus
+        require_known(gpus)
+    return replace(settings, device="cuda", budget=seconds_of(budget or BUDGET["cuda"], "--budget")), gpus
 
 
-def _require_known(gpus: Gpus) -> None:
-    """Raises PlannerError for a card that the library does not know, or of another size than the one it does."""
-    name, profile = gpus.names[0], profile_of(gpus.names[0])
-    if profile is None:
-        raise PlannerError(
-            f"the library has no profile of '{name}'; give --hardware with the nearest relative ('plan hardware' lists "
-            "them), for its peaks and for what is not measured"
-        )
-    usable = float(load_hardware(profile).usable_memory)
-    if memory_is_off(gpus.memory[0], usable):
-        raise PlannerError(sizes_differ(name, gpus.memory[0], profile, usable))
-
-
-def _seconds(text: str, flag: str) -> float:
+def seconds_of(text: str, flag: str) -> float:
     """``90s``, ``10m``, ``1h`` or what units.parse knows."""
     text = text.strip()
     return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)

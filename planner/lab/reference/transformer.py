@@ -5,6 +5,7 @@ from outside (lab/run/training.py); the norms, attention over a context-parallel
 groups because they work on parts of tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,6 +315,15 @@ def every_second_matmul() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+def recomputed(recompute: str, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """A layer's forward pass; ``recompute`` none, selective or full."""
+    if recompute == "none":
+        return run(*given)
+    extra = {"context_fn": every_second_matmul} if recompute == "selective" else {}
+    found: Tensor = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False, **extra)
+    return found
+
+
 class Layer(nn.Module):
     """One transformer layer."""
 
@@ -335,41 +345,4 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (batch, tokens of this rank, hidden)."""
-        if self.recompute == "none":
-            return self.run(x)
-        extra = {"context_fn": every_second_matmul} if self.recompute == "selective" else {}
-        return checkpoint(self.run, x, use_reentrant=False, preserve_rng_state=False, **extra)
-
-
-class Part(nn.Module):
-    """What one virtual stage holds: some layers, perhaps the embedding, perhaps the norm and the head."""
-
-    def __init__(self, split: Split, number: int, place: Place) -> None:
-        super().__init__()
-        model, last = split.model, number == len(split.stages) - 1
-        self.place = place
-        self.embedding = nn.Embedding(model.vocab_size, model.hidden_size) if number == 0 else None
-        learned = number == 0 and model.position == "learned"
-        self.position = nn.Parameter(torch.empty(model.num_position_embeddings, model.hidden_size)) if learned else None
-        self.layers = nn.ModuleDict({str(i): Layer(split, i, place) for i in split.stages[number].layers})
-        self.norm = Norm(model.hidden_size, model.norm, split.fused) if last else None
-        self.head = nn.Linear(model.hidden_size, model.vocab_size, bias=False) if last else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Token numbers or hidden states in, hidden states or logits out."""
-        with FORWARD:
-            if self.embedding is not None:
-                x = self.embedding(x)
-            if self.position is not None:
-                x = x + self._positions(x.shape[1])
-            for layer in self.layers.values():
-                x = layer(x)
-            return x if self.head is None or self.norm is None else self.head(self.norm(x))
-
-    def _positions(self, tokens: int) -> Tensor:
-        """Rows of the position table for the tokens of this rank."""
-        assert self.position is not None and self.place.positions is not None
-        table, numbers = whole(self.position), self.place.positions
-        if isinstance(self.position, DTensor):
-            numbers = numbers.chunk(self.position.device_mesh.size(0))[self.position.device_mesh.get_local_rank(0)]
-        return table[numbers[:tokens]]
+        return recomputed(self.recompute, self.run, x)

@@ -168,6 +168,9 @@ def predicted_traffic(asked: Question, stage: int, microbatches: int, least: flo
         virtual = int(asked.layout.vpp) if len(asked.split.stages) > asked.split.pp else 1
         for operation in ("send", "receive"):
             found[operation, "pp"] = microbatches * whole * (2 * virtual - counts["embedding"] - min(counts["head"], 1.0))
+            if asked.split.model.mtp_layers and where != 1:  # the gradient of an embedding that both ends have
+                table = asked.split.model.vocab_size * asked.split.model.hidden_size / asked.split.tp
+                found[operation, "pp"] += 4.0 * table / (float(shard_groups(layout)[0][0, 0]) if asked.split.zero else 1.0)
     return {key: size for key, size in found.items() if size}
 
 

@@ -22,7 +22,7 @@ from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
 from planner.lab.reference.split import LIKE_TORCH, Split, split_of
-from planner.layout import CpMethod, Layout, Module, Order, Recompute
+from planner.layout import CpMethod, Layout, Module, Order, Recompute, is_v_shaped
 from planner.plan_file import Plan, plan_from_dict
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced, price
@@ -81,7 +81,7 @@ class Question:
 def question(plan: Plan) -> Question:
     """What to run and to price for a plan. Raises PlannerError for what the torch model cannot say anything about."""
     trainer, layout, changes = plan.load_trainer(), plan.layout, []
-    workload, unchecked = _without(plan.workload)
+    workload, unchecked = _without(plan.workload, layout)
     if trainer.code_base not in LIKE_TORCH:
         changes.append(f"trainer torchtitan instead of {trainer.name}, whose memory the torch model has not")
         trainer = load_trainer("torchtitan")
@@ -104,7 +104,7 @@ def question(plan: Plan) -> Question:
     )  # fmt: skip
 
 
-def _without(workload: Workload) -> tuple[Workload, list[str]]:
+def _without(workload: Workload, layout: Layout) -> tuple[Workload, list[str]]:
     """The workload without what the torch model has not, and can be left out of the run and of the prediction alike; each named."""
     unchecked = []
     if workload.precision in LOW_PRECISIONS:
@@ -113,11 +113,11 @@ def _without(workload: Workload) -> tuple[Workload, list[str]]:
             f"{workload.precision} are not"
         )
         workload = dataclasses.replace(workload, precision="bf16")
-    if workload.model.mtp_layers:
+    if workload.model.mtp_layers and int(layout.pp) > 1 and is_v_shaped(int(layout.schedule)):
         modules = "prediction modules" if workload.model.mtp_layers > 1 else "prediction module"
         unchecked.append(
-            f"{workload.model.mtp_layers} multi-token {modules}: left out of the run and of the prediction; on the last stage "
-            "their weights, activations and passes come on top"
+            f"{workload.model.mtp_layers} multi-token {modules}: left out of the run and of the prediction, as the torch model has "
+            "not two uses of an embedding in two virtual stages of a rank; their weights, activations and passes come on top"
         )
         model = dataclasses.replace(workload.model, mtp_layers=0, published_parameters=0.0, published_active_parameters=0.0)
         workload = dataclasses.replace(workload, model=model)

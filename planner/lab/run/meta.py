@@ -233,7 +233,9 @@ class RankAlone:
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of a step and what follows them."""
         shape = (self.split.num_microbatches * self.split.micro_batch_size, self.split.sequence_length // self.split.cp)
-        first, second = (torch.randint(self.split.model.vocab_size, shape, device=self.run.device) for _ in range(2))
+        modules = self.split.model.mtp_layers
+        shapes = (shape, (*shape, 1 + modules) if modules else shape)
+        first, second = (torch.randint(self.split.model.vocab_size, one, device=self.run.device) for one in shapes)
         return first, second
 
     def tracked(self, rank: int) -> Measured:

@@ -129,25 +129,56 @@ class SerialModel:
             out = out + chance[..., e, None] * (inner @ downs[e].T)
         return out
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens, vocabulary) of token numbers (batch, tokens)."""
+    def layer(self, x: Tensor, name: str, number: int) -> Tensor:
+        """x + attention, then + MLP or experts, of the kind of layer ``number``."""
         model = self.model
-        table = self.weight("embedding.weight", model.vocab_size, model.hidden_size)
-        x = table[tokens]
+        x = x + self.attention(self.norm(x, f"{name}.attention_norm", model.norm), f"{name}.attention")
+        y = self.norm(x, f"{name}.mlp_norm", model.norm)
+        return x + (self.mixture(y, f"{name}.mlp") if model.is_moe_layer(number) else self.mlp(y, f"{name}.mlp", model.ffn_size))
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens, hidden) of token numbers (batch, tokens), normed."""
+        model = self.model
+        x = self.weight("embedding.weight", model.vocab_size, model.hidden_size)[tokens]
         if model.position == "learned":
             x = x + self.weight("position", model.num_position_embeddings, model.hidden_size)[: tokens.shape[1]]
         for number in range(model.num_layers):
-            name = f"layers.{number}"
-            x = x + self.attention(self.norm(x, f"{name}.attention_norm", model.norm), f"{name}.attention")
-            y = self.norm(x, f"{name}.mlp_norm", model.norm)
-            x = x + (self.mixture(y, f"{name}.mlp") if model.is_moe_layer(number) else self.mlp(y, f"{name}.mlp", model.ffn_size))
-        x = self.norm(x, "norm", model.norm)
-        return x @ table.T if model.tied_embeddings else self.linear(x, "head", model.vocab_size)
+            x = self.layer(x, f"layers.{number}", number)
+        return self.norm(x, "norm", model.norm)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Logits (batch, tokens, vocabulary) of normed states."""
+        model = self.model
+        if model.tied_embeddings:
+            return x @ self.weight("embedding.weight", model.vocab_size, model.hidden_size).T
+        return self.linear(x, "head", model.vocab_size)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens, vocabulary) of token numbers (batch, tokens)."""
+        return self.scores(self.states(tokens))
+
+    def deeper(self, x: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """States of the prediction module of a depth from 1, of those before it and the tokens that it is given."""
+        model, name = self.model, f"ahead.{depth - 1}"
+        looked_up = self.weight("embedding.weight", model.vocab_size, model.hidden_size)[tokens]
+        halves = self.norm(x, f"{name}.hidden_norm", model.norm), self.norm(looked_up, f"{name}.token_norm", model.norm)
+        y = self.linear(torch.cat(halves, -1), f"{name}.projection", model.hidden_size)
+        return self.norm(self.layer(y, f"{name}.layer", model.num_layers - 1), f"{name}.norm", model.norm)
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """Mean over the tokens of -ln p(next token), of sequences (batch, tokens + 1)."""
-        chances = self.wide(self.logits(tokens[:, :-1])).log_softmax(-1)
-        return -chances.gather(-1, tokens[:, 1:, None]).mean()
+        """Mean over the tokens of -ln p(next token), of sequences (batch, tokens + 1).
+
+        With D prediction modules sequences are D longer; the one of depth k is given the k-th token after each and predicts the
+        next; 0.1 times the mean of their losses is added.  [DeepSeek-V3, arXiv 2412.19437, equations 21 to 25]
+        """
+        depths, length = self.model.mtp_layers, tokens.shape[1] - 1 - self.model.mtp_layers
+        x, total = self.states(tokens[:, :length]), 0.0
+        for k in range(depths + 1):
+            x = self.deeper(x, tokens[:, k : k + length], k) if k else x
+            chances = self.wide(self.scores(x)).log_softmax(-1)
+            one = -chances.gather(-1, tokens[:, k + 1 : k + 1 + length, None]).mean()
+            total = total + (0.1 / depths * one if k else one)
+        return total
 
     def train(self, batches: list[Tensor], rate: float, clip: float) -> list[float]:
         """Losses and norms of the gradient; a step of gradient descent with momentum for each batch.

@@ -26,16 +26,17 @@ from torch.nn import functional
 from planner.lab.reference import transformer
 from planner.lab.reference.fused_operators import VocabularyLoss
 from planner.lab.reference.split import Split
-from planner.lab.reference.transformer import FORWARD, Experts, Part, Place, angles
+from planner.lab.reference.transformer import FORWARD, Experts, Place, angles
+from planner.lab.reference.virtual_stage import Part
 from planner.lab.run.host_states import HostStates
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def tokens(split: Split, step: int) -> Tensor:
-    """Made-up sequences of one step, (global batch, length + 1), the same on every rank."""
+    """Made-up sequences of one step, the same on every rank: (global batch, length + 1), one longer for each prediction module."""
     seed = torch.Generator().manual_seed(1000 + step)
-    shape = (split.global_batch_size, split.sequence_length + 1)
+    shape = (split.global_batch_size, split.sequence_length + 1 + split.model.mtp_layers)
     return torch.randint(split.model.vocab_size, shape, generator=seed)
 
 
@@ -104,8 +105,10 @@ def split_tensors(part: Part, mesh: DeviceMesh) -> None:
         "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "head": parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1)),
     })  # fmt: skip
-    for layer in part.layers.values():
-        assert isinstance(layer, transformer.Layer)
+    for module in part.ahead:
+        split_columns = parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1))
+        parallel.parallelize_module(module, mesh, {"projection": split_columns})
+    for layer in part.every_layer():
         mlp = "mlp.shared" if isinstance(layer.mlp, transformer.Mixture) else "mlp"
         parallel.parallelize_module(layer, mesh, {  # names that a module has not are left out
             "attention": gathered, "attention.[qkv]": columns, "attention.out": rows,
@@ -142,14 +145,18 @@ def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
     first, ends = ([one for one in many if one is not None] for many in ((part.embedding,), (part.norm, part.head)))
     tied = part.embedding is not None and part.head is not None and part.head.weight is part.embedding.weight
     for modules in ([*first, *ends],) if tied else (first, ends):
-        if modules and not split.one_root:
+        if modules and not split.one_root and not (part.ahead and part.head in modules):  # a head that runs often is the root's
             unit(modules, mesh=meshes.dense)
-    for layer in part.layers.values():
+    for layer in part.every_layer():
+        alone = layer in part.layers.values()  # else one unit with its prediction module
         if isinstance(layer.mlp, transformer.Mixture):
             more = split.zero and split.dp_shard * split.cp * split.tp // split.ep * split.ep > split.model.num_experts
             placed = {"shard_placement_fn": lambda _: Shard(1)} if more else {}  # more ranks than experts: their rows are sharded
             unit(layer.mlp.experts, mesh=meshes.expert, **placed)
-        unit(layer, mesh=meshes.dense)
+        if alone:
+            unit(layer, mesh=meshes.dense)
+    for module in part.ahead:
+        unit(module, mesh=meshes.dense)
     unit(part, mesh=meshes.dense, **({"reshard_after_forward": False} if split.one_root and split.zero else {}))
     for module in part.modules():
         if isinstance(module, FSDPModule):
@@ -271,8 +278,12 @@ class Run:
         return kind(stages, split.num_microbatches, loss_fn=self.loss, scale_grads=False)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropies of this rank's tokens over the tokens of the global batch: losses and gradients of ranks add up."""
+        """Cross entropies of this rank's tokens over the tokens of the global batch: losses and gradients of ranks add up.
+
+        Of targets (batch, tokens, 1 + modules) the first: prediction modules have taken theirs in the forward pass.
+        """
         count = self.split.global_batch_size * self.split.sequence_length
+        targets = targets[..., 0] if targets.dim() > 2 else targets
         with FORWARD:
             if self.split.fused:
                 return VocabularyLoss.apply(logits, targets, 1.0 / count, self.meshes.group("tp"))
@@ -288,11 +299,14 @@ class Run:
         rows = self.split.global_batch_size // self.split.dp
         mine = tokens(self.split, step)[self.replica * rows : (self.replica + 1) * rows].to(self.device)
         positions = part_of_sequence(self.split, self.rank["cp"]).to(self.device)
-        return mine[:, positions], mine[:, positions + 1]
+        following = [mine[:, positions + 1 + k] for k in range(1 + self.split.model.mtp_layers)]
+        return mine[:, positions], torch.stack(following, -1) if len(following) > 1 else following[0]
 
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Both passes over the batch of this replica; the sum of its losses, where the head is."""
         found: list[Tensor] = []
+        last = self.parts[-1]
+        last.following, last.later_losses, last.loss = list(targets.chunk(self.split.num_microbatches)), [], self.loss
         with parallel.loss_parallel() if self.split.tp > 1 and not self.split.fused else nullcontext():
             if self.schedule is not None:
                 self.schedule.step(
@@ -312,7 +326,27 @@ class Run:
                     with self.span("B", 0, number):
                         loss.backward()
                     found.append(loss.detach())
+        self._add_copies()
+        found += last.later_losses
         return torch.stack(found).sum() if found else torch.zeros((), device=self.device, dtype=torch.float32)
+
+    def _copied(self) -> nn.Parameter | None:
+        """The embedding where another rank of the pipeline has it too: the first, and the last one's prediction modules."""
+        if self.split.pp == 1 or not self.split.model.mtp_layers or not (self.has_first or self.has_last):
+            return None
+        return next(part.embedding.weight for part in self.parts if part.embedding is not None)
+
+    def _add_copies(self) -> None:
+        """The gradient of an embedding that two ranks have is the sum of theirs.  [Megatron Core, finalize_model_grads.py]"""
+        if (parameter := self._copied()) is None:
+            return
+        assert isinstance(parameter.grad, DTensor)
+        mine, group = parameter.grad.to_local(), self.meshes.all.get_group("pp")
+        theirs, peer = torch.empty_like(mine), dist.get_global_rank(group, self.split.pp - 1 if self.has_first else 0)
+        pair = [dist.P2POp(dist.isend, mine, peer, group), dist.P2POp(dist.irecv, theirs, peer, group)]
+        for one in dist.batch_isend_irecv(pair):
+            one.wait()
+        mine += theirs
 
     def _sync(self, last: bool) -> None:
         """Whether the next backward pass reduces gradients and frees gathered weights."""
@@ -344,12 +378,13 @@ class Run:
     def clip(self) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most ``split.clip``; the norm before."""
         grads, holders = [], []  # of this rank, and how many ranks hold the same
-        for grad in (one.grad for part in self.parts for one in part.parameters()):
-            if grad is not None:
-                assert isinstance(grad, DTensor)
-                same = (n for n, one in zip(grad.device_mesh.shape, grad.placements, strict=True) if one.is_replicate())
-                grads.append(grad.to_local())
-                holders.append(math.prod(same))
+        copied = self._copied()
+        for parameter in (one for part in self.parts for one in part.parameters() if one.grad is not None):
+            grad = parameter.grad
+            assert isinstance(grad, DTensor)
+            same = (n for n, one in zip(grad.device_mesh.shape, grad.placements, strict=True) if one.is_replicate())
+            grads.append(grad.to_local())
+            holders.append(math.prod(same) * (2 if parameter is copied else 1))
         wide = torch.float64 if self.split.precision == "fp64" else torch.float32
         norms = torch.stack(torch._foreach_norm(grads)).to(wide)
         total = (norms.square() / torch.tensor(holders, dtype=wide, device=self.device)).sum()

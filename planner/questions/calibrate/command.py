@@ -1,18 +1,24 @@
 """``plan calibrate``: measured runs correct the factors of a hardware profile."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
+from planner.errors import PlannerError, shown
 from planner.keywords import LOGGED
 from planner.terminal.flags import emit, layout_options, progress
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.argument("runs", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--hardware", required=True, metavar="NAME", help="Profile to correct, or a YAML file ('plan hardware').")
 @click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Profile to write.")
+@click.option(
+    "--trace", multiple=True, metavar="PLAN=FILE",
+    help="A plan with the trace of torch.profiler of its run, a folder or a pattern; may be repeated.",
+)  # fmt: skip
 @click.option("--trainer", metavar="NAME", help="Trainer of the runs, or a YAML file. [by the framework of each run]")
 @click.option("--model", metavar="NAME", help="Model of the logs, where they do not say it.")
 @click.option("--gpus", type=int, metavar="N", help="GPUs of the logs, where they do not say it.")
@@ -21,24 +27,39 @@ from planner.terminal.flags import emit, layout_options, progress
 @click.option("--precision", metavar="NAME", help="Precision of the logs, likewise. [bf16]")
 @layout_options(LOGGED)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
-def calibrate(runs: tuple[Path, ...], hardware: str, output: Path, as_json: bool, **flags: Any) -> None:
+def calibrate(
+    runs: tuple[Path, ...], hardware: str, output: Path, trace: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
     """Correct the factors of a hardware profile with runs that you measured.
 
     RUNS are files of `plan validate --output`, files or directories in the schema of profiles/runs/README.md, or training
     logs of Megatron-LM, torchtitan, nanotron, DeepSpeed or the transformers Trainer; flags say what a log does not. A factor
     that the runs do not determine stays as it is, with the reason. Three runs are the least; five to ten of different layouts
-    show more. Validated plans are priced and searched again with what was written.
+    show more. Validated plans are priced and searched again with what was written. A trace of torch.profiler with its plan
+    is a run too, unless the host bounds its step: then it is named and left out.
 
     \b
     Examples:
       plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate validation-*.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate logs/*.log --hardware h100-sxm --output my-cluster.yaml
+      plan calibrate runs.yaml --trace a.yaml=a/rank0.json.gz --trace b.yaml=b/ --hardware h100-sxm --output my-cluster.yaml
       plan calibrate ds-*.log --hardware a100-sxm-80gb --model llama-8b --sequence-length 4096 --output my-cluster.yaml
       plan --model llama-70b --gpus 64 --hardware my-cluster.yaml --trainer my-cluster.trainer.yaml
     """
     from planner import api
 
+    if not runs and not trace:
+        raise click.UsageError("what was measured? give RUNS, or --trace PLAN=FILE")
+    traces = [_plan_and_trace(one) for one in trace]
     with progress("fitting") as say:
-        answer = api.calibrate(runs, hardware=hardware, output=output, progress=say, **flags)
+        answer = api.calibrate(runs, hardware=hardware, output=output, traces=traces, progress=say, **flags)
     emit(answer, as_json, indent=1)
+
+
+def _plan_and_trace(text: str) -> tuple[str, str]:
+    """The two files of --trace. A path may hold an equals sign: the plan ends with .yaml."""
+    found = re.fullmatch(r"(.+?\.ya?ml)=(.+)", text)
+    if found is None:
+        raise PlannerError(f"--trace {shown(text)}: write it like plan.yaml=rank0.json.gz")
+    return found[1], found[2]

@@ -19,6 +19,7 @@ from planner.hardware import HardwareProfile
 from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.calibrate.numbers import Calibration, Moved
+from planner.questions.calibrate.traced_runs import TracedRun
 from planner.rules import Job
 from planner.runs import Run
 from planner.search import search
@@ -126,6 +127,8 @@ class Calibrated:
     """The profile, and the trainer where its factors moved."""
     plans: tuple[Replanned, ...]
     """Validated plans, priced and searched again."""
+    traced: tuple[TracedRun, ...] = ()
+    """Plans whose traces were read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json; errors are predicted / measured - 1."""
@@ -134,7 +137,9 @@ class Calibrated:
              "held_out": one.held_out}
             for one in self.calibration.checked
         ]  # fmt: skip
-        more = {"files": list(map(str, self.files)), "errors": rows, "plans": [one.to_dict() for one in self.plans]}
+        more: dict[str, Any] = {"files": list(map(str, self.files)), "errors": rows, "plans": [one.to_dict() for one in self.plans]}
+        if self.traced:
+            more["traces"] = [one.to_dict() for one in self.traced]
         return {**provenance(self.calibration, self.base), **more}
 
 

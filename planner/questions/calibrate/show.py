@@ -7,13 +7,14 @@ from planner.questions.calibrate.factors import FACTORS
 from planner.questions.calibrate.numbers import Moved
 from planner.questions.calibrate.output import Calibrated
 from planner.terminal.tables import table
-from planner.units import format_seconds
+from planner.units import MEGA, format_seconds
 
 
 def print_calibrated(console: Console, found: Calibrated) -> None:
     """Tables of factors, of those that stay, of the errors and of validated plans; the files, and how to use them."""
     _print_factors(console, found)
     _print_plans(console, found)
+    _print_collectives(console, found)
     names = [str(path) for path in found.files]
     use = " ".join(f"{flag} {name}" for flag, name in zip(("--hardware", "--trainer"), names, strict=False))
     console.print(f"wrote {' and '.join(names)}; use it with {use}", soft_wrap=True, markup=False)
@@ -63,6 +64,18 @@ def _print_plans(console: Console, calibrated: Calibrated) -> None:
     console.print(again)
     for command in dict.fromkeys(one.command for one in plans):
         console.print(f"plan again: {command}", soft_wrap=True, markup=False)
+
+
+def _print_collectives(console: Console, calibrated: Calibrated) -> None:
+    """Bus bandwidths that traces show, beside those of the profile: kernels wait for ranks too, so that they are not fitted."""
+    rows = [
+        (one.run.id, each["kind"], each["op"].replace("_", "-"), str(each["ranks"]), f"{each['bytes'] / MEGA:.3g} MB",
+         f"{each['bus_bandwidth']:.3g} GB/s", "" if (was := each["bus_bandwidth_of_profile"]) is None else f"{was:.3g} GB/s")
+        for one in calibrated.traced for each in one.to_dict()["collectives"]
+    ]  # fmt: skip
+    if rows:
+        headings = ("trace of", "group", "collective", ">ranks", ">size", ">bus bandwidth", ">of the profile")
+        console.print(table(*headings, title="Collectives with nothing beside them (shown, not fitted)", rows=rows))
 
 
 def _quantity(one: Moved) -> tuple[str, str]:

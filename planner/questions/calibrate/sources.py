@@ -39,7 +39,7 @@ def read_measured(
         rows.append((row, given.model))
     runs = []
     for row, model in rows:
-        _check_same_device(row, hardware, profile)
+        check_same_device(row, hardware, profile)
         run = to_run(row, hardware=hardware, model=model)
         runs.append(run if trainer is None or run.unsupported else replace(run, trainer=trainer))
     return share(runs)
@@ -59,7 +59,7 @@ def given_of(said: Mapping[str, Any]) -> Given:
     return Given(model=load_model(model) if isinstance(model, str) else model, facts=facts)
 
 
-def _check_same_device(row: Row, hardware: str, profile: HardwareProfile) -> None:
+def check_same_device(row: Row, hardware: str, profile: HardwareProfile) -> None:
     """Raise PlannerError when a run says that it ran on another generation of GPU."""
     text = str(row.hardware["gpu"])
     if text == hardware:

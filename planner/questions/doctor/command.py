@@ -17,22 +17,35 @@ from planner.terminal.flags import emit, progress
     default="device",
     help="What --memory is the peak of: nvidia-smi, torch's reserved or allocated bytes. [device]",
 )
+@click.option(
+    "--trace", multiple=True, metavar="FILE",
+    help="Trace of torch.profiler (.json, .json.gz), a folder of them or a pattern; may be repeated: one file for each rank.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
-def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: str, as_json: bool) -> None:
+def doctor(
+    file: Path, measured: str | None, memory: str | None, memory_kind: str, trace: tuple[str, ...], as_json: bool
+) -> None:
     """Compare what was measured with a plan, and list what would explain the gap.
 
     Each mechanism (slow link, no overlap, recompute on, slow host, imbalance, a slow GPU, ...) is priced again with the cost
     model; the size that it would need is printed with how plausible that is and the check that shows it. Measure a step that
     is no warm-up, on the slowest rank; memory on the GPU with the most.
 
+    A trace shows the step part by part beside the plan: how busy the GPU is, computation, communication that nothing hides by
+    process group, waits for the host and for other ranks. Its step time counts where --measured is not given, and its parts weigh
+    for and against each mechanism. Record three steps or more, with schedule(wait=1, warmup=2, active=4) and prof.step() after
+    each optimizer step.
+
     \b
     Examples:
       plan doctor plan.yaml --measured 14.2s
       plan doctor plan.yaml --measured 14.2s --memory 71GiB --memory-kind reserved
       plan doctor plan.yaml --memory 78GiB --json
+      plan doctor plan.yaml --trace rank0.json.gz
+      plan doctor plan.yaml --trace 'traces/*.json.gz' --measured 14.2s
     """
     from planner import api
 
-    with progress("pricing what may be wrong"):
-        found = api.doctor(file, measured=measured, memory=memory, memory_kind=memory_kind)
+    with progress("pricing what may be wrong") as say:
+        found = api.doctor(file, measured=measured, memory=memory, memory_kind=memory_kind, trace=trace, progress=say)
     emit(found, as_json)

@@ -17,6 +17,7 @@ from planner.error_bars import QUANTITIES, error_bar
 from planner.errors import PlannerError
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import Mechanism, faster, memory_mechanisms, slower
+from planner.questions.doctor.traced import MOST, Traced, likelihood
 from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.units import GIB
 
@@ -38,8 +39,8 @@ MOST_ODDS = 1e3
 """Most that the other quantity can count for or against."""
 KINDS = {"device": "memory_peak", "reserved": "memory_reserved", "allocated": "memory_allocated"}
 """Kinds of measured peaks (nvidia-smi; torch.cuda.max_memory_reserved; torch.cuda.max_memory_allocated) -> of Estimate."""
-Values = tuple[float, float, float]
-"""Seconds, bytes of the measured kind, and the chance that it does not run out of memory."""
+Values = tuple[float, float, float, float]
+"""Seconds, bytes of the measured kind, the chance that it does not run out of memory, and how well its parts meet a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +125,23 @@ class Diagnosis:
     """One of KINDS."""
     basis: str
     """Runs behind the interval of the step time."""
+    traced: Traced | None = None
+    """Traces of the run beside the plan."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
         findings = [one.to_dict() for one in self.findings]
-        return {"memory_kind": self.memory_kind, "interval_basis": self.basis, "findings": findings}
+        traced = {} if self.traced is None else {"trace": self.traced.to_dict()}
+        return {"memory_kind": self.memory_kind, "interval_basis": self.basis, "findings": findings, **traced}
 
 
 def diagnose(
-    plan: Plan, step_time: float | None, memory: float | None = None, memory_kind: str = "device"
+    plan: Plan, step_time: float | None, memory: float | None = None, memory_kind: str = "device", traced: Traced | None = None
 ) -> Diagnosis:
-    """Compare what was measured, in seconds and bytes, with a plan. Raises PlannerError."""
+    """Compare what was measured, in seconds and bytes, with a plan; what is ``traced`` weighs for and against mechanisms by the
+    parts of the step. Raises PlannerError."""
     if step_time is None and memory is None:
-        raise PlannerError("what was measured? give --measured 14.2s, --memory 71GiB, or both")
+        raise PlannerError("what was measured? give --measured 14.2s, --memory 71GiB, or both; or --trace with a trace of torch")
     for name, value in (("--measured", step_time), ("--memory", memory)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise PlannerError(f"{name} must be above zero")
@@ -152,7 +157,9 @@ def diagnose(
 
     def values(found: Estimate) -> Values:
         chance = 1.0 - float(found.out_of_memory_probability[0])
-        return float(found.step_time[0]), float(getattr(found, KINDS[memory_kind])[0]), chance
+        time = {name: float(column[0]) for name, column in found.time.items()}
+        meets = likelihood(time, traced.measured) if traced is not None else 0.0
+        return float(found.step_time[0]), float(getattr(found, KINDS[memory_kind])[0]), chance, meets
 
     @cache
     def changed(mechanism: Mechanism, size: float) -> Values:
@@ -167,10 +174,12 @@ def diagnose(
     findings = []
     if step_time is not None:
         mechanisms = slower(base) if step_time > before[0] else faster(base)
-        findings.append(_finding(0, asked, before, mechanisms, changed))
+        findings.append(_finding(0, asked, before, mechanisms, changed, traced))
     if memory is not None:
-        findings.append(_finding(1, asked, before, memory_mechanisms(base, memory > before[1]), changed))
-    return Diagnosis(plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis)
+        findings.append(_finding(1, asked, before, memory_mechanisms(base, memory > before[1]), changed, traced))
+    return Diagnosis(
+        plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis, traced=traced
+    )  # fmt: skip
 
 
 _Asked = tuple[float | None, tuple[float, float], float]
@@ -179,7 +188,7 @@ _Asked = tuple[float | None, tuple[float, float], float]
 
 def _finding(
     index: int, asked: tuple[_Asked, _Asked], before: Values, mechanisms: list[Mechanism],
-    changed: Callable[[Mechanism, float], Values],
+    changed: Callable[[Mechanism, float], Values], traced: Traced | None,
 ) -> Finding:  # fmt: skip
     """Step time (index 0) or memory (1); ``before`` is predicted, ``changed`` with a mechanism at a size."""
     (said, interval, sigma), predicted = asked[index], before[index]
@@ -200,7 +209,9 @@ def _finding(
             **named, size=mechanism.size_text(best), value=best, would_be=with_it[index], explains=effect(best) / gap,
             share=0.0,
         )  # fmt: skip
-        odds = _odds(with_it, before, asked[1 - index], 1 - index)
+        odds = _odds(with_it, before, asked[1 - index], 1 - index) * math.exp(min(max(with_it[3] - before[3], -MOST), MOST))
+        if traced is not None and mechanism.key == "slow_gpu":
+            odds *= math.exp(traced.waits_odds(with_it[0] / before[0]))
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
     whole = model + sum(weight for weight, _ in weighed)

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from planner.explain import layout_text
 from planner.questions.doctor.numbers import Diagnosis, Explanation, Finding
+from planner.questions.doctor.show_traced import print_traced
 from planner.terminal.tables import percent, seconds, table
 from planner.units import GIB
 
@@ -23,6 +24,9 @@ def print_diagnosis(console: Console, found: Diagnosis) -> None:
     title = f"{plan.workload.model.name} on {plan.num_gpus} x {plan.hardware}, trainer {plan.trainer}"
     console.print(Text(title, style="bold"))
     console.print(layout_text(plan.layout))
+    if found.traced is not None:
+        console.print()
+        print_traced(console, found.traced)
     for one in found.findings:
         console.print()
         _print_finding(console, found, one)

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib import metadata
 
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
+from planner.gains import gains, held_back
 from planner.plan_file import Plan, Prediction
 from planner.questions.report.choice_charts import (
     LISTED,
@@ -16,6 +18,7 @@ from planner.questions.report.choice_charts import (
     sensitivity_chart,
 )
 from planner.questions.report.document import Document, Figure, shown
+from planner.questions.report.run_it import commands
 from planner.questions.report.scaling import Size
 from planner.questions.report.step_charts import (
     memory_chart,
@@ -24,25 +27,30 @@ from planner.questions.report.step_charts import (
     pipeline_chart,
     waterfall_chart,
 )
-from planner.questions.report.subject import MOVED, Subject, subject_of
+from planner.questions.report.subject import MOVED, Spending, Subject, subject_of
 from planner.search import SAFE
 from planner.terminal.tables import samples, trained
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
+from planner.trainer_options import spelled
 from planner.units import format_count
 
 Progress = Callable[[str], None]
 
 
 def build(
-    plan: Plan, scaled: Callable[[Progress], list[Size]] | None = None, progress: Progress = lambda _: None
+    plan: Plan,
+    scaled: Callable[[Progress], list[Size]] | None = None,
+    progress: Progress = lambda _: None,
+    spending: Spending | None = None,
 ) -> Document:
-    """The whole report of a plan; ``scaled`` gives the sizes of the cluster when everything else is done (None = left out).
+    """The whole report of a plan; ``scaled`` gives the sizes of the cluster when everything else is done (None = left out);
+    ``spending``: tokens and price of the costs.
 
     Raises PlannerError when the layout is not legal for its job.
     """
     progress("pricing every legal layout")
-    about = subject_of(plan)
+    about = subject_of(plan, spending or Spending())
     progress("walking the pipeline")
     step = timeline_of(about.priced)
     charts = [
@@ -66,7 +74,18 @@ def build(
         charts=(*charts, *scaling, pulled, accuracy_chart(about)),
         assumptions=tuple({"what": one.what, "value": one.value, "why": one.why, "flag": one.flag} for one in plan.assumptions),
         basis=tuple(dict(vars(one)) for one in about.rates.basis), plan=plan.to_dict(), version=_version(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        run=tuple(commands(about.plan, about.resolved, fits=about.fits)), rates=_rates(about),
     )  # fmt: skip
+
+
+def _rates(about: Subject) -> dict[str, float | None]:
+    """What the costs of another number of tokens are computed from."""
+    plan, rates = about.plan, about.rates
+    return {
+        "tokens": about.costs.tokens, "tokens_per_step": plan.workload.tokens, "step_s": plan.prediction.step_time_s,
+        "gpus": plan.num_gpus, "usd_per_gpu_hour": rates.usd_per_gpu_hour, "kwh_per_gpu_hour": rates.kwh_per_gpu_hour,
+    }  # fmt: skip
 
 
 def _version() -> str:
@@ -167,6 +186,7 @@ def _figures(about: Subject) -> list[Figure]:
     if_it_fitted = "" if about.fits else "if it fitted; "
     on_stage = f" on the {one.memory_stage} stage" if about.plan.layout.pp > 1 else ""
     dated = f" ({price.date})" if price.date else ""
+    tokens = f"for {format_count(cost.tokens)} tokens"
     return [
         Figure("Step time", one.step_time_s, "seconds", f"{if_it_fitted}nine of ten tuned runs: {low} to {high}"),
         *_first_runs(one),
@@ -181,16 +201,20 @@ def _figures(about: Subject) -> list[Figure]:
             "Runs out of memory", one.out_of_memory_probability, "share", f"chance; up to {100 * SAFE:.0f} % counts as safe",
             alarm=one.out_of_memory_probability > SAFE,
         ),
-        Figure("GPU-hours", cost.gpu_hours, "number", f"for 1T tokens, in {cost.days:,.0f} days"),
+        Figure("GPU-hours", cost.gpu_hours, "number", f"{tokens}, in {_days(cost.days)}"),
         Figure(
-            "Cost", cost.usd, "number", f"for 1T tokens at {price.value} per GPU-hour{dated}" if cost.usd else price.source,
+            "Cost", cost.usd, "number", f"{tokens} at {price.value} per GPU-hour{dated}" if cost.usd else price.source,
             text="unknown" if cost.usd is None else f"${format_count(cost.usd)}",
         ),
         Figure(
-            "Energy", cost.kwh, "number", "for 1T tokens; upper bound, GPUs alone",
+            "Energy", cost.kwh, "number", f"{tokens}; upper bound, GPUs alone",
             text=f"{format_count(cost.kwh)} kWh",
         ),
     ]  # fmt: skip
+
+
+def _days(days: float) -> str:
+    return f"{days:,.0f} days" if days >= 10 else f"{days:.2g} days"
 
 
 def _first_runs(one: Prediction) -> list[Figure]:
@@ -224,13 +248,20 @@ def _equal(about: Subject) -> list[str]:
     ]
 
 
+def _faster(about: Subject) -> list[str]:
+    """What would be faster than the best plan: layouts that the search holds back, options that nobody stated."""
+    job, finding = about.resolved.job, about.finding
+    found = [*held_back(finding), *gains(job, finding.layouts, spelled(about.resolved.trainer)[2])]
+    return [f"With {one.flag} a step would take {shown(one.gain, 'share')} less time: {one.what}." for one in found]
+
+
 def _why(about: Subject) -> list[str]:
     """Why this layout, sentence by sentence."""
     finding = about.finding
     if about.is_best:
         bound = binding(finding)
         first = f"It is the fastest of {finding.priced:,} layouts priced, of which {finding.fitting:,} fit."
-        return [f"{first} {why_first(finding).removesuffix(bound).strip()}", bound, *_equal(about)]
+        return [f"{first} {why_first(finding).removesuffix(bound).strip()}", bound, *_equal(about), *_faster(about)]
     sentences = (
         ["The layout was given, not chosen by the search."]
         if not about.plan.why or "priced as given" in about.plan.why

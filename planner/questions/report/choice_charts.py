@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, memory_options
+from planner.gains import Gain, held_back
+from planner.questions.best_plan import Best
 from planner.questions.report.document import Chart, Value, chart, shown
 from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
@@ -25,6 +27,7 @@ STILL = 0.001
 """A number that moves the step time by less than this part, and the choice not at all, is not drawn."""
 MOST_SOURCES = 14
 """Sources of published runs that get a row of their own."""
+HELD_BACK = "Offload that saves less than a tenth is not taken: it hangs on the host's memory and PCIe."
 CLOSE = 0.1
 """Errors up to this count as close."""
 
@@ -186,16 +189,34 @@ def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
         for one in best:
             job, found = one.resolved.job, one.prediction if one.fits else None
             values: tuple[Value, ...] = (None,) * 6
+            held = _held_back(one)
             if found is not None:
                 rate = rates[kind][job.cluster.num_gpus] = found.tokens_per_second_per_gpu
                 efficiency = rate / next(iter(rates[kind].values()))
                 values = rate, efficiency, one.tokens_per_second, found.step_time_s, found.mfu, found.memory_peak_gib
             layout = layout_text(one.layout) if one.layout and found else ""
             sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
-            rows.append((kind, *sizes, *values, layout, one.why_not))
+            rows.append((kind, *sizes, *values, layout, None if held is None else held[1], one.why_not))
     counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
     reading = _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"])
-    return chart("scaling", reading, rows, facts={"gpus": about.plan.num_gpus})
+    kept = [(one.resolved.job.cluster.num_gpus, *held) for one, _ in scaled if (held := _held_back(one))]
+    if kept:
+        gpus, gain, _ = max(kept, key=lambda one: one[1].gain)
+        those = " and ".join(f"{one[0]:,}" for one in kept)
+        reading += (
+            f" At {those} GPUs with the same batch the search holds a faster plan back (hollow points), most at {gpus:,}: "
+            f"{gain.flag} would take {shown(gain.gain, 'share')} less time per step. {HELD_BACK}"
+        )
+    return chart("scaling", reading.strip(), rows, facts={"gpus": about.plan.num_gpus})
+
+
+def _held_back(one: Best) -> tuple[Gain, float] | None:
+    """What the search of a size knows to be faster and does not take, and its tokens/s per GPU."""
+    found = held_back(one.finding) if one.finding is not None and one.fits else []
+    if not found:
+        return None
+    job = one.resolved.job
+    return found[0], job.workload.tokens / found[0].step_time_s / job.cluster.num_gpus
 
 
 def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak: dict[int, float]) -> str:

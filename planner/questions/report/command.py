@@ -17,8 +17,12 @@ PROCESSES = 8
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write. [PLAN with .html; text: stdout]"
 )
 @click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="What to write. [by the ending of --output]")
+@click.option("--tokens", metavar="N", help="Tokens to train on, of which time, cost and energy are told: 15T. [1T]")
+@click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--chart", type=click.Choice(CHARTS), help="Which chart, for --format png.")
-def report(file: Path, output: Path | None, kind: str | None, chart: str | None) -> None:
+def report(
+    file: Path, output: Path | None, kind: str | None, tokens: str | None, price: float | None, chart: str | None
+) -> None:
     """Show a plan to people: where time and memory go, what else there was, what it hangs on.
 
     PLAN is a plan file of --output. It is priced again, with its profile and trainer as they are now, also when it does not fit.
@@ -34,6 +38,7 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
     \b
     Examples:
       plan report plan.yaml --output report.html
+      plan report plan.yaml --tokens 15T --price 2.50
       plan report plan.yaml --format markdown
       plan report plan.yaml --chart memory --output memory.png
       plan report plan.yaml --format trace --output step.trace.json
@@ -45,7 +50,7 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
     plan = api.load(file)
     with progress("walking the pipeline" if kind == "trace" else "report") as say:
-        made = plan.report(output, format=kind, chart=chart, processes=PROCESSES, progress=say)
+        made = plan.report(output, format=kind, chart=chart, processes=PROCESSES, progress=say, tokens=tokens, price=price)
     if output is None:
         click.echo(made, nl=False)
     else:

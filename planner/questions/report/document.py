@@ -97,6 +97,10 @@ class Chart:
     """Rows of the table where they are not those of the picture."""
     table_columns: tuple[Column, ...] = ()
     """Columns of that table."""
+    short: str = ""
+    """Title in the contents."""
+    docs: str = ""
+    """Page of docs/ and its section that say how the numbers are made."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "table"):
@@ -124,6 +128,7 @@ class Chart:
         """Plain data."""
         data: dict[str, Any] = {
             "name": self.name, "title": self.title, "reading": self.reading, "notes": list(self.notes),
+            "docs": self.docs,
             "facts": dict(self.facts), "columns": [column.key for column in self.columns],
             "units": {column.key: column.kind for column in self.columns}, "rows": [list(row) for row in self.rows],
         }  # fmt: skip
@@ -147,6 +152,7 @@ def chart(name: str, reading: str, rows: Sequence[tuple[Value, ...]], notes: Seq
     if "table" in more:
         named["table_columns"] = columns(said.get("table", said["columns"]))
     title = said["title"].format(**more.get("facts", {}))
+    named |= {"short": said.get("short", title), "docs": said.get("docs", "")}
     return Chart(name=name, title=title, reading=reading, rows=rows, **{**named, **more})
 
 
@@ -197,6 +203,12 @@ class Document:
     """The plan as a plan file holds it, priced again."""
     version: str
     """Of the planner."""
+    date: str
+    """Day on which the report was made, UTC."""
+    run: tuple[Mapping[str, str], ...]
+    """How to run the plan: what each command does, and the command."""
+    rates: Mapping[str, float | None]
+    """What the costs follow from: tokens, tokens_per_step, step_s, gpus, usd_per_gpu_hour, kwh_per_gpu_hour."""
 
     def chart(self, name: str) -> Chart:
         """One chart by its name."""

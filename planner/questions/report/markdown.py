@@ -19,8 +19,11 @@ def markdown(document: Document) -> str:
     ]  # fmt: skip
     if document.alternatives.rows:
         parts += [f"{document.alternatives.title}:", _chart_table(document.alternatives)]
+    parts.append("## Run it")
+    parts += [f"{one['what']}:\n\n```sh\n{one['command']}\n```" for one in document.run]
     for one in document.charts:
         parts += [f"## {one.title}", one.reading, _chart_table(one), *(f"_{note}_" for note in one.notes)]
+        parts.append(f"_How it is computed: docs/{one.docs}._")
     parts.append("## Assumptions")
     if document.assumptions:
         rows = [[*(quoted(one[key]) for key in ("what", "value", "why")), quoted(one["flag"])] for one in document.assumptions]
@@ -34,6 +37,7 @@ def markdown(document: Document) -> str:
             [[one[key] for key in ("what", "value", "source", "date")] for one in document.basis],
         ),
     ]  # fmt: skip
+    parts.append(f"Made on {document.date} with planner {document.version}.".replace(" .", "."))
     return "\n\n".join(parts) + "\n"
 
 

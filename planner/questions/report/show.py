@@ -12,6 +12,7 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.plan_file import Plan
+    from planner.questions.report.subject import Spending
 
 FORMATS = {
     "html": (".html", ".htm"), "trace": (".trace.json",), "markdown": (".md", ".markdown"), "json": (".json",), "png": (".png",),
@@ -45,8 +46,16 @@ def _by_ending(output: Path | None, chart: str | None) -> str:
     )
 
 
-def report_of(plan: Plan, kind: str, chart: str | None, processes: int, progress: Callable[[str], None]) -> str | bytes:
-    """The report of a plan in one of FORMATS, ``chart`` for a picture; ``processes`` search other sizes of the cluster.
+def report_of(
+    plan: Plan,
+    kind: str,
+    chart: str | None,
+    processes: int,
+    progress: Callable[[str], None],
+    spending: Spending | None = None,
+) -> str | bytes:
+    """The report of a plan in one of FORMATS, ``chart`` for a picture; ``processes`` search other sizes of the cluster;
+    ``spending``: tokens and price of its costs.
 
     The plan is priced again, with its profile and trainer as they are now. Raises PlannerError.
     """
@@ -67,7 +76,7 @@ def report_of(plan: Plan, kind: str, chart: str | None, processes: int, progress
         libraries()
     with scaled(plan, processes) if chart in (None, "scaling") else nullcontext() as sizes:
         code = start_library() if kind == "html" else None
-        document = build(plan, sizes, progress)
+        document = build(plan, sizes, progress, spending)
         if code is not None:
             progress("writing the page")
             return page(document, code())

@@ -7,7 +7,6 @@ import numpy as np
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
-from planner.errors import listed
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.plan_file import Prediction
 from planner.questions.report.document import Chart, Value, chart, columns, shown
@@ -29,9 +28,9 @@ MOST_INTERVALS = 600
 """Intervals of the memory timeline that are drawn, about; each stands for the highest of those it replaces."""
 KERNELS = "kernels below the peak"
 KERNEL_TEXT = {
-    "shapes": "matrix products: their shapes", "precision": "matrix products in more bits", "imbalance": "the busiest experts",
+    "shapes": "matrix product shapes", "precision": "products in more bits", "imbalance": "the busiest experts",
     "attention": "attention kernels", "scans": "scans of linear attention", "memory_bound": "memory-bound operators",
-    "clock": "clock under load (power)", "uneven": "slowest stage over the mean",
+    "clock": "clock under load (power)", "uneven": "surplus of slowest stage",
 }  # fmt: skip
 """What keeps computation from the peak of the GPU, by timeline.operator_times.LOSSES."""
 LOSS_TEXT = PART_TEXT | {"ideal": "model FLOP at peak"} | KERNEL_TEXT
@@ -88,24 +87,30 @@ def _largest_losses(one: Prediction, lost: Mapping[str, float]) -> str:
     def text(name: str, value: float) -> str:
         causes = sorted(lost.items(), key=lambda loss: -loss[1])[:4] if name == KERNELS else []
         of = [f"{KERNEL_TEXT[cause]} {shown(part, 'seconds')}" for cause, part in causes if part > 0.01 * value]
-        return f"{name} with {shown(value, 'seconds')} ({shown(value / step, 'share')}{f': {listed(of)}' if of else ''})"
+        return f"{name} with {shown(value, 'seconds')} ({shown(value / step, 'share')}{f': {_and(of)}' if of else ''})"
 
     found = f"The largest loss is {text(first, most)}"
     return f"{found}, then {text(second, next_most)}." if next_most > 0.005 * step else f"{found}."
 
 
+def _and(words: list[str]) -> str:
+    """'a, b and c'."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
 def operators_chart(about: Subject) -> Chart:
     """The computation of a step operator by operator, with the part of the peak that each reaches."""
     found, step = about.computation.operators, about.plan.prediction.step_time_s
+    every, first = sum(one.seconds for one in found), found[0]
+    drawn = min(MOST_OPERATORS, sum(one.seconds > UNSEEN * every for one in found))
     rows: list[tuple[Value, ...]] = [
         (one.name.replace("_", " "), one.kind, one.seconds, one.seconds / step, one.at_peak, one.at_peak / one.seconds)
-        for one in found[:MOST_OPERATORS] if one.seconds > 0
+        for one in found[:drawn]
     ]  # fmt: skip
-    rest = found[MOST_OPERATORS:]
+    rest = found[drawn:]
     if others := sum(one.seconds for one in rest):
         ideal = sum(one.at_peak for one in rest)
-        rows.append((f"{len(rest)} others", "several", others, others / step, ideal, ideal / others))
-    every, first = sum(one.seconds for one in found), found[0]
+        rows.append((f"others ({len(rest)})", "several", others, others / step, ideal, ideal / others))
     products = [one for one in found if one.kind == "matrix product"]
     reached = sum(one.at_peak for one in products) / max(sum(one.seconds for one in products), 1e-30)
     moved = sum(one.seconds for one in found if one.kind == "memory-bound")

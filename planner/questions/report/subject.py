@@ -22,6 +22,16 @@ ALTERNATIVES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What the costs are of."""
+
+    tokens: float = TERA
+    """To train on."""
+    price: float | None = None
+    """USD per GPU-hour; None = the first of the profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """One plan, priced with the profile and the cost model of now."""
 
@@ -41,7 +51,7 @@ class Subject:
     landscape: Landscape
     rates: Rates
     costs: Costs
-    """Of a trillion tokens."""
+    """Of all tokens of the user's budget."""
 
     @property
     def is_best(self) -> bool:
@@ -54,15 +64,18 @@ class Subject:
         return self.priced.estimate
 
 
-def subject_of(plan: Plan) -> Subject:
-    """Price a plan again and look at the layouts around it. Raises PlannerError when its layout is not legal."""
+def subject_of(plan: Plan, spending: Spending) -> Subject:
+    """Price a plan again, look at the layouts around it and count what it costs.
+
+    Raises PlannerError when its layout is not legal.
+    """
     resolved = resolved_of(plan)
     job = resolved.job
     check(job, plan.layout)
     priced = price(job, plan.layout)
     found = priced.estimate
     finding = search(job, Pins(), ALTERNATIVES)
-    rates = rates_of(job.cluster.hardware)
+    rates = rates_of(job.cluster.hardware, price=spending.price)
     return Subject(
         plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind)),
         stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced,
@@ -70,6 +83,6 @@ def subject_of(plan: Plan) -> Subject:
         finding=finding, landscape=landscape(job, plan.layout, found, finding), rates=rates,
         costs=costs(
             rates, num_gpus=plan.num_gpus, step_time_s=float(found.step_time[0]), tokens_per_step=job.workload.tokens,
-            tokens=TERA,
+            tokens=spending.tokens,
         ),
     )  # fmt: skip

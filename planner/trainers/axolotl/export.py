@@ -29,8 +29,8 @@ def _context_refusals(job: ExportJob) -> list[str]:
     layout, found = job.layout, []
     if library_trainer(job.plan.trainer) != "axolotl":
         found.append(
-            f"cp {layout.cp} with trainer {job.trainer.name}: axolotl cuts a sequence in contiguous pieces, of which the last has most"
-            " to attend to, and only trainer axolotl prices that; plan for it, or use cp 1"
+            f"cp {layout.cp} with trainer {job.trainer.name}: axolotl cuts a sequence in contiguous pieces, of which the last"
+            " has most to attend to, and only trainer axolotl prices that; plan for it, or use cp 1"
         )
     if layout.micro_batch_size > 1:
         found.append(

@@ -122,11 +122,16 @@ def _train_job(job: ExportJob, rendered: Rendered, run: str, files: dict[str, st
         "data": {keys[file]: text for file, text in files.items()},
     }  # fmt: skip
     more = f"and the values of {', '.join(rendered.needed)}" if rendered.needed else "nothing else"
+    network = (
+        "# Network: add the cards of InfiniBand or RoCE below spec.trainer.resourcesPerNode, limits and requests, by the name\n"
+        "# that this cluster's device plugin gives them (kubectl describe node shows it: rdma/ib, nvidia.com/hostdev,\n"
+        "# vpc.amazonaws.com/efa, ...); without them NCCL sends over TCP, which the plan was not priced with.\n"
+    )
     return (
         f"# Submit: kubectl apply -f {run}.trainjob.yaml\n"
         f"# Before: set spec.trainer.image to an image with the trainer (below it is not a legal name), {more}.\n"
         "# A runtime other than the cluster's torch-distributed goes into spec.runtimeRef.\n"
-        f"{yaml_blocks(config)}---\n{yaml_blocks(task)}"
+        f"{network if job.num_nodes > 1 else ''}{yaml_blocks(config)}---\n{yaml_blocks(task)}"
     )
 
 

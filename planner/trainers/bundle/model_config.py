@@ -24,15 +24,22 @@ _OF_KIND = {
 
 def model_config(model: ModelSpec) -> dict[str, Any] | None:
     """The config.json that describes exactly this model; None when no family of transformers known here does."""
-    sizes = _sizes(model)
+    sizes = _sizes(model, _scaled(model))
     return sizes and sizes | constant_keys(model, sizes["model_type"])
 
 
+def _scaled(model: ModelSpec) -> bool | None:
+    """Whether it is of Gemma's families, which alone scale embeddings; None where its constants are not known."""
+    return model.constants.scaled_embedding if model.constants else None
+
+
 @lru_cache(maxsize=64)
-def _sizes(model: ModelSpec) -> dict[str, Any] | None:
-    """Without its constants, of which equal models may have different ones."""
+def _sizes(model: ModelSpec, scaled: bool | None) -> dict[str, Any] | None:
+    """Without its constants, of which equal models may have different ones. ``scaled``: of ``_scaled``."""
     wanted = _architecture(model)
     for kind, keys in yaml_from("bundle", "families.yaml.j2", {"m": model}).items():
+        if scaled is not None and scaled != kind.startswith("gemma"):
+            continue
         config = {"architectures": [keys.pop("class")], "model_type": kind, "dtype": "bfloat16", **keys}
         try:
             if _architecture(from_hugging_face(config)) == wanted:
@@ -50,7 +57,7 @@ def config_file(job: ExportJob) -> str:
 
 def family(model: ModelSpec) -> str | None:
     """Name of the family (model_type); None as for model_config."""
-    config = _sizes(model)
+    config = _sizes(model, _scaled(model))
     return None if config is None else str(config["model_type"])
 
 
@@ -67,6 +74,10 @@ def constant_keys(model: ModelSpec, kind: str) -> dict[str, Any]:
             found["rope_scaling"] = {_SCALING.get(name, name): value for name, value in said.items() if value is False or value}
         found |= {"partial_rotary_factor": known.rotary_fraction} if known.rotary_fraction < 1 else {}
         found |= {"rope_local_base_freq": known.local_rope_theta} if known.local_rope_theta else {}
+    if kind.startswith("gemma"):
+        scales = {"query_pre_attn_scalar": known.query_scale, "attn_logit_softcapping": known.attention_softcap,
+                  "final_logit_softcapping": known.logit_softcap}  # fmt: skip
+        found |= {name: value for name, value in scales.items() if value}
     if known.router and kind in ("qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"):
         found["norm_topk_prob"] = known.router.normalised
     if known.router and kind in ("deepseek_v2", "deepseek_v3", "glm4_moe"):

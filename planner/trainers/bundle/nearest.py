@@ -28,6 +28,20 @@ LEAST_IMPORTANT = (
 
 def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
     """Raise PlannerError with every reason why the target cannot run the plan as it was priced, and the nearest one it can."""
+    reasons = refusals_of(target, job)
+    if not reasons:
+        return
+    message = f"{target.name} cannot run this plan: {'; '.join(reasons)}"
+    found = nearest(target, job)
+    if found is None:
+        raise PlannerError(f"{message}. No layout of this job is one that {target.name} runs; choose another target")
+    raise PlannerError(
+        f"{message}. The nearest plan that it runs {describe(job, found)}; to get it:\n  {command(job, found, file)}"
+    )
+
+
+def refusals_of(target: Target, job: ExportJob) -> list[str]:
+    """Every reason why the target cannot run the plan as it was priced. Raises PlannerError where no layout would change that."""
     reasons = []
     if job.workload.image_tokens or job.workload.trains_images:
         raise PlannerError(
@@ -46,16 +60,7 @@ def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
     reasons += target.refusals(job)
     if spelled(job.plan.trainer)[0] != trainer and trainer in library.names("trainers"):
         reasons += _unwritten(target, job, trainer)
-    reasons += _unwritten_options(target, job)
-    if not reasons:
-        return
-    message = f"{target.name} cannot run this plan: {'; '.join(reasons)}"
-    found = nearest(target, job)
-    if found is None:
-        raise PlannerError(f"{message}. No layout of this job is one that {target.name} runs; choose another target")
-    raise PlannerError(
-        f"{message}. The nearest plan that it runs {describe(job, found)}; to get it:\n  {command(job, found, file)}"
-    )
+    return reasons + _unwritten_options(target, job)
 
 
 def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:

@@ -120,7 +120,7 @@ def attention(m: ModelSpec) -> Fields:
     if m.attention_sinks:
         fields["softmax_type"] = "learnable"
     if m.window:
-        fields["window_size"] = (m.window, 0)
+        fields["window_size"] = (m.window - 1, 0)  # tokens before the own one  [gpt_oss_bridge.py]
         if m.num_windowed_layers < m.num_layers:
             fields["window_attn_skip_freq"] = window_pattern(m.num_layers, m.num_windowed_layers)
     return fields

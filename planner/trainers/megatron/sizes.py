@@ -241,12 +241,12 @@ def _moe_layers(found: Arguments, layers: int) -> tuple[int, int]:
 
 
 def _window(found: Arguments, layers: int) -> tuple[int, int]:
-    """(tokens, layers that have it)."""
+    """(tokens with the own one, which the flag does not count, layers that have it)."""
     given = found.get("window_size")
     if given in (None, True):
         return 0, 0
     first = re.match(r"\W*(\d{1,15})\b(?!\.)", ",".join(given) if isinstance(given, list) else str(given))
-    size = whole_number(int(first.group(1)) if first else given, f"{found.where}: window_size", least=0)
+    size = whole_number(int(first.group(1)) if first else given, f"{found.where}: window_size", least=0) + 1
     if found.get("window_attn_skip_freq") is None:
         return size, layers
     flags = _pattern(found, "window_attn_skip_freq")

@@ -5,6 +5,7 @@ from planner.trainers.bundle.quoting import Expression, filled_text, python_fiel
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.export import SMOKE_STEPS, header, smoke_batch
+from planner.trainers.megatron_bridge import gemma
 from planner.workload import LOW_PRECISIONS
 
 ACTIVATIONS = {"silu": "F.silu", "gelu": "F.gelu", "relu": "F.relu", "relu2": "squared_relu"}
@@ -42,6 +43,9 @@ def model_fields(job: ExportJob) -> mcore.Fields:
         fields["bias_dropout_fusion"] = False
     if m.mtp_layers:
         fields |= {"mtp_num_layers": m.mtp_layers, "mtp_enabled": True}
+    if gemma.generation(m):
+        fields |= gemma.fields(m)
+        fields = {name: value for name, value in fields.items() if value is not None}
     return {name: value for name, value in fields.items() if name not in FLAGS_ONLY}
 
 
@@ -97,6 +101,7 @@ def container_fields(job: ExportJob) -> mcore.Fields:
 
 def _program(job: ExportJob) -> str:
     provider = ("MLAModelProvider", "mla_provider") if job.model.is_mla else ("GPTModelProvider", "gpt_provider")
+    provider = gemma.PROVIDERS.get(gemma.generation(job.model), provider)
     return filled_text(
         job, "megatron_bridge/bridge_config.txt", provider=provider[0], module=provider[1], header=header(job),
         fields=python_fields({**model_fields(job), **parallel_fields(job)}, 8),
@@ -107,7 +112,10 @@ def _program(job: ExportJob) -> str:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-Bridge cannot run, with its rule."""
-    return mcore.refusals(job, "Megatron-Bridge", OPTIMIZERS)
+    found = mcore.refusals(job, "Megatron-Bridge", OPTIMIZERS)
+    if gemma.generation(job.model):
+        found = [one for one in found if "norms per layer" not in one]
+    return found + gemma.refusals(job)
 
 
 def render(job: ExportJob) -> Rendered:

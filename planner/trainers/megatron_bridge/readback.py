@@ -12,9 +12,9 @@ from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
 from planner.trainers.megatron_bridge.recipes import functions, published, script_settings, settings_of
 from planner.trainers.reading.commands import launched
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import percent, quotient, read_text
@@ -38,19 +38,21 @@ def read(path: Path, said: Given) -> Reading:
         tree = library.parse_python(read_text(path), str(path))
         if "distill" in path.stem or "prune" in path.stem:
             raise PlannerError(f"{path}: distillation and pruning are not modelled")
-        return _parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
+        return parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}), said=said)
-    name = str(named.get("recipe") or "")
+    called = named.get("recipe")
+    name = str(called[0] if isinstance(called, list) and called else called or "")
+    if not name and said.questions:  # its variable is asked for
+        name = next(iter(known))
     if not name:
         raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")
     if name not in known:
-        near = ", ".join(nearest_first(name, known)[:3])
-        raise PlannerError(
-            f"{path}: recipe {shown(name)} is not among the published ones that are known (nearest: {near}); import its file"
-        )
-    return _parse(path, said, {**known[name], **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+        about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
+        said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
+    base = known.get(name, {"model.hf": ""})
+    return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -66,42 +68,51 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
     if asked is not None and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
     if len(recipes) > 1 and asked is None:
-        raise PlannerError(f"{path}: it has {len(recipes)} recipes; say --set recipe=NAME, like {', '.join(recipes[:4])}")
+        needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
+        ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
         return script_settings(tree, known)
     return settings_of(tree, asked or recipes[0], known)
 
 
-def _parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None) -> Reading:
+def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",
+          notes: tuple[str, ...] = ()) -> Reading:  # fmt: skip
+    """The job that the settings of a recipe describe, of Megatron-Bridge or of NeMo before it. Raises PlannerError."""
     for name in list(said.settings):
-        if "." in name:
+        if "." in name or name in settings:
             settings[name] = parsed(str(said.setting(name)))
-    given = Settings(path, settings)
+    given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
-    model, notes = named_model(hf, path) if hf else (None, ())
+    model, noted = named_model(hf, path) if hf else (None, ())
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
-    if not given.data.get("model.tensor_model_parallel_size") and not hf:
+    if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
     fields = _layout(given)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
     fields["micro_batch_size"] = micro
+    split = fields["tp"] * fields["cp"] * fields["pp"]
+    if gpus is not None and gpus % split and said.num_gpus is None:
+        given.ask(Question(name="--gpus N", about=f"{gpus} by the file, which tp x pp x cp = {split} does not divide"))
+        gpus = None
     if gpus is not None:
-        dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{path}: GPUs by the degrees")
+        dp = quotient(gpus, split, f"{path}: GPUs by the degrees")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{path}: global_batch_size by micro batches")}
     peft = given.get("peft")
     if peft not in (None, "lora", "LoRA", "none", "None"):
         raise PlannerError(f"{path}: peft is {shown(peft)}, which is not modelled; lora is")
     adapters = peft in ("lora", "LoRA")
+    for name in ("dim", "target_modules", "dropout"):
+        settings.setdefault(f"peft.{name}", None)
     length = given.number("model.seq_length") or given.number("dataset.seq_length")
     given.get("dataset.seq_length")
     return Reading(
-        trainer=_trainer(given), fields=fields, model=model, model_name=hf, num_gpus=gpus, global_batch_size=batch,
+        trainer=_trainer(given, trainer), fields=fields, model=model, model_name=hf, num_gpus=gpus, global_batch_size=batch,
         sequence_length=length, precision=_precision(given), optimizer=_optimizer(given),
         lora_rank=given.size("peft.dim", 32) if adapters else 0,
         lora_targets=_targets(given) if adapters else "all",
         frozen_weights="bf16" if adapters else None,
-        unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=notes,
+        unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=(*noted, *notes),
     )  # fmt: skip
 
 
@@ -148,7 +159,7 @@ def _recompute(given: Settings) -> dict[str, int]:
     return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
 
 
-def _trainer(given: Settings) -> str:
+def _trainer(given: Settings, trainer: str) -> str:
     flex = given.get("model.moe_token_dispatcher_type") == "flex"
     backend = str(given.get("model.moe_flex_dispatcher_backend", "deepep"))
     options = {
@@ -158,7 +169,12 @@ def _trainer(given: Settings) -> str:
         "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
         "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
     }  # fmt: skip
-    return spell("megatron-bridge", options)
+    if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
+        usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
+        options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
+        if given.above_zero("peft.dropout") and given.get("peft"):
+            options["adapter_dropout"] = "on"
+    return spell(trainer, options)
 
 
 def _precision(given: Settings) -> str:

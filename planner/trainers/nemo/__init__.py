@@ -1,1 +1,9 @@
 """NeMo 1 and 2."""
+
+PLACE = 62
+READ_FIRST = True
+FORM = (
+    "py ipynb sh bash slurm sbatch yaml yml",
+    r"\bnemo\s+llm\s+(pretrain|finetune)\b|from nemo\.collections(\.| import )|import nemo\.collections"
+    r"|^\s*(mcore_gpt|megatron_amp_O2|encoder_seq_length|activations_checkpoint_granularity)\s*:",
+)

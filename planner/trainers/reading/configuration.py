@@ -80,7 +80,9 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError, one
     sentence with all that neither says."""
     values = {name: said.get(name) or getattr(reading, name) for name in SAID}
-    questions = [*reading.questions, *(_needed(name, reading) for name in NEEDED if values[name] is None)]
+    asked = [one.name for one in reading.questions]
+    missing = [_needed(name, reading) for name in NEEDED if values[name] is None]
+    questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
     if questions:
         ask("the configuration", questions)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))

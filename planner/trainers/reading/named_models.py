@@ -33,7 +33,7 @@ def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...
 def preset_of(name: str) -> str | None:
     """The preset whose name, alias or repository this is, whoever uploaded it, once the endings of variants are cut off."""
     asked = name.strip("/").rpartition("/")[2].lower().replace("_", "-")
-    while asked:
+    while asked and len(asked) <= 200:
         for one in (asked, asked.removeprefix("meta-"), _PART.sub("", asked)):
             if (preset := preset_named(one) or _known().get(one)) is not None:
                 return preset

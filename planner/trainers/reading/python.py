@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class _Bound:
     line: int
     sure: bool
     """It stands under no condition and in no loop."""
+    home: _Function | None
 
 
 @dataclass
@@ -58,7 +60,8 @@ class Script:
         self._home: dict[int, _Function | None] = {}
         self._names: dict[tuple[int, str], list[_Bound]] = {}
         self._attributes: dict[str, list[_Bound]] = {}
-        self._functions: dict[str, _Function] = {}
+        self.functions: dict[str, _Function] = {}
+        self.only: tuple[str, ...] | None = None
         self._fields: dict[str, list[ast.expr | None]] = {}
         self._options: dict[str, ast.Call] = {}
         self._calls: dict[str, list[ast.Call]] = {}
@@ -70,7 +73,7 @@ class Script:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with such a last name, in the order of the text."""
-        found = [call for name in names for call in self._calls.get(name, [])]
+        found = [call for name in names for call in self._calls.get(name, []) if self._counts(self._home[id(call)])]
         return sorted(found, key=lambda one: (one.lineno, one.col_offset))
 
     def keywords(self, call: ast.Call) -> dict[str, Any]:
@@ -88,17 +91,42 @@ class Script:
 
     def value(self, node: ast.expr) -> Any:
         """A value; a text with a gap, named as --set answers it, where the text does not say it."""
+        return self._within(partial(self._value, node))
+
+    def _within(self, function: Callable[[], Any]) -> Any:
+        """A value that costs no more than it may."""
         self._steps = 0
         try:
-            return self._value(node)
+            return function()
         except RecursionError:
             return gap([UNNAMED])
 
-    def assigned(self, suffix: str) -> list[tuple[str, Any]]:
-        """(place, value) of assignments to attributes whose dotted place ends like this, in order."""
-        named = [(place, one) for place, some in self._attributes.items() if place.endswith(suffix) for one in some]
-        ordered = sorted(named, key=lambda one: one[1].line)
-        return [(place, self.value(one.value)) for place, one in ordered if one.value is not None]
+    def places(self, root: str | None = None) -> dict[str, Any]:
+        """Values of the attributes that are assigned, by their dotted places without the first name; ``root``: only of that name.
+        One that only a condition sets is a gap, unless it is None there."""
+        found: dict[str, Any] = {}
+        for place, every in self._attributes.items():
+            some = [one for one in every if self._counts(one.home)]
+            first, _, rest = place.partition(".")
+            if rest and some and root in (None, first):
+                name = rest.rpartition(".")[2]
+                value = self._within(partial(self._decided, some, name))
+                found[rest] = value if some[-1].sure or value is None else gap([name])
+        return found
+
+    def _counts(self, home: _Function | None) -> bool:
+        """Whether what stands in a function is looked at: in those that ``only`` names, '' for the module, or in all."""
+        return self.only is None or (home.name if home else "") in self.only
+
+    def built(self, name: str) -> list[ast.Call]:
+        """Calls of a class by its last name, and those that only name it first: run.Config(Class, ...)."""
+        late = [one for one in self.calls("Config", "Partial") if one.args and last_name(one.args[0]) == name]
+        return sorted([*self.calls(name), *late], key=lambda one: (one.lineno, one.col_offset))
+
+    def names_used(self) -> list[str]:
+        """Last names of all names and attributes, in the order of the text."""
+        nodes = [one for one in ast.walk(self.tree) if isinstance(one, ast.Name | ast.Attribute)]
+        return [last_name(one) for one in sorted(nodes, key=lambda one: (one.lineno, one.col_offset))]
 
     # ----------------------------------------------------------------------------------------------------------- the tree
 
@@ -117,12 +145,12 @@ class Script:
 
     def _note(self, node: ast.AST, home: _Function | None, sure: bool) -> None:
         if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+            name = last_name(node.func)
             self._calls.setdefault(name, []).append(node)
             if name == "add_argument":
                 self._options |= dict.fromkeys(option_names(node), node)
         elif isinstance(node, _Function):
-            self._functions[node.name] = node
+            self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
@@ -130,7 +158,7 @@ class Script:
                 elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
                     self._fields.setdefault(one.targets[0].id, []).append(one.value)
         for target, value in targets(node):
-            bound = _Bound(value, node.lineno if isinstance(node, ast.stmt) else 0, sure)
+            bound = _Bound(value, node.lineno if isinstance(node, ast.stmt) else 0, sure, home)
             if isinstance(target, ast.Name):
                 self._names.setdefault((id(home), target.id), []).append(bound)
             elif isinstance(target, ast.Attribute):
@@ -194,9 +222,12 @@ class Script:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
+        calls = self._calls.get(function.name, [])
+        if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
+            rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
+            return ({str(one.arg): self._value(one.value) for one in rest},)
         if name not in names:
             return None
-        calls = self._calls.get(function.name, [])
         if len(calls) == 1:
             given = next((one.value for one in calls[0].keywords if one.arg == name), None)
             place = names.index(name)
@@ -336,3 +367,8 @@ class Script:
 def _called(value: Any, name: str) -> Any:
     """A value whose gap, where it has no name of its own, is called by its keyword."""
     return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value
+
+
+def last_name(node: ast.AST) -> str:
+    """The last part of a dotted name."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))

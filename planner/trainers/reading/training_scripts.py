@@ -70,6 +70,11 @@ def _require_training(script: Script) -> None:
     if not ours and others:
         name = getattr(others[0].func, "id", getattr(others[0].func, "attr", ""))
         raise PlannerError(f"{script.path}: {FOREIGN[name]} is not modelled; supervised fine-tuning and DPO are")
+    for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
+        root = (node.module or "").partition(".")[0]
+        taken = [one.name for one in node.names if one.name in TRAINERS]
+        if taken and not node.level and root not in ("trl", "transformers", "unsloth", "unsloth_zoo"):
+            raise PlannerError(f"{script.path}: {taken[0]} of {root} is not the one of TRL or transformers")
     if not script.calls(*CONFIGS):
         if script.calls("HfArgumentParser", "TrlParser"):
             raise PlannerError(

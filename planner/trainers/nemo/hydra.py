@@ -1,0 +1,160 @@
+"""NeMo 1, its launcher and NeMo-Aligner: the section ``model`` of their YAML as arguments of Megatron-LM, which NeMo runs."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError, shown
+from planner.trainer import load_trainer
+from planner.trainer_options import spell
+from planner.trainers.megatron.arguments import ask_for, of_mapping
+from planner.trainers.megatron.readback import reading_of
+from planner.trainers.nemo.places import preset_of_recipe
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.fine_tuning import adapter_targets
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.interpolation import resolved
+from planner.trainers.reading.named_models import named_model
+from planner.trainers.reading.settings import Settings, file_settings
+
+SAME = (
+    "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size", "expert_tensor_parallel_size", "max_position_embeddings", "num_layers", "hidden_size",
+    "ffn_hidden_size", "num_attention_heads", "kv_channels", "hidden_dropout", "attention_dropout", "position_embedding_type",
+    "sequence_parallel", "moe_router_topk", "moe_grouped_gemm", "make_vocab_size_divisible_by",
+)  # fmt: skip
+"""Keys that Megatron-LM calls the same."""
+OTHER = {
+    "encoder_seq_length": "seq_length", "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "activations_checkpoint_granularity": "recompute_granularity", "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers", "num_moe_experts": "num_experts", "qkv_bias": "add_qkv_bias",
+    "ub_tp_comm_overlap": "tp_comm_overlap", "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}  # fmt: skip
+"""Keys that it calls otherwise."""
+ACTIVATIONS = {"swiglu": "swiglu", "geglu": "quick_geglu", "squared-relu": "squared_relu"}
+DISTRIBUTED = ("distributed_fused_adam", "mcore_distributed_optim")
+FOREIGN = re.compile(
+    r"(bert|t5|ul2|retro|bart|griffin|mamba|jamba|hyena|siglip|clip|vit|diffusion|neva|speechllm|salm|distill|prune|ptq|quantization|inference"
+    r"|reward|_rm|ppo|grpo|reinforce|rloo|kto|spin|self_taught|critic)(?![a-z])"
+)
+"""Words in the name of a file or of a job whose training is another one."""
+READ = re.compile(
+    r"model\.(seed|tokenizer\..*|data\..*|optim\..*|nsys_profile\..*|native_amp_\w+|init_method_std|use_scaled_init_method|normalization"
+    r"|layernorm_epsilon|do_layer_norm_weight_decay|p(re|ost)_process|persist_layer_norm|bias\w*|activation|headscale|transformer_\w+"
+    r"|openai_gelu|normalize_attention_scores|rotary_\w+|attention_type|share_\w+|\w*p2p_comm|num_query_groups|grad_\w+|gradient_\w+"
+    r"|masked_\w+|get_attention_\w+|apply_\w+|resume_\w+|use_cpu_\w+|onnx_safe|apex_\w+|sync_batch_comm|fp8\w*|reduce_amax|use_emha"
+    r"|mcore_\w+|megatron_amp_O2|hysteresis|name|use_flash_attention|defer_\w+|ub_\w+|overlap_\w+|batch_p2p|restore_from_path|save_\w+"
+    r"|answer_only_loss|peft\..*|fsdp\w*|wgrad_deferral_limit|seq_len_interpolation_factor|dist_ckpt_\w+|hidden_size|precision|dpo\..*"
+    r"|sft\..*|nccl_\w+|sharp|gc_interval|virtual_pipeline_model_parallel_size|activations_checkpoint_(granularity|method|num_layers)"
+    r"|use_te_\w+|expert_\w+|encoder_seq_length|num_moe_experts|qkv_bias|attention_\w+|ffn_dropout|kv_channels|moe_aux_\w+|tp_comm_\w+"
+    r"|transformer_engine|external_cuda_graph_off|cpu_offloading_\w+|megatron_timer_kwargs\..*|dynamic_\w+|loss_mask|log_\w+|make_vocab\w+|load_\w+|mup\w*)"
+)
+"""Keys that are read here, or that change neither time nor memory."""
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError, OpenQuestionsError for what it does not say."""
+    given = Settings(path, resolved(said.filled(file_settings(path, "a configuration of NeMo"))), said=said)
+    name = f"{path.stem} {given.data.get('name', '')}".lower()
+    if (other := FOREIGN.search(name)) is not None:
+        word = other[1].strip("_")
+        raise PlannerError(f"{path}: {word} in its name: only the training of GPT models, SFT, LoRA and DPO are read")
+    model, trainer = given.section("model"), given.section("trainer")
+    if not {"tensor_model_parallel_size", "micro_batch_size", "encoder_seq_length"} & model.data.keys():
+        raise PlannerError(f"{path}: its section model has no sizes of a training with Megatron")
+    if model.flag("fsdp"):
+        raise PlannerError(f"{path}: model.fsdp is torch's FSDP over NeMo's layers, which is not read; --set model.fsdp=false")
+    found = of_mapping(_arguments(model, trainer), str(path), said)
+    for key, value in list(found.items()):
+        if value == "???":
+            del found[key]
+            if not key.startswith("tokenizer"):
+                ask_for(found, key, (key,), None)
+    called = preset_of_recipe(str(given.get("run.name") or path.stem).replace("megatron_", "").replace("_config", ""))
+    if called is not None:
+        found["tokenizer_model"] = called  # its vocabulary, where it has these sizes
+    devices, nodes = (trainer.get(one) for one in ("devices", "num_nodes"))
+    sure = all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (devices, nodes))
+    found.num_gpus = devices * nodes if sure and devices * nodes > 1 else None  # 1 x 1 is what examples say for 'as you like'
+    if said.model is None and not found.get("num_layers"):
+        label = model.label("restore_from_path") or given.section("pretrained_checkpoint").label("restore_from_path")
+        named, _ = named_model(re.sub(r"\.nemo$", "", label.rpartition("/")[2]), path)
+        if named is not None:
+            said = dataclasses.replace(said, model=named)
+    return _with_nemo(given, reading_of(found, said), path)
+
+
+def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
+    """Arguments of Megatron-LM."""
+    found = {name: model.get(name) for name in SAME} | {to: model.get(name) for name, to in OTHER.items()}
+    data = model.section("data").section("train_ds")
+    for name in ("micro_batch_size", "global_batch_size"):
+        found[name] = data.get(name) or found[name]
+    found["seq_length"] = data.get("max_seq_length") or found["seq_length"]
+    groups, activation = model.get("num_query_groups"), str(model.get("activation", "gelu")).removeprefix("fast-")
+    if groups is not None and groups != model.get("num_attention_heads"):
+        found |= {"group_query_attention": True, "num_query_groups": groups}
+    if activation in ACTIVATIONS:
+        found[ACTIVATIONS[activation]] = True
+    elif activation not in ("gelu", "openai-gelu", "quick-gelu"):
+        raise PlannerError(f"{model.where('activation')} is {shown(activation)}; a plan knows gelu, {', '.join(ACTIVATIONS)}")
+    if found["recompute_method"] == "block" and not found["recompute_num_layers"]:
+        found["recompute_granularity"] = found["recompute_method"] = None  # full, of no layer
+    found["normalization"] = "RMSNorm" if "rms" in str(model.get("normalization", "layernorm")).lower() else "LayerNorm"
+    found["disable_bias_linear"] = not model.flag("bias", True)
+    found["untie_embeddings_and_output_weights"] = not model.flag("share_embeddings_and_output_weights", True)
+    precision = str(trainer.get("precision", 32)).lower()
+    found |= {"bf16": precision.startswith("bf16"), "fp16": precision.startswith("16")}
+    if model.flag("fp8"):
+        found |= {"fp8": "hybrid", "fp8_recipe": "delayed"}
+    optim, tokenizer = model.section("optim"), model.section("tokenizer")
+    found["use_distributed_optimizer"] = str(optim.get("name", "fused_adam")) in DISTRIBUTED
+    if str(optim.get("grad_sync_dtype", "")) in ("bf16", "bfloat16"):
+        found["grad_reduce_in_bf16"] = True
+    found |= {"tokenizer_type": tokenizer.get("type"), "tokenizer_model": tokenizer.get("model"), "optimizer": _optimizer(optim)}
+    if model.get("restore_from_path") or data.data:  # the model's own file says it, and models of today have none
+        found = {"hidden_dropout": 0.0, "attention_dropout": 0.0} | {name: one for name, one in found.items() if one is not None}
+    return {name: value for name, value in found.items() if value is not None and value is not False}
+
+
+def _optimizer(optim: Settings) -> str:
+    name = str(optim.get("name", "fused_adam"))
+    if name not in (*DISTRIBUTED, "fused_adam", "megatron_fused_adam", "adam", "adamw"):
+        raise PlannerError(f"{optim.where('name')} is {shown(name)}, which is not modelled; say --set model.optim.name=fused_adam")
+    return "adam"
+
+
+def _with_nemo(given: Settings, found: Reading, path: Path) -> Reading:
+    """The reading under NeMo's profile, with adapters and the objective."""
+    _, _, spelled = found.trainer.partition("+")
+    options = dict(one.partition("=")[::2] for one in spelled.split("+") if one)
+    model = given.section("model")
+    low = str(model.section("optim").get("grad_sync_dtype", "")) in ("bf16", "bfloat16")
+    options["gradient_dtype"] = "bf16" if low else "fp32"
+    options.pop("gradient_overlap", None)  # a habit of NeMo, unless it says no
+    if model.section("optim").get("overlap_grad_sync") is False:
+        options["gradient_overlap"] = "off"
+    peft = model.section("peft")
+    scheme = str(peft.get("peft_scheme", "none")).lower()
+    if scheme not in ("none", "lora", "null"):
+        raise PlannerError(
+            f"{peft.where('peft_scheme')} is {shown(scheme)}, which is not modelled; say --set model.peft.peft_scheme=lora or =null"
+        )
+    lora, adapters = peft.section("lora_tuning"), scheme == "lora"
+    if adapters and lora.above_zero("adapter_dropout"):
+        options["adapter_dropout"] = "on"
+    known = load_trainer("nemo").choices.options
+    trainer = spell("nemo", {name: value for name, value in options.items() if value in known.get(name, ())})
+    notes = found.notes
+    if not model.flag("megatron_amp_O2") and found.precision in ("bf16", "fp16") and "megatron_amp_O2" in model.data:
+        notes = (*notes, "megatron_amp_O2 is false: autocast over fp32 weights, priced like 16-bit weights with an fp32 copy")
+    for name in (*SAME, *OTHER):
+        model.get(name)
+    unread = (*found.unread, *(one for one in model.left() if not READ.fullmatch(one.split(" = ")[0])))
+    return dataclasses.replace(
+        found, trainer=trainer, notes=notes, unread=unread, objective="dpo" if "dpo" in path.stem or "dpo" in model.data else "lm",
+        lora_rank=lora.size("adapter_dim", 32) if adapters else 0, frozen_weights="bf16" if adapters else None,
+        lora_targets=adapter_targets(lora.get("target_modules", ["attention_qkv"])) if adapters else "all",
+    )  # fmt: skip

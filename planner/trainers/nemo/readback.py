@@ -1,0 +1,200 @@
+"""NeMo 2: scripts and notebooks that start a recipe and change it, or build strategy, trainer and data themselves, recipes, and the
+commands of its CLI. NeMo 1, NeMo-Aligner and the launcher: their YAML."""
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner import library
+from planner.errors import PlannerError, shown
+from planner.trainers.megatron_bridge.readback import parse
+from planner.trainers.nemo import hydra
+from planner.trainers.nemo.places import SIZES, preset_of_class, preset_of_recipe, setting_of, with_precision
+from planner.trainers.reading.commands import launched
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.python import Script, last_name
+from planner.trainers.reading.settings import parsed
+from planner.trainers.reading.shell.text import gap, is_open, roots
+
+STARTS = ("pretrain_recipe", "finetune_recipe")
+ARGUMENTS = {
+    "num_nodes": "nodes", "num_gpus_per_node": "devices", "tensor_parallelism": "model.tensor_model_parallel_size",
+    "pipeline_parallelism": "model.pipeline_model_parallel_size", "context_parallelism": "model.context_parallel_size",
+    "virtual_pipeline_parallelism": "model.virtual_pipeline_model_parallel_size", "seq_length": "dataset.seq_length",
+    "sequence_parallelism": "model.sequence_parallel", "expert_parallelism": "model.expert_model_parallel_size",
+    "global_batch_size": "train.global_batch_size", "micro_batch_size": "train.micro_batch_size",
+}  # fmt: skip
+"""Arguments of recipes."""
+CLASSES = {
+    "MegatronStrategy": "trainer.strategy", "Trainer": "trainer", "MegatronMixedPrecision": "plugins",
+    "OptimizerConfig": "optim.config", "DistributedDataParallelConfig": "strategy.ddp", "LoRA": "peft",
+}  # fmt: skip
+"""Classes, and the places of a recipe where their arguments stand."""
+WORDS = {"pretrain": "pretrain", "finetune": "lora"}
+
+
+def read(path: Path, said: Given) -> Reading:
+    """The job of a file. Raises PlannerError."""
+    suffix = path.suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        return hydra.read(path, said)
+    if suffix in (".py", ".ipynb"):
+        settings, notes = _of_script(path, said)
+    else:
+        settings, notes = _of_command(path, said), ()
+    return _reading(path, said, settings, notes)
+
+
+def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:
+    settings = with_precision({name: value for name, value in settings.items() if value is not None})
+    sizes = [name for name in settings if SIZES.fullmatch(name)]
+    if sizes and said.model is None:
+        names = ", ".join(one.removeprefix("model.") for one in sizes[:3])
+        about = f"{names} make it a model of its own: a preset or a config.json like it"
+        said.questions.append(Question(name="--model NAME", about=about))
+    settings = {name: value for name, value in settings.items() if name not in sizes}
+    nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
+    known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
+    gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
+    settings.setdefault("model.hf", "")
+    if settings.get("dataset.seq_length") is not None:  # what a sample holds, whatever the model could take
+        settings.pop("model.seq_length", None)
+    return parse(path, said, settings, gpus, "nemo", notes)
+
+
+def _recipes() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = library.read_yaml(Path(__file__).with_name("recipes.yaml"))
+    return data
+
+
+def _published(path: Path, said: Given, name: str, start: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a recipe as it is called. Raises PlannerError for one that is not known."""
+    known = _recipes()
+    if name not in known:
+        raise PlannerError(f"{path}: recipe {shown(name)} is not among NeMo's recipes of language models that are known")
+    peft = given.get("peft_scheme", "lora")
+    if isinstance(peft, str) and is_open(peft):
+        said.questions.append(Question(name=roots(peft)[0], about="of peft_scheme", choices=("lora", "none")))
+        peft = "lora"
+    if start == "finetune" and peft not in ("lora", None, "none", "None"):
+        raise PlannerError(f"{path}: peft_scheme is {shown(peft)}, which is not modelled; lora and none are")
+    kind = "pretrain" if start == "pretrain" else "lora" if peft == "lora" else "full"
+    if kind not in known[name]:
+        has = ", ".join(known[name])
+        raise PlannerError(f"{path}: {start}_recipe of {name} has no {kind} training that is known; it has {has}")
+    fast = given.get("performance_mode") is True
+    found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
+    called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
+    return {"nodes": 1, "devices": 8, **found, **called}
+
+
+# ------------------------------------------------------------------------------------------------------------- Python
+
+
+def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+    script = Script(path, said)
+    if script.calls("HFAutoModelForCausalLM"):
+        raise PlannerError(f"{path}: HFAutoModelForCausalLM trains over FSDP, which is NeMo AutoModel's; import its YAML")
+    own = [name for name in STARTS if name in script.functions]
+    starts = [one for one in script.calls(*STARTS) if _module_of(script, one) and not own]
+    asked = said.setting("recipe")
+    if asked is not None:
+        starts = [one for one in starts if _module_of(script, one) == asked]
+    names = list(dict.fromkeys(_module_of(script, one) for one in starts))
+    if len(names) > 1:
+        ask(str(path), [Question(name="recipe", about=f"it starts {len(names)}", choices=tuple(names))])
+    found, notes = {}, []
+    if starts:
+        call = starts[0]
+        start = last_name(call.func).removesuffix("_recipe")
+        words = script.keywords(call)
+        found = _published(path, said, names[0], start, words)
+        notes += [f"what {one} gives the recipe is not read" for one in words if one.startswith("**")]
+        notes.append(f"recipe {names[0]}, {start}, as NeMo 2.5 publishes it")
+        if len(starts) > 1:
+            notes.append(f"of {len(starts)} calls of the recipe, the first is read (line {call.lineno})")
+    elif own:
+        script.only = ("pretrain_recipe", "trainer", "model", "")
+        notes.append("pretrain_recipe is read, without what performance_mode changes")
+    found |= _built(script, bool(starts))
+    if not found:
+        raise PlannerError(f"{path}: no recipe of NeMo 2 is started here, and no MegatronStrategy or data module is built")
+    model = next((preset for one in script.names_used() if (preset := preset_of_class(one)) is not None), None)
+    model = model or (preset_of_recipe(path.stem) if own else None)
+    if model is not None and (not starts or "model.hf" not in found):
+        found["model.hf"] = model
+    for place, value in script.places().items():
+        if (name := setting_of(place)) is not None and value is not None:
+            found[name] = gap([name]) if isinstance(value, str) and is_open(value) and name in found else value
+    found |= _factories(script)
+    if script.defaults:
+        notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
+    return found, tuple(notes)
+
+
+def _module_of(script: Script, call: ast.Call) -> str:
+    """The recipe that is started: llama3_8b of llm.llama3_8b.pretrain_recipe(), or of the import of the function."""
+    owner = getattr(call.func, "value", None)
+    if owner is not None:
+        return str(getattr(owner, "attr", getattr(owner, "id", "")))
+    for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
+        if any((one.asname or one.name) == getattr(call.func, "id", "") for one in node.names):
+            return (node.module or "").rpartition(".")[2]
+    return ""
+
+
+def _built(script: Script, started: bool) -> dict[str, Any]:
+    """Settings of the classes that the script builds itself, under the defaults of these classes where no recipe says more."""
+    found: dict[str, Any] = {}
+    for name, place in CLASSES.items():
+        for call in script.built(name)[:1]:
+            found |= _taken(place, script.keywords(call))
+            if name == "LoRA":
+                found["peft"] = "lora"
+            elif name == "OptimizerConfig" and not started:
+                found.setdefault("ddp.use_distributed_optimizer", False)
+    modules = [one for name in dict.fromkeys(script.names_used()) if name.endswith("DataModule") for one in script.built(name)]
+    for call in modules[:1]:
+        words = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8} | script.keywords(call)
+        found |= _taken("data", words)
+    if found and not started and not modules:
+        found |= {f"train.{one}": gap([one]) for one in ("global_batch_size", "micro_batch_size")}
+    return found
+
+
+def _taken(place: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in words.items() if isinstance(value, bool | int | float | str | list)}
+    return {setting: value for name, value in plain.items() if (setting := setting_of(f"{place}.{name}")) is not None}
+
+
+def _factories(script: Script) -> dict[str, Any]:
+    """What the functions of nemo.collections.llm.recipes.precision say by their names."""
+    names = [one for one in script.names_used() if re.fullmatch(r"\w*(bf16|fp16)(_with_\w+)?_mixed", one)]
+    return {"mixed_precision": names[-1]} if names else {}
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def _of_command(path: Path, said: Given) -> dict[str, Any]:
+    """nemo llm pretrain --factory llama3_8b trainer.num_nodes=2"""
+    found = launched(path, said, r"(?:\S*/)?nemo", "llm")
+    words = dict(one.partition("=")[::2] for one in found.words if "=" in one)
+    start = next((one for one in found.words if one in WORDS), "")
+    factory = str(found.settings.get("factory") or "")
+    name, _, arguments = factory.partition("(")
+    if not start or not re.fullmatch(r"\w+", name):
+        raise PlannerError(f"{path}: no 'nemo llm pretrain' or 'nemo llm finetune' with --factory RECIPE was found")
+    given = {key.strip(): parsed(value.strip().strip("'\"")) for key, mark, value in
+             (one.partition("=") for one in arguments.rstrip(")").split(",")) if mark}  # fmt: skip
+    settings = _published(path, said, name, start, given)
+    for place, value in words.items():
+        setting = setting_of(place)
+        if setting is not None:
+            settings[setting] = parsed(value)
+    return settings
+
+
