@@ -74,3 +74,23 @@ def test_a_settings_name_that_changes_memory_is_never_dropped(tmp_path: Path) ->
 )  # fmt: skip
 def test_names_of_the_hub_are_presets(name: str, preset: str | None) -> None:
     assert preset_of(name) == preset
+
+
+def test_no_script_is_executed(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    text = f"""
+import pathlib
+pathlib.Path({str(trap)!r}).touch()
+length = [pathlib.Path({str(trap)!r}).touch(), 512][1]
+trainer = SFTTrainer(model="Qwen/Qwen3-8B", args=SFTConfig(max_length=length, per_device_train_batch_size=10**10**10))
+"""
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(PlannerError, match="--set per_device_train_batch_size"):
+        to_plan(read(tmp_path / "train.py", None, Given(num_gpus=1)), {})
+    assert not trap.exists()
+
+
+def test_names_that_double_each_other_end(tmp_path: Path) -> None:
+    lines = ["x0 = 1", *(f"x{i + 1} = x{i} + x{i}" for i in range(200))]
+    (tmp_path / "train.py").write_text("\n".join([*lines, "t = SFTTrainer(model='m', args=SFTConfig(max_length=x200))"]))
+    assert [one.name for one in read(tmp_path / "train.py", None, Given(num_gpus=1)).questions] == ["max_length"]

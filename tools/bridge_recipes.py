@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from planner.trainers.megatron_bridge.recipes import DECISIVE, functions, settings_of
-from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.shell.text import is_open
 
 OUTPUT = Path(__file__).parents[1] / "planner" / "trainers" / "megatron_bridge" / "recipes.yaml"

@@ -7,6 +7,7 @@ of names and numbers. The planner itself never runs a recipe.
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import re
 import sys
 import types
@@ -155,7 +156,8 @@ def main(arguments: Sequence[str]) -> None:
     for path in sorted((folder / RECIPES.replace(".", "/")).glob("*.py")):
         if OTHER.search(path.name):
             continue
-        module, found = importlib.import_module(f"{RECIPES}.{path.stem}"), {}
+        module = importlib.import_module(f"{RECIPES}.{path.stem}")
+        found: dict[str, Any] = {}
         for kind, (name, given) in KINDS.items():
             function = getattr(module, name, None)
             if isinstance(function, types.FunctionType) and (one := settings(function, given)) is not None:

@@ -150,8 +150,9 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
     FILE holds arguments of Megatron-LM (a script, a YAML mapping, or a training log with its dump of arguments), a
     configuration of torchtitan (Python, TOML, JSON or a command line), DeepSpeed's JSON, nanotron's YAML, or a job of
     fine-tuning: LLaMA-Factory, axolotl, TRL and transformers with what they name of accelerate and DeepSpeed, ms-swift, torchtune,
-    LitGPT, NeMo AutoModel, NeMo-RL, verl, recipes of Megatron-Bridge with overrides. A script is followed, not run: variables,
-    defaults, arithmetic, branches. What decides time or memory and stands nowhere is asked for by name.
+    LitGPT, NeMo AutoModel, NeMo-RL, verl, recipes of Megatron-Bridge and NeMo 2 with overrides, NeMo 1, and Python scripts and
+    notebooks that build a trainer of TRL, transformers or unsloth. A script is followed, not run: variables, defaults,
+    arithmetic, branches. What decides time or memory and stands nowhere is asked for by name, in one sentence.
     Settings that a plan does not hold are listed. What is said with flags goes before what is read.
 
     \b
@@ -159,6 +160,7 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
       plan import train.sh --gpus 64 --hardware h100-sxm --output plan.yaml
       plan import train.sh --set MODEL_SIZE=13B --set PP_SIZE=8
       plan import qwen3_full_sft.yaml --gpus 8 --set deepspeed=zero3
+      plan import unsloth_notebook.ipynb --hardware l40s
       plan import sft/config.yaml --set accelerate=accelerate_configs/fsdp.yaml
       plan import slurm-1234.log --hardware a100-sxm-80gb
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096

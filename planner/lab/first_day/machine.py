@@ -48,14 +48,17 @@ def _torch(device: str) -> dict[str, Any]:
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     return found | {
         "nccl": _said(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
-        "gpus": [_said(partial(_gpu, torch.cuda.get_device_properties, number)) for number in range(count)],
+        "gpus": [_said(partial(_card, torch.cuda, number)) for number in range(count)],
         "peers": _said(lambda: f"{sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)} of {len(pairs)} pairs"),
     }
 
 
-def _gpu(properties: Callable[[int], Any], number: int) -> dict[str, Any]:
+def _card(cuda: Any, number: int) -> dict[str, Any]:
+    return _gpu(cuda.get_device_properties(number))
+
+
+def _gpu(card: Any) -> dict[str, Any]:
     """From the properties of a device; a build that lacks one of them has the name and the memory."""
-    card = properties(number)
     found = {"name": card.name, "memory_gib": round(card.total_memory / GIB, 2)}
     more = _said(lambda: {"capability": f"{card.major}.{card.minor}", "multiprocessors": card.multi_processor_count})
     return found | (more or {})

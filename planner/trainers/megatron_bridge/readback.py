@@ -12,9 +12,9 @@ from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
 from planner.trainers.megatron_bridge.recipes import functions, published, script_settings, settings_of
 from planner.trainers.reading.commands import launched
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import percent, quotient, read_text
@@ -42,15 +42,17 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}), said=said)
-    name = str(named.get("recipe") or "")
+    called = named.get("recipe")
+    name = str(called[0] if isinstance(called, list) and called else called or "")
+    if not name and said.questions:  # its variable is asked for
+        name = next(iter(known))
     if not name:
         raise PlannerError(f"{path}: this starts no recipe by its name; import the Python file of the recipe")
     if name not in known:
-        near = ", ".join(nearest_first(name, known)[:3])
-        raise PlannerError(
-            f"{path}: recipe {shown(name)} is not among the published ones that are known (nearest: {near}); import its file"
-        )
-    return parse(path, said, {**known[name], **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+        about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
+        said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
+    base = known.get(name, {"model.hf": ""})
+    return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +68,8 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
     if asked is not None and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
     if len(recipes) > 1 and asked is None:
-        raise PlannerError(f"{path}: it has {len(recipes)} recipes; say --set recipe=NAME, like {', '.join(recipes[:4])}")
+        needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
+        ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
         return script_settings(tree, known)
     return settings_of(tree, asked or recipes[0], known)
@@ -83,7 +86,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     model, noted = named_model(hf, path) if hf else (None, ())
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
-    if not given.data.get("model.tensor_model_parallel_size") and not hf and trainer != "nemo":
+    if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
     fields = _layout(given)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)

@@ -14,7 +14,7 @@ from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import SIZES, preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.python import Script, last_name
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell.text import gap, is_open, roots
@@ -105,12 +105,14 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
         starts = [one for one in starts if _module_of(script, one) == asked]
     names = list(dict.fromkeys(_module_of(script, one) for one in starts))
     if len(names) > 1:
-        raise PlannerError(f"{path}: it starts {len(names)} recipes; say --set recipe=NAME, one of {', '.join(names[:8])}")
+        ask(str(path), [Question(name="recipe", about=f"it starts {len(names)}", choices=tuple(names))])
     found, notes = {}, []
     if starts:
         call = starts[0]
         start = last_name(call.func).removesuffix("_recipe")
-        found = _published(path, said, names[0], start, script.keywords(call))
+        words = script.keywords(call)
+        found = _published(path, said, names[0], start, words)
+        notes += [f"what {one} gives the recipe is not read" for one in words if one.startswith("**")]
         notes.append(f"recipe {names[0]}, {start}, as NeMo 2.5 publishes it")
         if len(starts) > 1:
             notes.append(f"of {len(starts)} calls of the recipe, the first is read (line {call.lineno})")

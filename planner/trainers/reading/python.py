@@ -5,6 +5,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Script:
 
     def value(self, node: ast.expr) -> Any:
         """A value; a text with a gap, named as --set answers it, where the text does not say it."""
-        return self._within(lambda: self._value(node))
+        return self._within(partial(self._value, node))
 
     def _within(self, function: Callable[[], Any]) -> Any:
         """A value that costs no more than it may."""
@@ -109,7 +110,7 @@ class Script:
             first, _, rest = place.partition(".")
             if rest and some and root in (None, first):
                 name = rest.rpartition(".")[2]
-                value = self._within(lambda some=some, name=name: self._decided(some, name))
+                value = self._within(partial(self._decided, some, name))
                 found[rest] = value if some[-1].sure or value is None else gap([name])
         return found
 
@@ -221,9 +222,12 @@ class Script:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
+        calls = self._calls.get(function.name, [])
+        if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
+            rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
+            return ({str(one.arg): self._value(one.value) for one in rest},)
         if name not in names:
             return None
-        calls = self._calls.get(function.name, [])
         if len(calls) == 1:
             given = next((one.value for one in calls[0].keywords if one.arg == name), None)
             place = names.index(name)
