@@ -297,6 +297,31 @@ def test_a_program_of_its_own_is_asked_which_layers_it_adapts(tmp_path: Path) ->
     (tmp_path / "train.sh").write_text(plain.replace("2048", "2048 --tune_mm_mlp_adapter True"))
     with pytest.raises(PlannerError, match="tune_mm_mlp_adapter trains a part of the model"):
         read(tmp_path / "train.sh", None, Given())
+    (tmp_path / "train.sh").write_text(plain.replace("--lora_enable False --lora_r 64", "--lora_enable True --bits 4"))
+    with pytest.raises(OpenQuestionsError, match=r"--set lora_r=VALUE \(rank of the adapters of train.py\)"):
+        to_plan(read(tmp_path / "train.sh", None, Given()), {"hardware": "h100-sxm"})
+
+
+def test_what_is_open_is_asked_at_once_and_evaluation_is_no_training(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match=r"--set BACKEND=VALUE .*--set vocab_size=VALUE"):
+        script(tmp_path, "--attention-backend $BACKEND --tokenizer-type HuggingFaceTokenizer --tokenizer-model own/tokenizer")
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo +trainer.val_only=true actor_rollout_ref.model.path=a/b\n")
+    with pytest.raises(PlannerError, match="it evaluates a model and trains nothing"):
+        read(tmp_path / "run.sh", None, Given())
+    with pytest.raises(PlannerError, match=r"tasks/main.py is an architecture that its sizes do not tell"):
+        (tmp_path / "bert.sh").write_text(MEGATRON.replace("pretrain_gpt.py", "./tasks/main.py --task MNLI"))
+        read(tmp_path / "bert.sh", None, Given())
+
+
+def test_sections_of_flagscale_are_arguments_of_megatron(tmp_path: Path) -> None:
+    file = tmp_path / "7b.yaml"
+    file.write_text(
+        "system:\n  tensor_model_parallel_size: 2\n  sequence_parallel: true\n  precision: {bf16: true}\n"
+        "model:\n  num_layers: 4\n  hidden_size: 512\n  num_attention_heads: 8\n  seq_length: 2048\n  micro_batch_size: 1\n"
+        "  global_batch_size: 8\n  optimizer: {lr: 1e-4}\ndata:\n  tokenizer: {vocab_size: 32000}\n"
+    )
+    found = read(file, None, Given(num_gpus=4))
+    assert values(found, "tp", "sequence_parallel", "global_batch_size", "precision") == [2, 1, 8, "bf16"]
 
 
 def test_no_sharding_can_be_said_and_an_unknown_one_is_refused(tmp_path: Path) -> None:

@@ -70,10 +70,15 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     for name in ("sequence_length", "global_batch_size", "micro_batch_size"):
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
-    _open(found, given)
+    waiting = bool(found.questions)
     readable(found)
-    translate(found)
-    model = model_of(found, given, header.group(4) if header else "")
+    try:
+        translate(found)
+        model = model_of(found, given, header.group(4) if header else "")
+    except PlannerError:
+        if waiting:  # what is open may be why
+            _open(found, given)
+        raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
     _open(found, given)

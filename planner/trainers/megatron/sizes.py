@@ -107,13 +107,15 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
             found.notes.append(f"vocabulary: {one.vocab_size}, of {one.name}, which has these sizes")
             return one
     if not named and (own := _own_tokenizer(found)):
-        return _ask_for_rows(found, f"--vocab-size is not given, and {own} is a tokenizer that is not read", ())
+        _ask_for_rows(found, f"--vocab-size is not given, and {own} is a tokenizer that is not read", ())
+        return None
     kinds = [str(found.get(one, "")).lower() for one in ("patch_tokenizer_type", "tokenizer_type")]
     rows = next((TOKENIZERS[one] for one in kinds if one in TOKENIZERS), 0)
     if alike and not named and rows and rows not in [one.vocab_size for one in alike]:
         if "llama2tokenizer" in kinds:
             why = f"Llama's own tokenizer has {rows}, {alike[0].name}, which has these sizes, has {alike[0].vocab_size}"
-            return _ask_for_rows(found, why, alike, (str(rows),))
+            _ask_for_rows(found, why, alike, (str(rows),))
+            return None
         alike = []
     if alike and len({one.vocab_size for one in alike}) == 1:
         best = known_model(dataclasses.replace(model, vocab_size=alike[0].vocab_size))
@@ -130,7 +132,8 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
         found.notes.append(f"vocabulary: {rows}, of its tokenizer")
         return known_model(dataclasses.replace(model, vocab_size=rows))
     why = "neither --vocab-size nor --padded-vocab-size is given, and the tokenizer is not read"
-    return _ask_for_rows(found, why, alike)
+    _ask_for_rows(found, why, alike)
+    return None
 
 
 def _ask_for_rows(found: Arguments, why: str, alike: Sequence[ModelSpec], more: tuple[str, ...] = ()) -> None:

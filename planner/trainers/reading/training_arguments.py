@@ -62,8 +62,8 @@ def parse(
     mixed = given.flag("bf16", habits.bf16 and not given.flag("fp16"))
     precision = "fp16" if given.flag("fp16") else "bf16" if mixed or half else "fp32"
     named = given.get("lora_r") is not None and given.get("use_peft") is None and given.flag("lora_enable", True)
-    adapters = given.flag("use_peft") or given.flag("use_lora") or named
-    bits = 4 if given.flag("load_in_4bit") or given.flag("q_lora") else 8 if given.flag("load_in_8bit") else 0
+    adapters = given.flag("use_peft") or given.flag("use_lora") or given.flag("lora_enable") or named
+    bits = _bits(given)
     found = sharding or accelerate_named(given) or from_arguments(given)
     about = (
         "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or "
@@ -71,7 +71,7 @@ def parse(
     )
     asked = found is None and num_gpus != 1 and not script
     return fine_tuning.reading(FineTuning(
-        given=given, trainer=habits.trainer, model=given.label("model_name_or_path"),
+        given=given, trainer=habits.trainer, model=given.label("model_name_or_path", "model_name"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=_length(given) or habits.length, precision=precision,
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
@@ -95,9 +95,18 @@ def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
     about = f"which linear layers {program} adapts"
     targets = Question(name="lora_target_modules", about=about, choices=("all-linear", "q_proj,v_proj"))
     dtype = Question(name="torch_dtype", about=f"the dtype {program} loads frozen weights in", choices=("bfloat16", "float32"))
+    rank = Question(name="lora_r", about=f"rank of the adapters of {program}")
+    ranks = () if given.first("lora_r", "lora_rank") is not None else (rank,)
     said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
-    bits = given.flag("load_in_4bit") or given.flag("load_in_8bit") or given.flag("q_lora")
-    return (*(() if given.get("lora_target_modules") is not None else (targets,)), *(() if said or bits else (dtype,)))
+    asked = (() if given.get("lora_target_modules") is not None else (targets,), () if said or _bits(given) else (dtype,))
+    return (*ranks, *asked[0], *asked[1])
+
+
+def _bits(given: Settings) -> int:
+    """Bits of frozen weights that bitsandbytes holds; 0 = it does not."""
+    if given.flag("load_in_4bit") or given.flag("q_lora") or str(given.get("bits")) == "4":
+        return 4
+    return 8 if given.flag("load_in_8bit") or str(given.get("bits")) == "8" else 0
 
 
 def _length(given: Settings) -> int | None:
