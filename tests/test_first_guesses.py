@@ -221,3 +221,12 @@ def test_no_heading_of_the_plans_is_cut_at_any_width() -> None:
         found.show(Console(width=width, file=out))
         best = out.getvalue().partition("Best plans")[2].partition("communication")[0]
         assert "runs out" in best and "…" not in best, width
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("llama-8b", "It is a model: plan --model llama-8b --gpus 8."), ("llama-8b 8 h100", "It is a model: plan --model llama-8b"),
+     ("estimat", "Nearest: estimate"), ("x" * 300, "Nearest: "), (" ", "Nearest: ")],
+)  # fmt: skip
+def test_a_word_that_is_no_command_says_what_it_was_meant_for(word: str, hint: str) -> None:
+    assert hint in printed(word)
