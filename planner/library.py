@@ -75,7 +75,7 @@ def find(kind: str, name: str) -> Path:
         path = Path(name)
         if not os.path.lexists(path) and len(name) < 200:
             raise PlannerError(f"no such file: {_told(path)}")
-        _regular(path)
+        regular_file(path)
         return path
     path = profiles_directory() / kind / f"{name}.yaml"
     if len(name) > 200 or not path.is_file():  # file systems refuse to look for longer names
@@ -88,7 +88,7 @@ def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> 
 
     ``errors``: what is done about bytes that are not UTF-8, as ``bytes.decode`` takes it.
     """
-    size = _regular(path)
+    size = regular_file(path)
     try:
         with path.open("rb") as stream:
             found = stream.read(most + 1) if size <= most else b""
@@ -101,7 +101,7 @@ def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> 
         raise PlannerError(f"{_told(path)}: cannot be read (it is not text in UTF-8)") from error
 
 
-def _regular(path: Path) -> int:
+def regular_file(path: Path) -> int:
     """Bytes of a file. Raises PlannerError for what is no file: a pipe would be waited for, a device read without end."""
     try:
         found = path.stat()

@@ -18,9 +18,9 @@ from made_machine import H100, MadeGpus, row
 from validate_samples import ROOT, alive, needs_torch
 
 from planner.errors import PlannerError
+from planner.lab.first_day.all_steps import MOST_SECONDS, PROFILE, Step, dry_steps, steps_of
 from planner.lab.first_day.findings import gathered, text_of
 from planner.lab.first_day.runner import Day, of_samples
-from planner.lab.first_day.steps import MOST_SECONDS, PROFILE, Step, dry_steps, steps_of
 
 CHILD = "import subprocess, sys; print(subprocess.Popen(['sleep', '100'], start_new_session=True).pid, flush=True); "
 
@@ -172,16 +172,16 @@ def test_all_limits_fit_half_an_hour() -> None:
             assert {*step.needs, *step.instead} <= set(made[:number]), step.name
 
 
-def validation(predicted: float, measured: float, *, run: bool, outcome: str = "completed") -> dict[str, Any]:
-    """What plan validate writes, as far as it is read here."""
+def validation(predicted: float, measured: float, device: float) -> dict[str, Any]:
+    """What plan validate writes, as far as it is read here; seconds of the step, and GiB in use on the device."""
     time_row = {"what": "step", "predicted_seconds": predicted, "measured_seconds": measured, "error": predicted / measured - 1.0,
                 "inside": True, "note": ""}  # fmt: skip
     memory = [
-        {"what": "device", "predicted_gib": 60.0, "measured_gib": 64.0, "error": -0.0625},
+        {"what": "device", "predicted_gib": 60.0, "measured_gib": device, "error": 60.0 / device - 1.0},
         {"what": "weights", "predicted_gib": 9.0, "measured_gib": 9.0, "error": 0.0},
     ]  # fmt: skip
     return {
-        "planner_validation": 1, "plan": "small.yaml", "rung": "full", "outcome": outcome, "run": {"rows": []} if run else None,
+        "planner_validation": 1, "plan": "small.yaml", "rung": "full", "outcome": "completed", "run": {"rows": []},
         "times": [time_row], "stages": [], "ranks": [{"rank": 0, "memory": memory}],
     }  # fmt: skip
 
@@ -199,14 +199,16 @@ def test_what_was_measured_stands_beside_what_was_predicted(tmp_path: Path) -> N
         {**base, "name": "machine", "file": "machine.yaml", **crashed},
     ]  # fmt: skip
     (tmp_path / PROFILE).write_text("extends: h100-sxm\n")
-    three = [validation(1.1, 1.0, run=True), validation(2.0, 2.5, run=True), validation(1.0, 1.0, run=True)]
+    three = [validation(1.1, 1.0, 50.0), validation(2.0, 2.5, 64.0), validation(1.0, 1.0, 48.0)]
     (tmp_path / "small-full.yaml").write_text(yaml.safe_dump({"planner_validation": 1, "validations": three}))
     (tmp_path / "fp8.yaml").write_text("low_precision: [{recipe: 3")  # cut off
     found = gathered(tmp_path, records, "h100-sxm", 8)
     assert [(one["step"], one["error"]) for one in found["times"]] == [
         ("small-full 1", pytest.approx(0.1)), ("small-full 2", pytest.approx(-0.2)), ("small-full 3", 0.0),
     ]  # fmt: skip
-    assert [(one["what"], one["measured_gib"]) for one in found["memory"][:2]] == [("device", 64.0), ("nvidia-smi", 65.0)]
+    assert [(one["step"][-1], one["what"], one["measured_gib"], round(one["error"], 4)) for one in found["memory"]] == [
+        ("1", "device", 50.0, 0.2), ("2", "device", 64.0, -0.0625), ("3", "device", 48.0, 0.25), ("2", "nvidia-smi", 65.0, -0.0769),
+    ]  # fmt: skip
     assert found["runs"] == 3 and found["hardware"][0]["error"] == pytest.approx(0.0)
     assert "fp8.yaml cannot be read" in records[2]["sentence"]
     commands = [one["command"] for one in found["next"]]

@@ -1,10 +1,12 @@
 """What a newcomer types first: names of devices and repositories, lengths, rates, help."""
 
 import math
+from io import StringIO
 
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
+from rich.console import Console
 
 import planner
 from planner import library, units
@@ -210,3 +212,12 @@ def test_every_word_of_another_tool_means_a_flag_of_the_search() -> None:
     flags = {flag for one in search.params for flag in one.opts}
     words = " ".join(MEANT.values()).split()
     assert flags >= MEANT.keys() and len(words) == len(set(words)) and not {f"--{word}" for word in words} & flags
+
+
+def test_no_heading_of_the_plans_is_cut_at_any_width() -> None:
+    plans = list(planner.plan(model="llama-70b", gpus=64, hardware="h100-sxm", tp=8, top=3))
+    for width in range(78, 125):
+        out = Console(width=width, file=StringIO())
+        out.print(tables.plans_table(plans, True, width))
+        text = out.file.getvalue()
+        assert "runs out" in text and "…" not in text, width

@@ -297,3 +297,19 @@ def test_a_program_of_its_own_is_asked_which_layers_it_adapts(tmp_path: Path) ->
     (tmp_path / "train.sh").write_text(plain.replace("2048", "2048 --tune_mm_mlp_adapter True"))
     with pytest.raises(PlannerError, match="tune_mm_mlp_adapter trains a part of the model"):
         read(tmp_path / "train.sh", None, Given())
+
+
+def test_no_sharding_can_be_said_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sft.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nbf16: true\n")
+
+    def zero(word: str) -> int:
+        found = read(file, "trl", Given(num_gpus=8, settings={"fsdp": word}))
+        return to_plan(found, {"num_gpus": 8, "hardware": "h100-sxm"}).layout.zero
+
+    assert [zero(word) for word in ("no_shard", "full_shard auto_wrap", "shard_grad_op")] == [0, 3, 2]
+    with pytest.raises(PlannerError, match="fsdp is 'shard'; a plan knows full_shard, "):
+        zero("shard")
+    for word in ("none", "false"):
+        with pytest.raises(OpenQuestionsError, match="--set fsdp=no_shard where every GPU holds the whole model"):
+            zero(word)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -34,8 +35,8 @@ from planner.kineto.kernel_names import GEMM as PRODUCT
 from planner.kineto.plan_traces import no_truth
 from planner.kineto.rank_trace import Collective, read_rank
 from planner.kineto.spans import covered, gaps, outside, shared, union
+from planner.kineto.step_marks import find_steps
 from planner.kineto.step_parts import StepParts, parts_of
-from planner.kineto.steps import find_steps
 from planner.layout import Layout, Order
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,6 +266,15 @@ def test_steps_that_are_not_steady_are_left_out(tmp_path: Path) -> None:
     assert found.left_out == 1 and found.numbers == (0, 1, 2, 3) and found.seconds == pytest.approx(820 * US, rel=1e-4)
 
 
+def test_steps_without_kernels_of_their_own_are_the_hosts(tmp_path: Path) -> None:
+    made = Made()
+    for number in range(3):
+        made.step(number, 100.0 * number, 90)
+    made.kernel(GEMM, 250, 20)
+    found = find_steps(read_rank(made.write(tmp_path / "a.json")))
+    assert found.how == "ProfilerStep" and found.seconds == pytest.approx(100 * US) and len(found.spans) == 2
+
+
 def test_without_steps_it_says_so(tmp_path: Path) -> None:
     made = training(steps=3)
     made.events = [one for one in made.events if one["cat"] != "user_annotation" and one["name"] != ADAM]
@@ -444,7 +454,10 @@ def test_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "unpacks to more than" in refused(path)
     monkeypatch.setattr(events, "MOST_FILE", 100)
     assert "that are read of a trace" in refused(path)
-    assert "no regular file" in refused(Path("/dev/zero"))
+    assert "it is a device" in refused(Path("/dev/zero"))
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "it is a pipe" in refused(tmp_path / "pipe.json")
+    (tmp_path / "pipe.json").unlink()
     monkeypatch.setattr(job_traces, "MOST_FILES", 1)
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(PlannerError, match="2 files are more than the 1 that are read"):

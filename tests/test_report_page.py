@@ -61,7 +61,9 @@ JOBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapters": ({"trainer": "llama-factory", "lora_rank": 64, "lora_targets": "attention"}, {}),
     "no adapters where the trainer has them": ({"trainer": "llama-factory", "lora_rank": 0, "num_gpus": 16}, {"zero": 3}),
     "options": ({"trainer": "megatron-bridge", "options": {"tp_overlap": "on"}}, {"tp": 2}),
-    "sharded": ({"trainer": "torchtitan", "document_length": 2048, "sequence_length": 4096}, {"dp_shard": 4, "micro_batch_size": 2}),
+    "sharded": (
+        {"trainer": "torchtitan", "document_length": 2048, "sequence_length": 4096}, {"dp_shard": 4, "micro_batch_size": 2},
+    ),
 }  # fmt: skip
 
 

@@ -210,7 +210,7 @@ def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) ->
     ("model", "flags", "says"),
     [
         ("llama-8b", ("--precision", "fp8"), ["precision fp8: linear layers run and are priced in bf16"]),
-        ("deepseek-v3", ("--pp", "16", "--ep", "8"), ["1 multi-token prediction module: left out", "routing of a trained router"]),
+        ("deepseek-v3", ("--pp", "16", "--ep", "8"), ["routing of a trained router"]),
     ],
 )
 def test_what_can_be_left_out_is_left_out_and_named(
@@ -227,10 +227,46 @@ def test_what_can_be_left_out_is_left_out_and_named(
     made = load_plan(file)
     asked = question(made)
     assert [one for one, word in zip(asked.unchecked, says, strict=True) if one.startswith(word)] == list(asked.unchecked)
-    assert asked.split.precision == asked.workload.precision == "bf16" and not asked.split.model.mtp_layers
+    assert asked.split.precision == asked.workload.precision == "bf16"
+    assert asked.split.model.mtp_layers == (model == "deepseek-v3")
     assert not asked.workload.model.is_moe or asked.workload.expert_imbalance == 1.0
     found = {"rung": "full", "outcome": "completed", "unchecked": list(asked.unchecked)}
     assert no_run(made, found).startswith("what ran is not the plan")
+
+
+def test_prediction_modules_of_a_v_are_left_out_and_named(tmp_path: Path) -> None:
+    """Its last virtual stage lies on the first rank, next to the embedding."""
+    from planner.lab.run.levels import question
+    from planner.plan_file import load_plan
+
+    for schedule, left_out in (("1f1b", 0), ("zbv", 1)):
+        plan = plan_file(tmp_path, "--gpus", "2", "--pp", "2", "--schedule", schedule, mtp_layers=1)
+        asked = question(load_plan(plan))
+        assert len(asked.unchecked) == left_out and asked.split.model.mtp_layers == 1 - left_out
+        assert all(one.startswith("1 multi-token prediction module: left out") for one in asked.unchecked)
+
+
+@pytest.mark.proof
+@needs_torch
+def test_prediction_modules_are_counted_on_the_last_stage(tmp_path: Path) -> None:
+    """Level meta of a small plan: a layer, a projection, three norms, a copy of the embedding; logits stored twice."""
+    flags = ("--gpus", "4", "--pp", "2", "--dp", "2", "--num-microbatches", "4", "--global-batch-size", "8")
+    found = {}
+    for modules in (0, 1):
+        plan = plan_file(tmp_path, *flags, "--zero", "2", mtp_layers=modules, vocab_size=4096)
+        output = tmp_path / f"{modules}.yaml"
+        fresh("import sys; from planner.commands.main import main; main(sys.argv[1:])", "validate", str(plan), "--rung", "meta",
+              "--rank", "3", "--output", str(output))  # fmt: skip
+        written = yaml.safe_load(output.read_text(encoding="utf-8"))
+        [rank] = written["ranks"]
+        found[modules] = {row["what"]: row for row in rank["memory"]} | {"parameters": rank["parameters"]}
+        assert written["unchecked"] == []
+        assert all(row["inside"] for row in rank["memory"] if row["bound"]), rank["memory"]
+        assert all(row["inside"] for row in rank["traffic"] if row["operation"] in ("send", "receive")), rank["traffic"]
+    h, layer = 1024, 4 * 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024
+    assert found[1]["parameters"] - found[0]["parameters"] == layer + 2 * h * h + 3 * h + 4096 * h
+    logits = 2048 * 4096 * 2 / 2**30
+    assert found[1]["activations"]["measured_gib"] - found[0]["activations"]["measured_gib"] > logits
 
 
 @pytest.mark.proof

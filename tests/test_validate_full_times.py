@@ -236,6 +236,35 @@ def test_passes_whose_kernels_wait_for_the_host_are_no_truth(tmp_path: Path, gap
         assert taught["no_run"] == step["note"]
 
 
+@needs_torch
+@pytest.mark.parametrize(("gap", "bound"), [(0.5, False), (20.0, True)])
+def test_passes_of_a_rank_alone_that_wait_for_the_host_are_no_truth(tmp_path: Path, gap: float, bound: bool) -> None:
+    """The same trace in level rank, with kernels of a stand-in for a collective, which do not make the GPU any busier."""
+    from planner.lab.run import one_rank
+    from planner.lab.run.emulate import Emulation
+    from planner.lab.run.kernel_trace import STAND_IN, busy_passes
+
+    copy = {"ph": "X", "cat": "user_annotation", "name": STAND_IN, "ts": 81.0, "dur": 4.0}
+    launched = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 82.0, "dur": 1.0, "args": {"correlation": 99}}
+    kernel = {"ph": "X", "cat": "kernel", "name": "copy", "ts": 5000.0, "dur": 70.0, "args": {"correlation": 99}}
+    busy = busy_passes([*made_trace(gap), copy, launched, kernel])
+    assert busy == busy_passes(made_trace(gap)) != busy_passes([*made_trace(gap), launched, kernel])
+    asked = task(plan_file(tmp_path, cpu=False), device="cuda", gpus=1, name="NVIDIA H100 80GB HBM3")
+    each = 3 * (40 + gap) * 1e-6
+    one = Emulation.of(0, asked.asked.split)
+    one.samples |= {("F", 0): [each] * 8, ("B", 0): [2 * each] * 8}
+    one.totals, one.updates, one.busy = [12 * each] * 2, [1e-4] * 2, busy
+    found = complete({"why": "", **one_rank.result(asked, [one])})
+    compared = {row["kind"]: row["error"] is not None for row in found["stages"]}
+    assert compared == {"F": not bound, "B": not bound}
+    times = {row["what"]: row for row in found["times"]}
+    assert (times["step"]["error"] is None) == (times["compute"]["error"] is None) == bound
+    assert times["optimizer of rank 0"]["error"] is not None
+    assert (found["rates"]["tokens_per_second"]["predicted"] is None) == bound
+    if bound:
+        assert "host-bound: kernels run in 67% of a pass" in times["step"]["note"] == found["stages"][0]["note"]
+
+
 def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     """Four GPUs made small for two: what is learned is of the job of two processes, and reads back as that."""
     from planner.lab.run import truncated

@@ -7,13 +7,13 @@ What Kineto writes is one JSON object whose ``traceEvents`` are a list, or plain
 import codecs
 import gzip
 import json
-import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from planner.errors import PlannerError, shown
+from planner import library
+from planner.errors import PlannerError
 from planner.units import GIB
 
 MOST_FILE = 1 << 30
@@ -54,20 +54,12 @@ class Trace:
             raise self._ended() from error
 
     def _open(self) -> BinaryIO:
-        try:
-            found = self.path.stat()
-        except (OSError, ValueError) as error:
+        self._size = library.regular_file(self.path)
+        if self._size > MOST_FILE:
             raise PlannerError(
-                f"{shown(str(self.path))}: cannot be read ({getattr(error, 'strerror', error)})"
-            ) from error
-        if not stat.S_ISREG(found.st_mode):
-            raise PlannerError(f"{self.path}: cannot be read (it is no regular file); give the trace of one rank")
-        if found.st_size > MOST_FILE:
-            raise PlannerError(
-                f"{self.path} has {found.st_size / GIB:.1f} GiB, more than the {MOST_FILE >> 30} GiB that are read of a "
+                f"{self.path} has {self._size / GIB:.1f} GiB, more than the {MOST_FILE >> 30} GiB that are read of a "
                 "trace; record fewer steps (schedule(active=3)), without with_stack, or pack it with gzip"
             )
-        self._size = found.st_size
         self._raw = self.path.open("rb")
         packed = self._raw.read(2) == b"\x1f\x8b"
         self._raw.seek(0)

@@ -28,7 +28,7 @@ _PATTERNS = (
 _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in _PATTERNS)
 _OPS = (
     ("all_reduce", r"all_?reduce"), ("reduce_scatter", r"reduce_?scatter"), ("all_gather", r"all_?gather"),
-    ("all_to_all", r"all_?to_?all|deep_ep|dispatch|combine"), ("send_recv", r"send|recv|isend|irecv|coalesced$"),
+    ("all_to_all", r"all_?to_?all|deep_ep|dispatch|combine"), ("send_recv", r"send|recv"),
     ("broadcast", r"broadcast"), ("reduce", r"reduce"), ("gather", r"gather"), ("scatter", r"scatter"), ("barrier", r"barrier"),
 )  # fmt: skip
 _OPS_COMPILED = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in _OPS)

@@ -21,7 +21,7 @@ from planner.kineto.groups import KINDS
 from planner.kineto.kernel_names import COMMUNICATION, COMPUTING, COPY, FAMILIES, GEMM, short_name
 from planner.kineto.rank_trace import Collective, RankTrace
 from planner.kineto.spans import NONE, clipped, covered, gaps, outside, shared, union
-from planner.kineto.steps import Steps, find_steps
+from planner.kineto.step_marks import Steps, find_steps
 
 BUSY = 0.95
 """Share of a step in which the GPU does not wait for the host; below, the host bounds it."""

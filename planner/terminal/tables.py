@@ -137,8 +137,8 @@ def plans_table(plans: list[Plan], fit: bool, width: int) -> Table:
 
 
 def _width(columns: Mapping[str, Sequence[str | Text]]) -> int:
-    """Characters of a line: the longest cell of every column, and what stands between columns."""
-    return sum(max(len(heading.lstrip(">~=")), *map(len, cells)) + 1 for heading, cells in columns.items())
+    """Characters of a line: the longest cell of every column, and what stands between columns and at both ends."""
+    return 1 + sum(max(len(heading.lstrip(">~=")), *map(len, cells)) + 1 for heading, cells in columns.items())
 
 
 def _layout_columns(layouts: list[Layout]) -> dict[str, list[str | Text]]:

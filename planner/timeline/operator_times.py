@@ -19,7 +19,7 @@ from planner.cost.price.stage_times import block_counts
 from planner.cost.price.state_traffic import accumulation_seconds
 from planner.cost.state_dtypes import stored_as
 from planner.hardware import HardwareProfile
-from planner.layout import Layout
+from planner.layout import Column, Layout
 from planner.timeline.priced_plan import Priced
 
 LOSSES = ("shapes", "precision", "imbalance", "attention", "scans", "memory_bound", "clock", "uneven")
@@ -89,7 +89,7 @@ def _operators(priced: Priced) -> list[OperatorTime]:
     job, layout = priced.job, Layout.stack([priced.assigned])
     trainer = stored_as(job.workload, job.trainer)
     shard = shard_of(job.workload, trainer, layout)
-    counts, m, pp = block_counts(job.workload.model), float(layout.num_microbatches[0]), float(layout.pp[0])
+    counts, m, pp = block_counts(job.workload.model), _number(layout.num_microbatches), _number(layout.pp)
     blocks = operators_of(shard) | {name: [(1.0, made)] for name, made in ends_of(shard).items()}
     found = []
     for name, kinds in blocks.items():
@@ -136,6 +136,6 @@ def _seconds(work: Work, shard: Shard) -> float:
     return _number(work.forward) * shard.workload.forwards + _number(work.dgrad) + _number(work.wgrad)
 
 
-def _number(value: Number) -> float:
+def _number(value: Number | Column) -> float:
     """The one number of a column of length 1."""
     return float(np.ravel(value)[0])

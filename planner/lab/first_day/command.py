@@ -14,11 +14,11 @@ import click
 
 from planner import library
 from planner.detect import processor
-from planner.errors import PlannerError
+from planner.errors import PlannerError, printable
 from planner.hardware import load_hardware
+from planner.lab.first_day.all_steps import TINY, TINY_FILE, Step, dry_steps, steps_of
 from planner.lab.first_day.findings import TEXT_FILE, VERSION, YAML_FILE, gathered, text_of
 from planner.lab.first_day.runner import FINE, Day
-from planner.lab.first_day.steps import TINY, TINY_FILE, Step, dry_steps, steps_of
 from planner.lab.launch.gpus import gpus_here, require_known
 from planner.lab.launch.place import place_from
 from planner.lab.launch.torchrun import need_torch
@@ -79,10 +79,11 @@ def first_day(output: Path, resume: bool, print_commands: bool, as_json: bool, *
         click.echo(_commands(asked), nl=False)
         return
     before = _before(asked.folder, resume)
-    need_torch("plan first-day", "2.13")
+    need_torch("plan first-day")
     _ready(asked)
     most = format_seconds(asked.budget)
-    print(f"{asked.name}: {len(asked.steps)} steps, at most {most} in all; {output} keeps what each finds", file=sys.stderr)
+    where = printable(str(output))
+    print(f"{asked.name}: {len(asked.steps)} steps, at most {most} in all; {where} keeps what each finds", file=sys.stderr)
     for number, step in enumerate(asked.steps, 1):
         limit = format_seconds(step.limit)
         print(f"  {number:2} {step.name:12} at most {limit:6} {step.what}", file=sys.stderr, flush=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
-from planner.hardware import load_hardware
+from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.first_day.all_steps import MEDIUM, PROFILE
 from planner.lab.first_day.runner import FINE
-from planner.lab.first_day.steps import MEDIUM, PROFILE
 from planner.runs.rows import validations_from_dict
 from planner.trainers.bundle.quoting import markdown
 from planner.units import GIB, MIB, TERA, format_bytes, format_seconds
@@ -54,6 +55,7 @@ def gathered(folder: Path, records: list[Row], base: str, gpus: int) -> Row:
 
 def _validation(found: Row, step: Row, data: Mapping[str, Any]) -> None:
     """Adds the steps and passes, memory and runs of a file of plan validate."""
+    memory: list[Row] = []
     for number, one in enumerate(validations_from_dict(data), 1):
         which = step["name"] if "validations" not in data else f"{step['name']} {number}"
         found["runs"] += one["run"] is not None
@@ -66,22 +68,23 @@ def _validation(found: Row, step: Row, data: Mapping[str, Any]) -> None:
             {"step": which, **{name: row.get(name) for name in TIMES}}
             for row in [*steps, *passes] if row["measured_seconds"] is not None
         ]  # fmt: skip
-        found["memory"] += [{"step": which, **row} for row in _memory(one, step)]
+        memory += [{"step": which, **row} for row in _memory(one)]
+    found["memory"] += memory
+    driver = (step["gpus"] or {}).get("memory_mib_most")
+    devices = [row for row in memory if row["what"] == "device"]
+    if driver and devices:  # the driver saw the fullest GPU of all runs
+        seen, fullest = driver * MIB / GIB, max(devices, key=lambda row: row["measured_gib"])
+        error = fullest["predicted_gib"] / seen - 1.0
+        found["memory"].append({**fullest, "what": "nvidia-smi", "measured_gib": seen, "error": error})
 
 
-def _memory(validation: Mapping[str, Any], step: Row) -> list[Row]:
-    """Of the fullest rank, as torch counts it and, at the end, as the driver saw the fullest GPU while the step ran."""
+def _memory(validation: Mapping[str, Any]) -> list[Row]:
+    """Of the fullest rank, as torch counts it."""
     ranks = [rank["memory"] for rank in validation.get("ranks") or () if rank.get("memory")]
     if not ranks:
         return []
     fullest = max(ranks, key=lambda rows: max(row["measured_gib"] for row in rows))
-    rows = [{name: row[name] for name in COMPARED} for row in fullest if row["what"] in MEMORY]
-    driver = (step["gpus"] or {}).get("memory_mib_most")
-    predicted = next((row["predicted_gib"] for row in rows if row["what"] == "device"), None)
-    if driver and predicted:
-        seen = driver * MIB / GIB
-        rows.append({"what": "nvidia-smi", "predicted_gib": predicted, "measured_gib": seen, "error": predicted / seen - 1.0})
-    return rows
+    return [{name: row[name] for name in COMPARED} for row in fullest if row["what"] in MEMORY]
 
 
 def _hardware(file: Path, base: str) -> list[Row]:
@@ -95,7 +98,7 @@ def _hardware(file: Path, base: str) -> list[Row]:
     }
     if measured.measured.get("scale_up") == "measured":
         for op in ("all_reduce", "all_gather", "all_to_all"):
-            figures[f"{op} inside the node"] = (lambda one, op=op: float(one.scale_up[op].bus_bandwidth()[-1]), "bytes/s")
+            figures[f"{op} inside the node"] = (partial(_largest, op), "bytes/s")
     rows: list[Row] = []
     for name, (figure, unit) in figures.items():
         library_says = None if known is None else float(figure(known))
@@ -103,6 +106,11 @@ def _hardware(file: Path, base: str) -> list[Row]:
         error = None if not library_says or not value else library_says / value - 1.0
         rows.append({"what": name, "unit": unit, "library": library_says, "measured": value, "error": error})
     return rows
+
+
+def _largest(op: str, profile: HardwareProfile) -> float:
+    """Bus bandwidth of the largest group and message."""
+    return float(profile.scale_up[op].bus_bandwidth()[-1])
 
 
 def _next(folder: Path, records: list[Row], found: Row, base: str, gpus: int) -> list[Row]:

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,13 @@ def _torch(device: str) -> dict[str, Any]:
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     return found | {
         "nccl": _said(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
-        "gpus": [_said(lambda number=number: _gpu(torch.cuda.get_device_properties(number))) for number in range(count)],
+        "gpus": [_said(partial(_card, torch.cuda, number)) for number in range(count)],
         "peers": _said(lambda: f"{sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)} of {len(pairs)} pairs"),
     }
+
+
+def _card(cuda: Any, number: int) -> dict[str, Any]:
+    return _gpu(cuda.get_device_properties(number))
 
 
 def _gpu(card: Any) -> dict[str, Any]:

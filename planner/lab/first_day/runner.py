@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.lab.first_day.steps import Step, Words
+from planner.lab.first_day.all_steps import Step, Words
 from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import PRINTED, Ended, cause, run_watched, with_package
 from planner.units import format_seconds
@@ -58,7 +58,8 @@ class Day:
 
     def run(self, steps: list[Step]) -> list[dict[str, Any]]:
         """One record per step, in order. After Ctrl-C the last ones are missing."""
-        begun, found, remade = time.monotonic(), [], set[str]()
+        found: list[dict[str, Any]] = []
+        begun, remade = time.monotonic(), set[str]()
         (self.folder / LOGS).mkdir(exist_ok=True)
         self.report(found)
         try:

@@ -25,7 +25,8 @@ from planner.lab.run.assembled_step import Seen
 from planner.lab.run.clock import PASSES, Clock, Timed, memory
 from planner.lab.run.eager_pricing import UPDATE, Host
 from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
-from planner.lab.run.full_rank import facts, in_words
+from planner.lab.run.full_rank import facts, in_words, traced_step
+from planner.lab.run.kernel_trace import slow_hosts
 from planner.lab.run.levels import FIRST, SETTING_UP
 from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
 from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
@@ -73,6 +74,8 @@ class Emulation:
     """Seconds of all passes of each timed step, local copies taken off."""
     updates: list[float] = field(default_factory=list)
     """Seconds of clipping and update of each timed step, local copies taken off."""
+    busy: list[dict[str, Any]] = field(default_factory=list)
+    """Of a GPU: seconds in which kernels of each pass run, see ``kernel_trace.busy_passes``."""
     stand_ins: list[dict[str, Any]] = field(default_factory=list)
     """Local copies of a step, see ``FakeCollectives.by_operation``."""
     failure: dict[str, Any] | None = None
@@ -98,6 +101,11 @@ class Emulation:
     def outcome(self) -> str:
         """How it ended."""
         return "completed" if self.failure is None else str(self.failure["outcome"])
+
+    @property
+    def host_bound(self) -> dict[tuple[int, str], float]:
+        """Share of a pass in which the GPU works, by virtual stage and kind, where the host bounds it."""
+        return slow_hosts(self.busy, {(stage, kind): values for (kind, stage), values in self.samples.items()})
 
     def seen(self) -> Seen:
         """Medians over the steps."""
@@ -211,7 +219,13 @@ class LoneRank:
         self.clock.attach(alone.run)
         warmup, steps = self.alone.warmup, self.alone.steps
         timed = TimedSteps(warmup=warmup, steps=steps, core=self.core, before=self.before, took=self.took)
-        timed.take(alone.run, self.clock, [alone.inputs()])
+        data = alone.inputs()
+        timed.take(alone.run, self.clock, [data])
+        if self.device.type == "cuda":
+            self.begin("traced step", self.alone.timeout * FIRST)
+            self.fakes.named = True
+            self.found.busy = traced_step(alone.run, self.clock, self.device, None, data)["busy"]
+            self.fakes.named = False
 
     def before(self, number: int, words: str) -> Any:
         """A step begins, or the wait for the last one."""

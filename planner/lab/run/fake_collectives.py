@@ -9,6 +9,7 @@ will be, and buffers from neighbours hold sane numbers. Time on the wire is not 
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch.utils._python_dispatch import _disable_current_modes
 
+from planner.lab.run.kernel_trace import STAND_IN
 from planner.lab.run.memory_tracker import operation_of
 from planner.units import KILO
 
@@ -37,6 +39,8 @@ class FakeCollectives:
         self.log: list[tuple[str, int, Any]] = []
         self.spent = 0.0
         """Seconds of all entries on a CPU."""
+        self.named = False
+        """Under the profiler: what runs on the stream that computes is called a stand-in."""
         self._numbers = torch.empty(TILE, device=device).normal_(generator=torch.Generator(device=device).manual_seed(1))
         self._library: Any = None
         self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
@@ -68,8 +72,9 @@ class FakeCollectives:
             size = max(sum(one.numel() * one.element_size() for one in many) for many in (targets, sources))
             with _disable_current_modes(), torch.no_grad():
                 times = self._begun()
-                for target, source in zip(targets, sources, strict=True):
-                    copy(target.detach(), source.detach())
+                with torch.profiler.record_function(STAND_IN) if self.named and times is not None else nullcontext():
+                    for target, source in zip(targets, sources, strict=True):
+                        copy(target.detach(), source.detach())
                 self._ended(times)
             self.log.append((operation, size, times))
             work = FakeWork().boxed()

@@ -207,11 +207,13 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ the trace
 
 
-def traced_step(run: Run, clock: Clock, device: torch.device, path: Path | None) -> dict[str, Any]:
+def traced_step(
+    run: Run, clock: Clock, device: torch.device, path: Path | None, data: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> dict[str, Any]:
     """Runs a step under torch's profiler; writes the trace (Chrome format) where a path is given. On a GPU ``exposed``
     communication and ``busy`` passes (``kernel_trace``), on a CPU, whose collectives run in threads that share its cores, {}."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    data = run.data(0)
+    data = data or run.data(0)
     clock.named = True
     with profile(activities=activities) as trace:
         run.step(*data)

@@ -18,7 +18,6 @@ import numpy as np
 from planner import library
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
-from planner.kineto.step_parts import BUSY as BUSY_SHARE
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.comparison import attention_said, device_memory, memory_row, rank_memory
 from planner.lab.run.eager_pricing import (
@@ -34,7 +33,7 @@ from planner.lab.run.eager_pricing import (
     processor_seconds,
     update_seconds,
 )
-from planner.lab.run.kernel_trace import host_bound
+from planner.lab.run.kernel_trace import by_host, host_bound
 from planner.lab.run.learn import not_compared
 from planner.lab.run.levels import FIRST, SETTING_UP, START, Task
 from planner.lab.run.outcome import losses_of, outcome_of, parity_of
@@ -186,12 +185,7 @@ class FullRun:
     @property
     def by_host(self) -> str:
         """Why passes are not compared of which the host sets the pace; "" where the GPU does."""
-        if not self.host_bound:
-            return ""
-        return (
-            f"host-bound: kernels run in {min(self.host_bound.values()):.0%} of a pass, and below {BUSY_SHARE:.0%} the host of "
-            "eager modules sets the pace, which says nothing about the plan's trainer: not compared"
-        )
+        return by_host(self.host_bound)
 
     def of_ranks(self, measure: Callable[[dict[str, Any]], float]) -> dict[int, list[float]]:
         """By pipeline rank one value per step: the largest of its ranks."""

@@ -9,7 +9,7 @@ import bisect
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.kineto.spans import covered, outside
@@ -23,6 +23,8 @@ DIMENSIONS = {
 """Dimension of a mesh (its name, or how it begins) -> kind of communication in a plan."""
 HALVES = {"I": ("B",), "W": ("B", "W")}
 """Halves of a backward pass -> where their seconds count: B is the whole, W the part that is computed later."""
+STAND_IN = "stand-in"
+"""What local copies of collectives are called in the trace: their kernels are left out, as their time is off the passes."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 Span = tuple[float, float]
 
@@ -47,6 +49,8 @@ def busy_passes(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]), event["name"].split()[1:])
         for event in every if event.get("cat") == "user_annotation" and str(event.get("name")).startswith("pass ")
     )  # fmt: skip
+    copies = sorted(_span(event) for event in every if event.get("cat") == "user_annotation" and event.get("name") == STAND_IN)
+    begun = [one[0] for one in copies]
     starts, spans = [one[0] for one in passes], defaultdict[tuple[int, str, int], list[Span]](list)
     for event in every:
         if event.get("cat") not in ON_DEVICE:
@@ -54,6 +58,9 @@ def busy_passes(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         at = launched.get(event.get("args", {}).get("correlation"), math.nan)
         number = bisect.bisect_right(starts, at) - 1
         if number < 0 or not passes[number][0] <= at <= passes[number][1]:
+            continue
+        copy = bisect.bisect_right(begun, at * MICRO) - 1
+        if copy >= 0 and at * MICRO <= copies[copy][1]:
             continue
         kind, stage, microbatch = passes[number][2]
         for counted in HALVES.get(kind, (kind,)):
@@ -67,18 +74,34 @@ def busy_passes(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def host_bound(entries: Sequence[dict[str, Any]]) -> dict[tuple[int, str], float]:
     """Share of each pass in which the GPU works, by virtual stage and kind, of those below ``BUSY``. ``entries``: what ranks left,
     with ``busy`` of the traced step and ``steps`` timed without the profiler."""
-    found = {}
+    found: dict[tuple[int, str], float] = {}
     for one in entries:
-        for row in one.get("busy") or ():
-            key = row["stage"], row["kind"]
-            timed = [
-                action["median"][1] for step in one["steps"] for action in step["actions"]
-                if (action["stage"], action["kind"]) == key
-            ]  # fmt: skip
-            share = row["seconds"] / statistics.median(timed) if timed else 1.0
-            if share < BUSY:
-                found[key] = share
+        timed = defaultdict[tuple[int, str], list[float]](list)
+        for action in (action for step in one["steps"] for action in step["actions"]):
+            timed[action["stage"], action["kind"]].append(action["median"][1])
+        found |= slow_hosts(one.get("busy") or (), timed)
     return found
+
+
+def slow_hosts(
+    busy: Iterable[dict[str, Any]], timed: Mapping[tuple[int, str], Sequence[float]]
+) -> dict[tuple[int, str], float]:
+    """The same of one rank: ``busy_passes``, and the seconds of its passes that were timed without the profiler."""
+    shares = {
+        (row["stage"], row["kind"]): row["seconds"] / statistics.median(values)
+        for row in busy if (values := timed.get((row["stage"], row["kind"])))
+    }  # fmt: skip
+    return {key: share for key, share in shares.items() if share < BUSY}
+
+
+def by_host(bound: Mapping[tuple[int, str], float]) -> str:
+    """Why passes are not compared of which the host sets the pace; "" where the GPU does."""
+    if not bound:
+        return ""
+    return (
+        f"host-bound: kernels run in {min(bound.values()):.0%} of a pass, and below {BUSY:.0%} the host of "
+        "eager modules sets the pace, which says nothing about the plan's trainer: not compared"
+    )
 
 
 def exposed(events: Iterable[dict[str, Any]]) -> dict[str, float]:

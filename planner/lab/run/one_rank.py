@@ -26,6 +26,7 @@ from planner.lab.run.assembled_step import (
 )
 from planner.lab.run.comparison import attention_said, device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
+from planner.lab.run.kernel_trace import by_host
 from planner.lab.run.learn import not_compared
 from planner.lab.run.levels import FIRST, ONE_PROCESS, SETTING_UP, Task, kills, position, step_limits
 from planner.lab.run.record import measured_row, rates, spread, time_row
@@ -182,25 +183,30 @@ def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
     priced = ran.priced if ran else task.asked.priced()
     predicted = predicted_as_run(priced, task.asked.split, ran.host) if ran else predicted_of(priced)
 
-    def row(what: str, seconds: float, values: list[float]) -> dict[str, Any]:
-        return measured_row(what, None if elsewhere else seconds, values, currency=currency, note=elsewhere)
+    def row(what: str, seconds: float, values: list[float], note: str = "") -> dict[str, Any]:
+        note = elsewhere or note
+        return measured_row(what, None if note else seconds, values, currency=currency, note=note)
 
     stages, updates = [], []
     for one in done:
         for kind, stage in sorted(one.samples, key=lambda key: (key[1], "FBW".index(key[0]))):
-            found = row(kind, float(predicted.computed[kind][stage]), one.samples[kind, stage])
+            slow = by_host(one.host_bound) if (stage, kind) in one.host_bound else ""
+            found = row(kind, float(predicted.computed[kind][stage]), one.samples[kind, stage], slow)
+            if slow:
+                found["busy"] = one.host_bound[stage, kind]
             stages.append({"rank": one.rank, "stage": stage, "kind": found.pop("what"), **found})
         update = float(predicted.update[position(one.stage, task.asked.split.pp)])
         updates.append(row(f"optimizer of rank {one.rank}", update, one.updates))
     if elsewhere:
         return {"stages": stages, "times": updates}
     whole, parts = assemble(priced, [one.seen() for one in done], predicted), predicted_step(priced, predicted).parts
+    bound = {key: share for one in done for key, share in one.host_bound.items()}
     spreads = [spread([a + b for a, b in zip(one.totals, one.updates, strict=True)]) for one in done]
     widest = max((one for one in spreads if one is not None), default=None)
     return {
-        "stages": stages, "times": [*_assembled_rows(task, whole, parts, widest, currency), *updates],
+        "stages": stages, "times": [*_assembled_rows(task, whole, parts, widest, by_host(bound)), *updates],
         "as_run": notes_of(ran, stages) if ran else None, "borrowed": list(whole.borrowed), "slowest_stage": whole.slowest,
-        "rates": rates(priced.estimate, int(priced.assigned.num_gpus), sum(parts.values()), whole.step),
+        "rates": rates(priced.estimate, int(priced.assigned.num_gpus), None if bound else sum(parts.values()), whole.step),
     }  # fmt: skip
 
 
@@ -215,12 +221,13 @@ def _eager_run(task: Task, done: list[Emulation]) -> EagerRun:
 
 
 def _assembled_rows(
-    task: Task, whole: Assembled, predicted: dict[str, float], spread: float | None, currency: str
+    task: Task, whole: Assembled, predicted: dict[str, float], spread: float | None, slow: str
 ) -> list[dict[str, Any]]:
-    """The step and its parts. ``assembled_seconds`` sum to the step; ``measured_seconds`` are there where one rank shows them."""
-    step = sum(predicted.values())
+    """The step and its parts. ``assembled_seconds`` sum to the step; ``measured_seconds`` are there where one rank shows them.
+    ``slow``: why passes, and the step with them, are not compared."""
+    step, currency = sum(predicted.values()), "processor" if task.machine.device == "cpu" else "device"
     bar = error_bar("step_time", task.asked.trainer, task.asked.cluster.hardware, task.plan.kind())
-    row = time_row("step", step, whole.step, interval=bar.interval(step), currency=currency)
+    row = time_row("step", step, whole.step, interval=None if slow else bar.interval(step), currency=currency, note=slow)
     rows = [{**row, "spread": spread, "assembled_seconds": whole.step}]
     for part, seconds in whole.parts.items():
         if seconds == predicted[part] == 0.0:
@@ -229,6 +236,8 @@ def _assembled_rows(
         note = "" if alone else WALKED if part in ("bubble", "stragglers") else PRICED
         if part == "once_per_step" and currency == "processor":
             note = BETWEEN
+        if part in ("compute", "recompute") and slow:
+            note = slow
         row = time_row(part, predicted[part], seconds if alone else None, currency=currency, note=note)
         rows.append({**row, "assembled_seconds": seconds})
     return rows

@@ -202,9 +202,9 @@ def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
     kept = [(one.resolved.job.cluster.num_gpus, *held) for one, _ in scaled if (held := _held_back(one))]
     if kept:
         gpus, gain, _ = max(kept, key=lambda one: one[1].gain)
-        sizes = " and ".join(f"{one[0]:,}" for one in kept)
+        those = " and ".join(f"{one[0]:,}" for one in kept)
         reading += (
-            f" At {sizes} GPUs with the same batch the search holds a faster plan back (hollow points), most at {gpus:,}: "
+            f" At {those} GPUs with the same batch the search holds a faster plan back (hollow points), most at {gpus:,}: "
             f"{gain.flag} would take {shown(gain.gain, 'share')} less time per step. {HELD_BACK}"
         )
     return chart("scaling", reading.strip(), rows, facts={"gpus": about.plan.num_gpus})

@@ -81,7 +81,8 @@ def page(document: Document, code: str) -> str:
     tables = {one.name: _table(one) for one in (*document.charts, document.alternatives)}
     mine = next((number for number, row in enumerate(document.alternatives.rows) if "this plan" in str(row[0])), None)
     return _template("page.html.j2", autoescape=True).render(
-        doc=document, tokens=format_count(float(document.rates["tokens"] or 0.0)), tables=tables, mine=mine, most_rows=TABLE_ROWS, tied=_tied, left_out="; ".join(LEFT_OUT),
+        doc=document, tables=tables, mine=mine, most_rows=TABLE_ROWS, tied=_tied, left_out="; ".join(LEFT_OUT),
+        tokens=format_count(float(document.rates["tokens"] or 0.0)),
         ticked=lambda text: Markup(_ticked(text)),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
@@ -94,7 +95,8 @@ def _files(document: Document) -> list[tuple[str, str]]:
     plan = dict(document.plan)
     texts = {FILE: library.dump_yaml(plan), "plan.json": json.dumps(plan, indent=1) + "\n"}
     return [
-        (name, f"data:application/octet-stream;base64,{base64.b64encode(text.encode()).decode('ascii')}") for name, text in texts.items()
+        (name, f"data:application/octet-stream;base64,{base64.b64encode(text.encode()).decode('ascii')}")
+        for name, text in texts.items()
     ]  # fmt: skip
 
 

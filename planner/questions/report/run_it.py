@@ -27,9 +27,10 @@ def commands(plan: Plan, resolved: ResolvedJob, *, fits: bool) -> list[dict[str,
     said = job_keywords(plan)
     if said is not None:
         whole = {**said, **layout_keywords(resolved, plan.layout), "output": FILE}
-        found = [("Make this plan again", command_line(whole, "plan estimate")), ("Search all layouts of the job", command_line(said))]
+        found.append(("Make this plan again", command_line(whole, "plan estimate")))
+        found.append(("Search all layouts of the job", command_line(said)))
     else:
-        found = [("Price it again; save the plan file from the page first", f"plan estimate {FILE}")]
+        found.append(("Price it again; save the plan file from the page first", f"plan estimate {FILE}"))
     if fits and (target := target_of(plan)):
         found.append((f"Write it for {target}", f"plan export {FILE} --to {target} --output run/"))
     found.append(("Compare it with your own measured step", f"plan doctor {FILE} --measured {plan.prediction.step_time_s:.3g}s"))

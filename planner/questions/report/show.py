@@ -54,8 +54,8 @@ def report_of(
     progress: Callable[[str], None],
     spending: Spending | None = None,
 ) -> str | bytes:
-    """The report of a plan in one of FORMATS, ``chart`` for a picture; ``processes`` search other sizes of the cluster; ``spending``:
-    tokens and price of its costs.
+    """The report of a plan in one of FORMATS, ``chart`` for a picture; ``processes`` search other sizes of the cluster;
+    ``spending``: tokens and price of its costs.
 
     The plan is priced again, with its profile and trainer as they are now. Raises PlannerError.
     """

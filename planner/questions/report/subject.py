@@ -65,7 +65,10 @@ class Subject:
 
 
 def subject_of(plan: Plan, spending: Spending) -> Subject:
-    """Price a plan again, look at the layouts around it and count what it costs. Raises PlannerError when its layout is not legal."""
+    """Price a plan again, look at the layouts around it and count what it costs.
+
+    Raises PlannerError when its layout is not legal.
+    """
     resolved = resolved_of(plan)
     job = resolved.job
     check(job, plan.layout)

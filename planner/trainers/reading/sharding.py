@@ -18,6 +18,8 @@ STRATEGIES = {
     "1": 3, "2": 2, "3": 0, "4": 3, "5": 2, "true": 3, "false": 2,
 }  # fmt: skip
 """fsdp_sharding_strategy and fsdp_reshard_after_forward -> state sharding.  [accelerate, utils/dataclasses.py]"""
+FSDP_WORDS = (*STRATEGIES, "auto_wrap", "offload")
+"""What ``fsdp`` of TrainingArguments holds.  [transformers, FSDPOption]"""
 HOST_STATES, HOST_ALL = {"offload_optimizer": 100}, {"offload_parameters": 1}
 PRESETS: dict[str, dict[str, int]] = {
     **{f"zero{stage}": {"zero": stage} for stage in range(4)},
@@ -280,9 +282,13 @@ def from_arguments(given: Settings) -> Sharding | None:
     if named not in (None, False):
         return deepspeed(named, given.path, f"{given.place}deepspeed", given)
     words, section = given.get("fsdp"), given.get("fsdp_config")
-    if words in (None, False, [], "false") and section is None:
-        return None
     text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
+    if text.lower() in ("", "false", "none") and section is None:
+        return None
+    unknown = next((one for one in text.replace(",", " ").lower().split() if one not in FSDP_WORDS), None)
+    if unknown is not None and section is None:
+        known = ", ".join(one for one in FSDP_WORDS if not one.isdigit())
+        raise PlannerError(f"{given.where('fsdp')} is {shown(unknown)}; a plan knows {known}")
     if isinstance(section, str):
         file = beside(given.path, section)
         if file is None:

@@ -65,7 +65,10 @@ def parse(
     adapters = given.flag("use_peft") or given.flag("use_lora") or named
     bits = 4 if given.flag("load_in_4bit") or given.flag("q_lora") else 8 if given.flag("load_in_8bit") else 0
     found = sharding or accelerate_named(given) or from_arguments(given)
-    about = "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...) or --set fsdp=full_shard"
+    about = (
+        "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or "
+        "--set fsdp=no_shard where every GPU holds the whole model"
+    )
     asked = found is None and num_gpus != 1 and not script
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label("model_name_or_path"),

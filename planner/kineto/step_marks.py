@@ -46,8 +46,11 @@ def find_steps(trace: RankTrace) -> Steps:
     """
     by_optimizer = _of_several(trace) if trace.steps else _bounds(trace.optimizer)
     if len(trace.steps) >= 2 and not len(by_optimizer):
-        numbers, starts = zip(*((number, _first(trace, start)) for number, start, _ in trace.steps), strict=True)
-        return _steady(np.array(starts), numbers[:-1], "ProfilerStep")
+        numbers, host, _ = zip(*trace.steps, strict=True)
+        starts = np.array([_first(trace, start) for start in host])
+        if np.any(np.diff(starts) <= 0):  # steps without kernels of their own
+            starts = np.array(host)
+        return _steady(starts, numbers[:-1], "ProfilerStep")
     if len(by_optimizer) >= 2:
         return _steady(by_optimizer, range(len(by_optimizer) - 1), "Optimizer.step")
     by_kernels = _bounds(trace.spans[trace.family == OPTIMIZER])
