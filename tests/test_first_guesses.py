@@ -215,9 +215,18 @@ def test_every_word_of_another_tool_means_a_flag_of_the_search() -> None:
 
 
 def test_no_heading_of_the_plans_is_cut_at_any_width() -> None:
-    plans = list(planner.plan(model="llama-70b", gpus=64, hardware="h100-sxm", tp=8, top=3))
+    found = planner.plan(model="llama-70b", gpus=64, hardware="h100-sxm", tp=8, top=3)
     for width in range(78, 125):
-        out = Console(width=width, file=StringIO())
-        out.print(tables.plans_table(plans, True, width))
-        text = out.file.getvalue()
-        assert "runs out" in text and "…" not in text, width
+        out = StringIO()
+        found.show(Console(width=width, file=out))
+        best = out.getvalue().partition("Best plans")[2].partition("communication")[0]
+        assert "runs out" in best and "…" not in best, width
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("llama-8b", "It is a model: plan --model llama-8b --gpus 8."), ("llama-8b 8 h100", "It is a model: plan --model llama-8b"),
+     ("estimat", "Nearest: estimate"), ("x" * 300, "Nearest: "), (" ", "Nearest: ")],
+)  # fmt: skip
+def test_a_word_that_is_no_command_says_what_it_was_meant_for(word: str, hint: str) -> None:
+    assert hint in printed(word)

@@ -222,6 +222,8 @@ def test_charts_hold_the_numbers_of_the_plan(plan: Plan, document: Document) -> 
     assert figures["Step time"].value == pytest.approx(one.step_time_s, rel=1e-5)
     assert figures["Memory"].value == pytest.approx(one.memory_peak_gib, rel=1e-5)
     assert document.fits and document.verdict.startswith("Tensor 2 x pipeline 2 x")
+    low, high = (shown(value, "seconds") for value in one.step_time_range_s)  # as wide as `plan` printed it: options are unstated
+    assert f"({low} to {high} for nine of ten runs)" in document.verdict
     assert shown(one.step_time_s, "seconds") in document.verdict
     memory = document.chart("memory")
     assert max(row[3] for row in memory.rows) == pytest.approx(one.memory_peak_gib, rel=1e-5)

@@ -195,11 +195,12 @@ import torch
 from planner.lab.reference import fused_operators as operators
 torch.manual_seed(0)
 x, g, w = (torch.randn(64, 32).bfloat16(), torch.randn(64, 48).bfloat16(), torch.randn(4, 48, 32).bfloat16())
-rows = [16, 8, 24, 16]
+rows = torch.tensor([16, 8, 24, 16])
 def products():
     both = operators._grouped(x, w, rows), operators._grouped(g, w.transpose(1, 2), rows)
     return [*both, operators._grouped_weight_gradient(g, x, rows)]
 plain, operators._has_kernel = products(), lambda _: True
+torch.Tensor.tolist = lambda self: 1 / 0  # a host that waits for the sizes
 assert all(torch.equal(a, b) for a, b in zip(plain, products(), strict=True))
 def odd(x):
     return x + 1

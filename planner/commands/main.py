@@ -93,10 +93,7 @@ class PlanGroup(click.Group):
             args = [*args[1:2], "--help"]
         if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             if not args[0].startswith("-"):
-                from planner.errors import nearest_first
-
-                nearest = ", ".join(nearest_first(args[0], COMMANDS)[:3])
-                raise click.UsageError(f"No such command '{args[0]}'. Nearest: {nearest}.", ctx)
+                raise click.UsageError(f"No such command '{args[0]}'. {_meant_by(args[0])}", ctx)
             args = ["search", *args]
         return super().parse_args(ctx, args)
 
@@ -120,6 +117,17 @@ class PlanGroup(click.Group):
             raise click.UsageError(text, error.ctx) from None
         except PlannerError as error:
             raise SentenceError(str(error)) from error
+
+
+def _meant_by(word: str) -> str:
+    """What a word that is no command was meant for: a model, or a command of a near name."""
+    from planner.errors import nearest_first
+    from planner.model_names import preset_named
+
+    model = (word.split() or [""])[0]
+    if len(model) <= 100 and preset_named(model):
+        return f"It is a model: plan --model {model} --gpus 8."
+    return f"Nearest: {', '.join(nearest_first(word, COMMANDS)[:3])}."
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

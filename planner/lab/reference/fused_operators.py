@@ -7,7 +7,7 @@ torch operations. What is for a GPU is written from torch's own schemas; it has 
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,20 +67,22 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
 
 
-def _grouped(x: Tensor, weights: Tensor, rows: list[int]) -> Tensor:
-    """Rows of x times the transposed weights of their group, (rows, in) x (groups, out, in); ``rows`` of each group lie one
-    after the other."""
+def _grouped(x: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Rows of x times the transposed weights of their group, (rows, in) x (groups, out, in); ``counts`` of each group lie one
+    after the other. A GPU's kernel reads them on the device: the host does not wait for them."""
     if _has_kernel(x):
-        return functional.grouped_mm(x, weights.transpose(1, 2), offs=_ends(tuple(rows), x.device))
+        return functional.grouped_mm(x, weights.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
+    rows = counts.tolist()
     out = x.new_empty(x.shape[0], weights.shape[1])  # each product writes its rows
     for part, weight, to in zip(x.split(rows), weights, out.split(rows), strict=True):
         torch.mm(part, weight.T, out=to)
     return out
 
 
-def _grouped_weight_gradient(gradient: Tensor, x: Tensor, rows: list[int]) -> Tensor:
+def _grouped_weight_gradient(gradient: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     if _has_kernel(x):
-        return functional.grouped_mm(gradient.T, x, offs=_ends(tuple(rows), x.device))
+        return functional.grouped_mm(gradient.T, x, offs=counts.cumsum(0, dtype=torch.int32))
+    rows = counts.tolist()
     out = x.new_empty(len(rows), gradient.shape[1], x.shape[1])
     for g, part, to in zip(gradient.split(rows), x.split(rows), out, strict=True):
         torch.mm(g.T, part, out=to)
@@ -90,12 +92,6 @@ def _grouped_weight_gradient(gradient: Tensor, x: Tensor, rows: list[int]) -> Te
 def _has_kernel(x: Tensor) -> bool:
     """torch multiplies groups in one kernel, in bf16 on a GPU: nothing to compile."""
     return x.is_cuda and x.dtype == torch.bfloat16
-
-
-@lru_cache(maxsize=64)
-def _ends(rows: tuple[int, ...], device: torch.device) -> Tensor:
-    """Where each group ends."""
-    return torch.tensor(rows, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
 
 
 def _largest_logit(logits: Tensor) -> Tensor:
@@ -149,10 +145,10 @@ for _real, _signature, _fake in (
     (_swiglu_backward, "(Tensor gradient, Tensor gate, Tensor up) -> (Tensor, Tensor)",
      lambda g, gate, up: (torch.empty_like(gate), torch.empty_like(up))),
     (_rotate, "(Tensor x, Tensor cosine, Tensor sine) -> Tensor", lambda x, cosine, sine: x.new_empty(x.shape)),
-    (_grouped, "(Tensor x, Tensor weights, int[] rows) -> Tensor",
-     lambda x, weights, rows: x.new_empty(x.shape[0], weights.shape[1])),
-    (_grouped_weight_gradient, "(Tensor gradient, Tensor x, int[] rows) -> Tensor",
-     lambda g, x, rows: x.new_empty(len(rows), g.shape[1], x.shape[1])),
+    (_grouped, "(Tensor x, Tensor weights, Tensor counts) -> Tensor",
+     lambda x, weights, counts: x.new_empty(x.shape[0], weights.shape[1])),
+    (_grouped_weight_gradient, "(Tensor gradient, Tensor x, Tensor counts) -> Tensor",
+     lambda g, x, counts: x.new_empty(counts.shape[0], g.shape[1], x.shape[1])),
     (_largest_logit, "(Tensor logits) -> Tensor",
      lambda logits: logits.new_empty(logits.shape[:-1], dtype=_wide(logits))),
     (_sum_of_exponentials, "(Tensor logits, Tensor largest) -> Tensor",
@@ -197,8 +193,8 @@ def _rotate_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 def _grouped_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-    (x, weights), [rows] = ctx.saved_tensors, ctx.rest
-    return OPS.grouped(gradient, weights.transpose(1, 2), rows), OPS.grouped_weight_gradient(gradient, x, rows), None
+    x, weights, counts = ctx.saved_tensors
+    return OPS.grouped(gradient, weights.transpose(1, 2), counts), OPS.grouped_weight_gradient(gradient, x, counts), None
 
 
 for _name, _gradient, _first in (

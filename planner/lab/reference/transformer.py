@@ -228,15 +228,15 @@ class Experts(nn.Module):
         if self.ep > 1:
             out = self._exchanged(copies, counts)
         else:
-            rows = [tokens * top_k // self.num_experts] * self.num_experts if self.balanced else counts.tolist()
-            out = self._multiply(copies, rows)
+            out = self._multiply(copies, torch.full_like(counts, tokens * top_k // self.num_experts) if self.balanced else counts)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         every = out[back].view(tokens, top_k, -1)
         return torch.bmm(weights.to(x.dtype)[:, None], every)[:, 0]
 
     def _exchanged(self, copies: Tensor, counts: Tensor) -> Tensor:
-        """Rows go to the ranks of their experts, lie there by expert, and come back."""
+        """Rows go to the ranks of their experts, lie there by expert, and come back. The host waits once, for the sizes of the
+        exchange, which torch's all-to-all takes from it."""
         here, group = self.num_experts // self.ep, self.place.experts
         theirs = wait_tensor(all_to_all_single(counts, None, None, group))
         each = copies.shape[0] // self.num_experts
@@ -245,20 +245,21 @@ class Experts(nn.Module):
             table, sent = theirs.view(self.ep, here).tolist(), counts.view(self.ep, here).sum(1).tolist()
         got = [sum(row) for row in table]
         mine = wait_tensor(all_to_all_single_autograd(copies, got, sent, group))
-        by_expert = _by_expert(theirs if not self.balanced else torch.full_like(theirs, each), here, mine.shape[0])
-        out = self._multiply(mine[by_expert], [sum(row[e] for row in table) for e in range(here)])
+        theirs = torch.full_like(theirs, each) if self.balanced else theirs
+        by_expert = _by_expert(theirs, here, mine.shape[0])
+        out = self._multiply(mine[by_expert], theirs.view(self.ep, here).sum(0))
         back = torch.empty_like(by_expert)
         back[by_expert] = torch.arange(len(by_expert), device=by_expert.device)
         return wait_tensor(all_to_all_single_autograd(out[back], sent, got, group))
 
-    def _multiply(self, x: Tensor, rows: list[int]) -> Tensor:
-        """The MLP of each expert on its rows."""
-        up = OPS.grouped(x, self.up, rows)
+    def _multiply(self, x: Tensor, counts: Tensor) -> Tensor:
+        """The MLP of each expert on its rows, so many of each."""
+        up = OPS.grouped(x, self.up, counts)
         if self.gate is None:
-            return OPS.grouped(self.activation(up), self.down, rows)
-        gate = OPS.grouped(x, self.gate, rows)
+            return OPS.grouped(self.activation(up), self.down, counts)
+        gate = OPS.grouped(x, self.gate, counts)
         inner = OPS.swiglu(gate, up) if self.fused else self.activation(gate) * up
-        return OPS.grouped(inner, self.down, rows)
+        return OPS.grouped(inner, self.down, counts)
 
 
 def _by_expert(sizes: Tensor, here: int, rows: int) -> Tensor:

@@ -161,7 +161,7 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
         words = {"seq_length": 2048, "micro_batch_size": 4, "global_batch_size": 8} | script.keywords(call)
         found |= _taken("data", words)
     if found and not started and not modules:
-        found |= {f"train.{one}": gap([one]) for one in ("global_batch_size", "micro_batch_size")}
+        found |= {f"train.{one}": gap([f"train.{one}"]) for one in ("global_batch_size", "micro_batch_size")}
     return found
 
 
