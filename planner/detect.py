@@ -47,11 +47,21 @@ def not_modelled(device: str) -> str | None:
 
 def _entry(device: str) -> str | dict[str, str] | None:
     """Whole words only, so that an H200 is not found in GH200 nor an L4 in L40; a count before it (8xH100) is no part of it."""
-    words = (
-        entry for text, entry in devices().items()
-        if re.search(rf"(?:(?<![a-z0-9])|(?<=\dx))(?:{text})(?![a-z0-9])", device, re.IGNORECASE)
-    )  # fmt: skip
-    return next(words, None)
+    return _found(device)[0]
+
+
+def beside_device(device: str) -> str:
+    """What a text says beside the device that is found in it; all of it where none is."""
+    return _found(device)[1]
+
+
+def _found(device: str) -> tuple[str | dict[str, str] | None, str]:
+    """The entry of a text, and the text without what the entry was found by."""
+    for text, entry in devices().items():
+        match = re.search(rf"(?:(?<![a-z0-9])|(?<=\dx))(?:{text})(?![a-z0-9])", device, re.IGNORECASE)
+        if match:
+            return entry, f"{device[: match.start()]} {device[match.end() :]}"
+    return None, device
 
 
 @dataclass(frozen=True)

@@ -273,7 +273,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, int], st
      {"dp": 8, "ep": 8}, "none for tiny"),
     ("deepspeed", "deepspeed", {"num_experts": 8, "top_k": 2, "expert_ffn_size": 64}, {},
      {"tp": 2, "dp": 4, "etp": 2}, "expert_tensor_parallel_size is reserved"),
-    ("accelerate", "fsdp", {}, {}, {"tp": 2, "dp": 4, "zero": 3}, "data parallel only; use tp 1"),
+    ("accelerate", "fsdp", {}, {}, {"tp": 2, "dp": 4, "zero": 3}, "a plan of FSDP alone is data parallel only"),
     ("accelerate", "fsdp", {}, {}, {"dp": 8, "zero": 1}, "use 0, 2 or 3"),
     ("accelerate", "fsdp", {}, {}, {"dp": 8, "dp_shard": 1, "zero": 3}, "more than one rank"),
     ("accelerate", "fsdp", {}, {}, {"dp": 8, "zero": 3, "offload_optimizer": 100}, "plan for trainer deepspeed"),

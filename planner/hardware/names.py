@@ -4,11 +4,13 @@ import re
 from functools import cache
 
 from planner import library
-from planner.detect import not_modelled, profile_of
+from planner.detect import beside_device, not_modelled, profile_of
 from planner.errors import PlannerError, UnknownNameError, listed
 
 OVER = " over "
 """Between the name of a profile and another link inside a node."""
+_BESIDE = re.compile(r"(?i:nvidia|amd|tesla|geforce|instinct|quadro|gpus?|graphics|sxm\d?|oam|hbm\d?e?|\d+ ?gi?b?|\d+x|gb)")
+"""Words beside the name of a device that do not make it another one; what else stands there is not understood."""
 _SIZE = re.compile(r"(\d+) ?GB", re.IGNORECASE)
 SAME_SIZE = 0.1
 """Part by which a memory size in a name may differ from the profile's: 141 GB are sold as 144."""
@@ -34,7 +36,8 @@ def _profile_named(name: str) -> str:
     spaced = re.sub(r"[-_ ]+", " ", name).strip()
     device = profile_of(spaced)
     parts = [one for one in known if plain in _parts(one)]
-    found = same or ([device] if device and _sizes_agree(spaced, device) else []) or parts
+    usual = device and _sizes_agree(spaced, device) and all(map(_BESIDE.fullmatch, beside_device(spaced).split()))
+    found = same or ([device] if device and usual else []) or parts
     if len(found) > 1 and not same:
         raise PlannerError(f"hardware '{name}' may be {listed(found)}; say which")
     if not found:

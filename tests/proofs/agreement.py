@@ -85,7 +85,8 @@ def _layout(fields: dict[str, int]) -> Layout:
 def compared(one: Row, held: dict[str, float], peak: float) -> list[dict[str, Any]]:
     """Rows of the table of one plan, as ``plan validate`` has them."""
     predicted = predicted_memory(one.asked, one.stage)
-    return [memory_row(name, predicted[name], held[name] if name != "peak" else peak) for name in BOUNDS]
+    counted = [name for name in BOUNDS if name == "peak" or name in held]  # nothing of these plans is on the host
+    return [memory_row(name, predicted[name], held[name] if name != "peak" else peak) for name in counted]
 
 
 def measure(one: Row) -> dict[str, Any]:
