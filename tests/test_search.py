@@ -37,7 +37,7 @@ def all_layouts(one: Job) -> Layout:
             levels,
             pipelines,
             NAMES["cp_method"] if cp > 1 else (0,),
-            (0, 1) if tp > 1 else (0,),
+            ((1,) if one.trainer.legal.sequence_parallel == "usual" else (0, 1)) if tp > 1 else (0,),
             sizes if moe else (1,),
             {1, tp} if moe else {1},
         ):
