@@ -18,6 +18,7 @@ from planner.hardware.names import profile_named
 from planner.model import load_model
 from planner.model_names import preset_named
 from planner.terminal import tables
+from planner.trainers.targets import load_target
 
 DEVICES = {
     "h100": "h100-sxm", "H100": "h100-sxm", "H100_SXM": "h100-sxm", "h100-pcie": "h100-pcie", "a100": "a100-sxm-80gb",
@@ -231,3 +232,8 @@ def test_no_heading_of_the_plans_is_cut_at_any_width() -> None:
 )  # fmt: skip
 def test_a_word_that_is_no_command_says_what_it_was_meant_for(word: str, hint: str) -> None:
     assert hint in printed(word)
+
+
+def test_a_trainer_without_a_target_names_those_that_take_its_plans() -> None:
+    with pytest.raises(PlannerError, match="no target is called 'fsdp', which is a trainer; its plans are written for .*accelerate"):
+        load_target("fsdp")

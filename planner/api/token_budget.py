@@ -51,7 +51,7 @@ class Training:
         )
         if days is not None and found.days > days:
             least = math.ceil(self.num_gpus * found.days / days)
-            text += f" {days:g} days are allowed: at this throughput per GPU some {least:,} GPUs; without --gpus the number is searched."
+            text += f" {days:g} days are allowed: at this throughput per GPU some {least:,} GPUs; without --gpus they are searched."
         date = f", {price.date}" if price.date else ""
         return [text, f"Price: {price.source}{date}. Left out: failures, restarts, evaluation, storage."]
 

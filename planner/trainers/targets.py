@@ -1,7 +1,7 @@
 """Targets of ``plan export`` by name: what a trainer's folder declares, with its exporter."""
 
 from planner import library
-from planner.errors import UnknownNameError
+from planner.errors import PlannerError, UnknownNameError, listed
 from planner.trainers import having, load
 from planner.trainers.bundle.target import Target
 
@@ -11,6 +11,9 @@ TARGETS = tuple(having("export"))
 
 def load_target(name: str) -> Target:
     """The target of a name. Raises UnknownNameError."""
+    if name not in TARGETS and name in library.names("trainers"):
+        taken = [one for one in TARGETS if name in (having("export")[one].TRAINERS or (name,))]
+        raise PlannerError(f"no target is called '{name}', which is a trainer; its plans are written for {listed(taken)}")
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
     facts, exporter = having("export")[name], load(name, "export")
