@@ -186,9 +186,11 @@ def main_entry(leave: Any = signal.SIG_DFL) -> NoReturn:
         os._exit(STOPPED)
 
     def lost(unraisable: Any) -> None:
-        """An interrupt inside a callback, out of which Python raises nothing, comes again a moment later."""
+        """An interrupt inside a callback, out of which Python raises nothing, comes again a moment later. Pipes of workers that
+        break while the process ends are no news: everything is written by then."""
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(unraisable)
+            if running or not issubclass(unraisable.exc_type, OSError):
+                sys.__unraisablehook__(unraisable)
         elif running:
             threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()
 

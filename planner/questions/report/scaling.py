@@ -71,4 +71,5 @@ def scaled(plan: Plan, processes: int) -> Iterator[Callable[[Callable[[str], Non
         yield result
     finally:
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Of workers that are done the end is waited for: Python's own, of a pool that is ending, may write to a closed pipe.
+            pool.shutdown(wait=all(one.done() for one in begun.values()), cancel_futures=True)
