@@ -28,7 +28,7 @@ from planner.lab.profile.collective_timing import taker_of
 from planner.lab.profile.health_words import sentences
 from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.points import Settings
-from planner.lab.profile.rank_groups import Ranks, header, join, quiet
+from planner.lab.profile.rank_groups import Ranks, header, join, quiet, watched
 
 SIZES = {"cpu": 4 * units.MIB, "cuda": 256 * units.MIB}
 """Bytes of an all-reduce; a transfer between two has a quarter. Both are far above where latency counts."""
@@ -178,7 +178,7 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] = lam
 
     ranks = join(place, settings.device, settings.timeout, ended)
     heed_signals(ranks.watch)
-    try:
+    with watched(ranks, directory):
         first_of_node = place.rank % ranks.local == 0
         states = ranks.collect(conditions(ranks.device) if first_of_node else None)
         found = Check(settings, ranks, show if ranks.first else lambda _: None).run()
@@ -190,13 +190,4 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] = lam
             found = {"date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), **about, **found, "sentences": sentences(found)}
             library.write_whole(Path(settings.output), library.dump_yaml({"health": json.loads(json.dumps(found))}))
         ranks.from_first([0.0])
-        ranks.watch.done()
-    except KeyboardInterrupt:
-        ranks.watch.silence()
-        raise
-    except Exception as error:
-        ranks.watch.fail(error)
-        raise
-    if directory:
-        (Path(directory) / f"done-{place.rank}").touch()
     return found if ranks.first else None

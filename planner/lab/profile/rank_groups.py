@@ -4,13 +4,15 @@ A collective has real tensors: what to run, what to fill in, what must come out.
 are made once, so that no timing includes an allocation or first touch.
 """
 
+import contextlib
 import os
 import platform
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,6 +168,23 @@ def header(ranks: Ranks) -> dict[str, Any]:
         card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         found |= {"name": ranks.names[0], "driver": asked_driver(PATIENT).version, "memory": float(card.total_memory)}
     return found
+
+
+@contextlib.contextmanager
+def watched(ranks: Ranks, directory: str | None) -> Iterator[None]:
+    """The body measures as this rank, between meeting and end: an error ends all ranks with its reason, Ctrl-C silences the watch,
+    and the launcher's ``directory`` learns that the rank is done."""
+    try:
+        yield
+        ranks.watch.done()
+    except KeyboardInterrupt:
+        ranks.watch.silence()
+        raise
+    except Exception as error:
+        ranks.watch.fail(error)
+        raise
+    if directory:
+        (Path(directory) / f"done-{ranks.place.rank}").touch()
 
 
 def quiet() -> None:

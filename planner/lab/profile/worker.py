@@ -27,7 +27,7 @@ from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
-from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
+from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet, watched
 
 T = TypeVar("T")
 SHARE = 0.5  # Part of the budget for what one rank measures alone, where both are wanted
@@ -99,7 +99,7 @@ def work(
 
     ranks = join(place, settings.device, settings.timeout, ended)
     heed_signals(ranks.watch)
-    try:
+    with watched(ranks, directory):
         kept = _journal(settings, ranks)
         journal.append(kept)
         kept.header["cpu_pressure"] = detect.pressure()
@@ -113,15 +113,6 @@ def work(
         with ranks.watch.doing("writing the profile", list(range(ranks.world)), ranks.timeout + ALONE_SECONDS):
             made = finish() if finish and ranks.first else None
             ranks.from_first([0.0])
-        ranks.watch.done()
-    except KeyboardInterrupt:
-        ranks.watch.silence()
-        raise
-    except Exception as error:
-        ranks.watch.fail(error)
-        raise
-    if directory:
-        (Path(directory) / f"done-{place.rank}").touch()
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
     return made
