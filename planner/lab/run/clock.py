@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from planner.lab.run.host_states import local
 from planner.lab.run.kernel_trace import pass_name
 from planner.lab.run.levels import kernel_says
-from planner.lab.run.memory_tracker import local, optimizer_states
+from planner.lab.run.memory_tracker import optimizer_states
 from planner.lab.run.training import Run
 from planner.units import KIB, KILO
 

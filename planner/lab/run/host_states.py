@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-def _local(tensor: Any) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """What this rank holds of a parameter or a gradient."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -22,7 +22,7 @@ class HostStates:
     def __init__(self, parameters: Iterable[nn.Parameter], share: float, make: Callable[..., Any]) -> None:
         """``share`` of the parameters, 0 to 1; ``make`` an optimizer of some parameters."""
         self.parameters, self.make = list(parameters), make
-        sizes = [_local(one).numel() for one in self.parameters]
+        sizes = [local(one).numel() for one in self.parameters]
         room, moved = share * sum(sizes), set[int]()
         for number in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
             if sizes[number] <= room:
@@ -65,17 +65,17 @@ class HostStates:
                 self._allocate()
             for one, copy in zip(self.moved, self.copies, strict=True):
                 if one.grad is not None and copy.grad is not None:
-                    copy.grad.copy_(_local(one.grad), non_blocking=True)
+                    copy.grad.copy_(local(one.grad), non_blocking=True)
             self._wait()
         self.on_host.step()
         with torch.no_grad():
             for one, copy in zip(self.moved, self.copies, strict=True):
-                _local(one).copy_(copy, non_blocking=True)
+                local(one).copy_(copy, non_blocking=True)
             self._wait()
 
     def _allocate(self) -> None:
         """Pinned where there is a GPU."""
-        for one in map(_local, self.moved):
+        for one in map(local, self.moved):
             pinned = one.is_cuda
             copy = nn.Parameter(torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=pinned).copy_(one))
             copy.grad = torch.zeros(one.shape, dtype=one.dtype, device="cpu", pin_memory=pinned)
@@ -83,5 +83,5 @@ class HostStates:
         self.on_host = self.make(self.copies)
 
     def _wait(self) -> None:
-        if any(_local(one).is_cuda for one in self.moved):
+        if any(local(one).is_cuda for one in self.moved):
             torch.cuda.synchronize()

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.lab.reference.transformer import ForwardPass
-from planner.lab.run.host_states import HostStates
+from planner.lab.run.host_states import HostStates, local
 
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensors that hold another one and no memory."""
@@ -75,11 +75,6 @@ def overall(points: Iterable[Most]) -> Most:
 def operation_of(name: str) -> str:
     """One of ours for torch's name of a collective; "" = none."""
     return next((word for start, word in OPERATIONS.items() if name.lstrip("_").startswith(start)), "")
-
-
-def local(tensor: Any) -> Any:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def optimizer_states(optimizer: Any) -> list[Any]:
