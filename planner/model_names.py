@@ -11,8 +11,9 @@ _TUNED = re.compile(r"-(hf|base|instruct|chat|it|pt)$")
 """Endings of the variants of one architecture: base, tuned, converted. Versions and dates stay: sizes may differ."""
 
 
+@cache
 def aliases() -> dict[str, str]:
-    """Other names of presets: alias -> preset."""
+    """Other names of presets: alias -> preset. Read once: an import asks for several spellings of a name."""
     data = library.read_yaml(library.profiles_directory() / "model_aliases.yaml")
     return {str(alias): str(preset) for alias, preset in data.items()}
 
