@@ -100,8 +100,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     moved = moved.joined(_price(job, stack([_on_host(job, even.layout, one, pins) for one in resorts])))
     priced = len(found) + len(moved)
     offloaded = len(moved) > 0 and (not found.fits.any() or moved.fastest < OFFLOAD_GAIN * found.fastest)
-    held = not offloaded and moved.fastest < found.fastest
-    held_back = _estimates(job, [moved.layout.row(int(moved.best(1)[0]))]) if held else []
+    held = [moved.layout.row(int(moved.best(1)[0]))] if not offloaded and moved.fastest < found.fastest else []
     found = found.joined(moved) if offloaded else found
     layouts = [found.layout.row(int(row)) for row in (*found.best(wanted), *free)]
     estimates = _estimates(job, layouts)
@@ -114,7 +113,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
         searched=len(base) * (1 + len(options)) * (1 + (len(shares) + len(resorts)) * offloaded), legal=priced, priced=priced,
         fitting=int(found.fits.sum()), refused={} if len(plain) else refusals(job, base),
         seconds=clock.perf_counter() - started,
-        held_back=(moved.layout.row(int(moved.best(1)[0])), held_back[0]) if held else None,
+        held_back=(held[0], _estimates(job, held)[0]) if held else None,
     )  # fmt: skip
 
 
