@@ -15,9 +15,10 @@ from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.values import percent, quotient, read_text
+from planner.trainers.reading.values import quotient, read_text
 
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 MATTERS = re.compile(
@@ -123,24 +124,18 @@ def _targets(given: Settings) -> str:
 
 
 def _layout(given: Settings) -> dict[str, int]:
-    tp, pp, cp, ep, etp, vpp = (
-        given.size(f"model.{one}_parallel_size")
-        for one in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor", "virtual_pipeline_model")
-    )
+    held = degrees(given, "model.")
+    if held["pp"] == 1:  # a recipe keeps its virtual stages when its pipeline is taken away
+        held |= {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}
     given.get("model.pipeline_model_parallel_layout")
-    fields = {
-        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vpp": vpp if pp > 1 else 1,
-        "schedule": int(Schedule.INTERLEAVED if vpp > 1 and pp > 1 else Schedule.ONE_F_ONE_B),
-        "sequence_parallel": int(given.flag("model.sequence_parallel") and tp > 1),
+    return {
+        **held, "sequence_parallel": int(given.flag("model.sequence_parallel") and held["tp"] > 1),
         "zero": int(given.flag("ddp.use_distributed_optimizer", True)),
-        "first_stage_layers": given.size("model.num_layers_in_first_pipeline_stage", 0, 0) if pp > 1 else 0,
-        "last_stage_layers": given.size("model.num_layers_in_last_pipeline_stage", 0, 0) if pp > 1 else 0,
-        **({"cp_method": int(CpMethod.RING)} if cp > 1 else {}), **_recompute(given),
+        "first_stage_layers": given.size("model.num_layers_in_first_pipeline_stage", 0, 0) if held["pp"] > 1 else 0,
+        "last_stage_layers": given.size("model.num_layers_in_last_pipeline_stage", 0, 0) if held["pp"] > 1 else 0,
+        **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **_recompute(given),
+        **states_on_the_host(given, "optimizer."),
     }  # fmt: skip
-    if given.flag("optimizer.optimizer_cpu_offload"):
-        share = given.get("optimizer.optimizer_offload_fraction", 1.0)
-        fields["offload_optimizer"] = percent(share, given.where("optimizer.optimizer_offload_fraction"))
-    return fields
 
 
 def _recompute(given: Settings) -> dict[str, int]:

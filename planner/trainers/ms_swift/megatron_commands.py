@@ -3,15 +3,16 @@
 import re
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Recompute, Schedule
+from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS, RECIPES
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
+from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.values import percent, quotient
+from planner.trainers.reading.values import quotient
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|lr\w*|min_lr|num_train_epochs|train_iters|max_epochs|finetune|no_save_\w+|no_load_\w+|packing\w*"
@@ -58,26 +59,17 @@ def parse_megatron(given: Settings, mode: str, num_gpus: int | None) -> Reading:
 
 
 def _layout(given: Settings) -> dict[str, int]:
-    tp, pp, cp, ep, etp = (
-        given.size(f"{one}_parallel_size")
-        for one in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
-    )
+    held = degrees(given)
     if given.get("pipeline_model_parallel_layout") is not None:
         raise PlannerError(f"{given.where('pipeline_model_parallel_layout')}: import it as arguments of Megatron")
-    vpp = given.size("virtual_pipeline_model_parallel_size")
-    fields = {
-        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vpp": vpp, "micro_batch_size": given.size("micro_batch_size"),
-        "sequence_parallel": int(given.flag("sequence_parallel") and tp > 1),
+    return {
+        **held, "micro_batch_size": given.size("micro_batch_size"),
+        "sequence_parallel": int(given.flag("sequence_parallel") and held["tp"] > 1),
         "zero": int(given.flag("use_distributed_optimizer", True)),
-        "schedule": int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B),
-        "first_stage_layers": given.size("decoder_first_pipeline_num_layers", 0, 0) if pp > 1 else 0,
-        "last_stage_layers": given.size("decoder_last_pipeline_num_layers", 0, 0) if pp > 1 else 0,
-        **({"cp_method": int(CpMethod.RING)} if cp > 1 else {}), **_recompute(given),
+        "first_stage_layers": given.size("decoder_first_pipeline_num_layers", 0, 0) if held["pp"] > 1 else 0,
+        "last_stage_layers": given.size("decoder_last_pipeline_num_layers", 0, 0) if held["pp"] > 1 else 0,
+        **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **_recompute(given), **states_on_the_host(given),
     }  # fmt: skip
-    if given.flag("optimizer_cpu_offload"):
-        share = given.get("optimizer_offload_fraction", 1.0)
-        fields["offload_optimizer"] = percent(share, given.where("optimizer_offload_fraction"))
-    return fields
 
 
 def _recompute(given: Settings) -> dict[str, int]:

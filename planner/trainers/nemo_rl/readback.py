@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Recompute, Schedule
+from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
@@ -12,9 +12,10 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import extended, resolved
+from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.values import percent, quotient
+from planner.trainers.reading.values import quotient
 
 FP8 = {"blockwise": "fp8_block", "tensorwise": "fp8", "delayed": "fp8", "mxfp8": "mxfp8"}
 READ_HERE = re.compile(
@@ -103,24 +104,13 @@ def _native(part: Settings, model: ModelSpec | None) -> dict[str, int]:
 
 def _megatron(core: Settings) -> dict[str, int]:
     """Fields of Layout under Megatron Core."""
-    tp, pp, cp, ep, etp = (
-        core.size(f"{name}_parallel_size")
-        for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
-    )
-    vpp = core.size("virtual_pipeline_model_parallel_size")
-    optimizer = core.section("optimizer")
-    fields = {
-        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vpp": vpp,
-        "schedule": int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B),
-        "sequence_parallel": int(core.flag("sequence_parallel") and tp > 1),
+    optimizer, held = core.section("optimizer"), degrees(core)
+    return {
+        **held, "sequence_parallel": int(core.flag("sequence_parallel") and held["tp"] > 1),
         "zero": int(optimizer.flag("use_distributed_optimizer", True)), **_recompute(core),
         "first_stage_layers": core.size("num_layers_in_first_pipeline_stage", 0, 0),
-        "last_stage_layers": core.size("num_layers_in_last_pipeline_stage", 0, 0),
+        "last_stage_layers": core.size("num_layers_in_last_pipeline_stage", 0, 0), **states_on_the_host(optimizer, usual=0.0),
     }  # fmt: skip
-    if optimizer.flag("optimizer_cpu_offload"):
-        share = optimizer.get("optimizer_offload_fraction", 0.0)
-        fields["offload_optimizer"] = percent(share, optimizer.where("optimizer_offload_fraction"))
-    return fields
 
 
 def _recompute(core: Settings) -> dict[str, int]:

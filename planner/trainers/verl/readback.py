@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Recompute, Schedule
+from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.reading.commands import Launch, launched
@@ -14,6 +14,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import override, resolved
+from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import quotient
@@ -132,20 +133,15 @@ def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:
 
 
 def _megatron(part: Settings) -> dict[str, int]:
-    tp, pp, cp, ep, vpp = (
-        part.size(f"{one}_parallel_size")
-        for one in ("tensor_model", "pipeline_model", "context", "expert_model", "virtual_pipeline_model")
-    )
     core = part.section("override_transformer_config")
+    held = degrees(part, etp=part.size("tensor_model_parallel_size"))
     fields = {
-        "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": part.size("expert_tensor_parallel_size", tp), "vpp": vpp,
-        "schedule": int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B),
-        "sequence_parallel": int(part.flag("sequence_parallel", True) and tp > 1),
+        **held, "sequence_parallel": int(part.flag("sequence_parallel", True) and held["tp"] > 1),
         "zero": int(part.flag("use_distributed_optimizer", True)),
         "first_stage_layers": core.size("num_layers_in_first_pipeline_stage", 0, 0),
         "last_stage_layers": core.size("num_layers_in_last_pipeline_stage", 0, 0), **_recompute(core),
     }  # fmt: skip
-    if ep == 1 and part.get("expert_tensor_parallel_size") is None:
+    if held["ep"] == 1 and part.get("expert_tensor_parallel_size") is None:
         fields.pop("etp")
     return fields
 
