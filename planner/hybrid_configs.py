@@ -45,7 +45,7 @@ def _counted(c: Reader, key: str, names: Mapping[str, str], layers: int) -> dict
     """Layers of each kind in a list of them; unknown kinds are refused by name."""
     kinds = c.items(key)
     for kind in kinds:
-        if kind not in names:
+        if not isinstance(kind, str) or kind not in names:
             raise c.error(f"{str(kind)[:40]} layers are not modelled ({key})")
     if kinds and len(kinds) != layers:
         raise c.error(f"{key} has {len(kinds)} entries for {layers} layers")
