@@ -50,6 +50,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "lab.reference. trainers.targets trainers.checking. trainers.reading."),
     (5, "trainers.logs"),
     (5, "trainers."),  # one folder each: a new one stands here by itself
+    (5, "serving."),
     (6, "questions.best_plan"),
     (6, "terminal."),
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),
