@@ -60,7 +60,7 @@ def decode_attention_law(hardware: HardwareProfile, sizes: Sizes, cache: str) ->
         "tiles": US * rows / hardware.compute_units * one,
         "queries": US * rows * group / hardware.compute_units * one,
         "compute": 2.0 * cached * group / hardware.peak("bf16"),
-        "steps": US * context / 1000.0 * one,
+        "steps": US * context / 512.0 * one,
     }
 
 
@@ -74,7 +74,7 @@ def decode_mla_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms
         "tiles": US * batch / hardware.compute_units * one,
         "queries": US * batch * heads / hardware.compute_units,
         "compute": 2.0 * (576.0 + 512.0) * batch * heads * context / hardware.peak("bf16"),
-        "steps": US * context / 1000.0 * one,
+        "steps": US * context / 512.0 * one,
     }
 
 
