@@ -24,7 +24,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     ``value`` replaces traffic.value, as a column where every layout has a load of its own (a sweep over concurrency).
     """
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
-    memory = serving_memory(served, layout, traffic)
+    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
     most = running_at_most(served, layout, traffic, memory)
     engine = load.Engine(served, layout, traffic)
     replicas = np.asarray(layout.replicas, dtype=np.float64)
@@ -47,8 +47,12 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
 
 def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory) -> Any:
     """Requests that one engine runs at once: its batch limit, and what the cache holds as the engine admits."""
-    grown = traffic.output.mean if served.engine.admits == "all" else traffic.output.squared / (2.0 * traffic.output.mean)
-    held = (traffic.input.mean + grown) + np.asarray(memory.bytes_per_sequence) / np.maximum(memory.bytes_per_token, 1e-9)
+    grown = (
+        traffic.output.mean if served.engine.admits == "all" else traffic.output.squared / (2.0 * traffic.output.mean)
+    )
+    held = (traffic.input.mean + grown) + np.asarray(memory.bytes_per_sequence) / np.maximum(
+        memory.bytes_per_token, 1e-9
+    )
     return np.minimum(np.asarray(layout.max_batch, dtype=np.float64), np.asarray(memory.capacity) / held)
 
 
@@ -56,7 +60,7 @@ def _result(
     served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory, most: Any, flow: load.Flow, first: Any
 ) -> ServingEstimate:  # fmt: skip
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    client = served.engine.host.client
+    client = served.engine.host["first_token"]
     ttft = first + client
     plain = ttft - flow.wait
     rate = flow.rate * replicas
@@ -87,15 +91,24 @@ def _static(
     rounds = batch / inside
     number, tokens = engine.chunks(0.0)
     packed = np.clip(np.floor(engine.budget / tokens), 1.0, np.maximum(inside / engine.dp, 1.0))
-    work = Pass(batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens)
+    work = Pass(
+        batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens
+    )
     passes = number * np.maximum(inside / (packed * engine.dp), 1.0)
     whole = np.asarray(step_time(served, layout, work).total)
     prompts = whole * (1.0 + (passes - 1.0) / engine.pp)
     decode = engine.decode(inside)
-    ttft = prompts + served.engine.host.client
+    ttft = prompts + served.engine.host["first_token"]
     latency = rounds * (ttft + (traffic.output.mean - 1.0) * decode / engine.speed)
     rate = batch * replicas / latency
     flow = load.Flow(
-        ttft=ttft, tpot=decode / engine.speed, wait=0.0 * ttft, rate=rate / replicas, running=inside, waiting=batch - inside, prompt=prompts, decode=decode
+        ttft=ttft,
+        tpot=decode / engine.speed,
+        wait=0.0 * ttft,
+        rate=rate / replicas,
+        running=inside,
+        waiting=batch - inside,
+        prompt=prompts,
+        decode=decode,
     )
     return _result(served, layout, traffic, memory, most, flow, prompts)

@@ -90,7 +90,11 @@ class Engine:
         mixes = self.served.engine.mixes_prefill
         done = (number - 1.0) / 2.0 * tokens + self.hit
         work = Pass(
-            batch=np.maximum(batch, 1e-6) if mixes else 1e-6, context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done
+            batch=np.maximum(batch, 1e-6) if mixes else 1e-6,
+            context=self.context,
+            prompts=1.0,
+            prompt_tokens=tokens,
+            cached=done,
         )
         whole = np.asarray(step_time(self.served, self.layout, work).total)
         added = np.maximum(whole - decode, 0.0) if mixes else whole
@@ -113,14 +117,27 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
             busy = np.minimum(rate * added, 0.98)
             tpot = decode / engine.speed / (1.0 - busy)
             seen = (inside - 1.0) / np.maximum(inside, 1.0)
-            queue = np.clip(busy * (1.0 - 0.5 * busy * seen) / np.maximum(1.0 - busy * seen, 1.0 / np.maximum(inside, 1.0)), 0.0, inside)
+            queue = np.clip(
+                busy * (1.0 - 0.5 * busy * seen) / np.maximum(1.0 - busy * seen, 1.0 / np.maximum(inside, 1.0)),
+                0.0,
+                inside,
+            )
             wait = added * np.maximum(queue * seen - 0.5 * busy, 0.0)
             rate = inside / (base + wait + output * tpot)
         batch = np.minimum(0.5 * (batch + rate * output * tpot), inside)
     ttft = base + wait
     outside = np.maximum(np.asarray(requests, dtype=np.float64) - inside, 0.0)
     ttft = ttft + outside / rate
-    return Flow(ttft=ttft, tpot=tpot, wait=wait + outside / rate, rate=rate, running=batch, waiting=outside, prompt=added, decode=decode)
+    return Flow(
+        ttft=ttft,
+        tpot=tpot,
+        wait=wait + outside / rate,
+        rate=rate,
+        running=batch,
+        waiting=outside,
+        prompt=added,
+        decode=decode,
+    )
 
 
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
@@ -137,7 +154,16 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
     ttft = 0.5 * decode + own + wait
-    return Flow(ttft=ttft, tpot=tpot, wait=wait, rate=rate * np.ones_like(ttft), running=batch, waiting=rate * wait, prompt=added, decode=decode)
+    return Flow(
+        ttft=ttft,
+        tpot=tpot,
+        wait=wait,
+        rate=rate * np.ones_like(ttft),
+        running=batch,
+        waiting=rate * wait,
+        prompt=added,
+        decode=decode,
+    )
 
 
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:

@@ -56,7 +56,9 @@ class _Step:
         self.ranks = np.asarray(layout.ranks, dtype=np.float64)
         self.attn_dp = np.asarray(layout.attn_dp, dtype=np.float64)
         rank_batch = np.asarray(work.batch, dtype=np.float64) / (self.attn_dp * np.asarray(layout.pp, dtype=np.float64))
-        self.prompt_tokens = np.asarray(work.prompts, dtype=np.float64) * np.asarray(work.prompt_tokens, dtype=np.float64)
+        self.prompt_tokens = np.asarray(work.prompts, dtype=np.float64) * np.asarray(
+            work.prompt_tokens, dtype=np.float64
+        )
         pure = self.prompt_tokens <= 0.0
         engine = served.engine
         inside = np.asarray(engine.captured(rank_batch, layout, served.hardware)) & pure & ~np.asarray(work.eager)
@@ -73,9 +75,15 @@ class _Step:
         attends = sum(kind.share for kind in kinds if kind.mixer == "attention") * model.num_layers
         mlps = sum(kind.share for kind in kinds if kind.mlp)
         dense, sparse = mlps * model.num_plain_layers, mlps * model.num_moe_layers
-        linear = attends * self._projections() + dense * self._mlp(float(model.ffn_size), self.tp, self.served.precision.weights)
+        linear = attends * self._projections() + dense * self._mlp(
+            float(model.ffn_size), self.tp, self.served.precision.weights
+        )
         experts = sparse * self._experts() if model.is_moe else 0.0
-        router = sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16") if sparse else 0.0
+        router = (
+            sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
+            if sparse
+            else 0.0
+        )
         attention = self._attention(attends)
         if model.linear:
             states, inner = self._linear_attention()
@@ -111,21 +119,26 @@ class _Step:
         index = 0.0
         if m.is_sparse:
             wide = float(m.index_heads * m.index_head_dim)
-            index = self._product(wide, float(m.q_lora_rank), weights) + self._product(float(m.index_head_dim + m.index_heads), h, "bf16")
+            index = self._product(wide, float(m.q_lora_rank), weights) + self._product(
+                float(m.index_head_dim + m.index_heads), h, "bf16"
+            )
         return out + down + query + up + index
 
     def _mlp(self, width: float, split: Any, weights: str, tokens: Any = None) -> Floats:
         """Gate and up in one product, then down."""
         h, gates = float(self.model.hidden_size), self.model.num_mlp_matrices - 1.0
-        return self._product(gates * width / split, h, weights, tokens) + self._product(h, width / split, weights, tokens)
+        return self._product(gates * width / split, h, weights, tokens) + self._product(
+            h, width / split, weights, tokens
+        )
 
     def _experts(self) -> Floats:
         """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
         m, layout = self.model, self.layout
         tokens = self.tokens * self.attn_dp
         routed = self.curves.experts_time(
-            tokens, float(m.routed_size), float(m.expert_ffn_size), float(m.top_k), float(m.num_experts),
-            np.asarray(layout.moe_tp, dtype=np.float64), np.asarray(layout.ep, dtype=np.float64), self.served.expert_format,
+            tokens, hidden=float(m.routed_size), ffn=float(m.expert_ffn_size), top_k=float(m.top_k), experts=float(m.num_experts),
+            moe_tp=np.asarray(layout.moe_tp, dtype=np.float64), ep=np.asarray(layout.ep, dtype=np.float64),
+            weights=self.served.expert_format,
         )  # fmt: skip
         if not m.num_shared_experts:
             return routed  # type: ignore[no-any-return]
@@ -156,15 +169,17 @@ class _Step:
         else:
             kv = np.maximum(m.num_kv_heads / self.tp, 1.0)
             decode = self.curves.decode_attention_time(
-                batch, heads, kv, float(m.head_dim), np.maximum(context / dcp, 1.0), cache, float(window)
-            )
+                batch=batch, heads=heads, kv_heads=kv, head_dim=float(m.head_dim), context=np.maximum(context / dcp, 1.0), cache=cache,
+                window=float(window),
+            )  # fmt: skip
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
             return np.where(some, decode, 0.0)
         keys = np.minimum(cached + new, m.index_top_k) if m.is_sparse else cached + new
         prefill = self.curves.prefill_attention_time(
-            np.maximum(new, 1.0), np.maximum(keys, 1.0), heads, np.maximum(m.num_kv_heads / self.tp, 1.0), float(m.head_dim),
-            float(m.value_head_size), np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9), float(window),
+            queries=np.maximum(new, 1.0), keys=np.maximum(keys, 1.0), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
+            head_dim=float(m.head_dim), value_dim=float(m.value_head_size), window=float(window),
+            batch=np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9),
         )  # fmt: skip
         return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
@@ -173,8 +188,17 @@ class _Step:
         one = self.model.linear
         assert one is not None
         h, weights = float(self.model.hidden_size), self.served.attention_format
-        inner = self._product(one.input_size / self.tp, h, weights) + self._product(h, one.value_size / self.tp, weights)
-        states = self.curves.linear_attention_time(one, self.tp, np.maximum(self.batch, 0.0), self.prompt_tokens)
+        inner = self._product(one.input_size / self.tp, h, weights) + self._product(
+            h, one.value_size / self.tp, weights
+        )
+        states = np.where(
+            self.sequences > 0.0, self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp), 0.0
+        )
+        new = np.asarray(self.work.prompt_tokens, dtype=np.float64)
+        if np.any(self.prompt_tokens > 0.0):
+            prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
+            scan = self.curves.linear_attention_time(one, prompts, np.maximum(new, 1.0), self.tp)
+            states = states + np.where(self.prompt_tokens > 0.0, scan, 0.0)
         return states, inner
 
     # ------------------------------------------------------------------------------------------------ the rest
@@ -206,21 +230,31 @@ class _Step:
         total = layers * reduce + layers * np.where(self.attn_dp > 1.0, 0.0, reduce)
         if np.any(self.attn_dp > 1.0):
             whole = size * self.attn_dp
-            both = sum(self.served.cluster.collective_time(op, whole, self.ranks, 1) for op in ("all_gather", "reduce_scatter"))
+            both = sum(
+                self.served.cluster.collective_time(op, whole, self.ranks, 1) for op in ("all_gather", "reduce_scatter")
+            )
             sparse = float(m.num_moe_layers or m.num_layers)
-            direct = self.curves.dispatch_time(self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
-            direct = direct + self.curves.combine_time(self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
+            direct = self.curves.dispatch_time(
+                self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
+            )
+            direct = direct + self.curves.combine_time(
+                self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
+            )
             total = total + np.where(self.attn_dp > 1.0, sparse * (np.minimum(both, direct) if m.is_moe else both), 0.0)
         hops = np.asarray(self.layout.pp, dtype=np.float64) - 1.0
         if np.any(hops > 0):
-            total = total + hops * self.served.cluster.collective_time("send_recv", size, np.where(hops > 0, 2, 1), self.ranks)
+            total = total + hops * self.served.cluster.collective_time(
+                "send_recv", size, np.where(hops > 0, 2, 1), self.ranks
+            )
         return np.asarray(total)
 
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
         engine = self.served.engine
         own = np.where(
-            self.graph, self.curves.all_reduce_time(size, n, "graph", engine.name), self.curves.all_reduce_time(size, n, "eager", engine.name)
+            self.graph,
+            self.curves.all_reduce_time(size, n, "graph", engine.name),
+            self.curves.all_reduce_time(size, n, "eager", engine.name),
         )
         nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
         within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
@@ -231,15 +265,23 @@ class _Step:
         m = self.model
         rows = np.maximum(self.sequences + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
         product = self._product(m.vocab_size / self.tp, float(m.hidden_size), "bf16", rows)
-        gather = np.where(self.tp > 1.0, self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1), 0.0)
-        sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy")
+        gather = np.where(
+            self.tp > 1.0,
+            self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1),
+            0.0,
+        )
+        sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
+            LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy"
+        )
         return product + gather + sample  # type: ignore[no-any-return]
 
     def _host(self) -> Floats:
         """What the engine adds per step and per sequence, beside the kernels."""
         host = self.served.engine.host
         rows = self.sequences * self.attn_dp
-        return np.asarray(host.per_step + host.per_sequence * rows + np.where(self.prompt_tokens > 0.0, host.per_prefill, 0.0))
+        return np.asarray(
+            host["step"] + host["sequence"] * rows + host["prefill_token"] * self.prompt_tokens * self.attn_dp
+        )
 
 
 def weight_bytes_of(name: str) -> float:
