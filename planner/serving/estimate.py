@@ -65,7 +65,7 @@ def _result(
     plain = ttft - flow.wait
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
-    rest = max(output - 1.0, 0.0) * flow.tpot
+    rest = np.maximum(output - 1.0, 0.0) * flow.tpot
     step = step_time(served, layout, Pass(batch=flow.running, context=load.Engine(served, layout, traffic).context))
     mixed = flow.decode + flow.prompt * np.asarray(layout.attn_dp) * np.asarray(layout.pp)
     share = np.minimum(flow.rate * flow.tpot, 1.0)

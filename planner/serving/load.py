@@ -128,7 +128,7 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     requests = np.asarray(requests, dtype=np.float64)
     inside = np.minimum(requests, most)
     batch = np.maximum(inside * 0.95, 1e-6)
-    output = max(engine.output - 1.0, 0.0)
+    output = np.maximum(engine.output - 1.0, 0.0)
     for _ in range(ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
@@ -167,7 +167,7 @@ def _rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep) ->
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes."""
     rate = np.asarray(rate, dtype=np.float64)
-    output = max(engine.output - 1.0, 1e-9)
+    output = np.maximum(engine.output - 1.0, 1e-9)
     batch = np.ones_like(rate * np.ones_like(most))
     for _ in range(2 * ROUNDS):
         decode = engine.decode(batch)
