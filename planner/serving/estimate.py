@@ -76,7 +76,7 @@ def _result(
         e2e=Quantiles(mean=ttft + rest, p50=ttft + rest, p90=ttft + rest + flow.wait, p99=ttft + rest + flow.wait * (TAIL - 1.0)),
         requests_per_second=rate, output_tokens_per_second=rate * output, total_tokens_per_second=rate * total,
         running=flow.running, waiting=flow.waiting, step=step, memory=memory,
-        saturated=flow.waiting > 0.5 if traffic.load != "rate" else flow.rate * flow.prompt > 0.95,
+        saturated=flow.waiting > 0.5 if traffic.load != "rate" else np.isinf(flow.waiting),
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0), max_concurrency=most * replicas, preemption=np.zeros_like(np.asarray(most)),
     )  # fmt: skip
 

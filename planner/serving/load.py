@@ -28,6 +28,8 @@ from planner.serving.traffic import Traffic
 ROUNDS = 4
 """Rounds of the fixed point: B settles within a thousandth after three."""
 BISECTIONS = 30
+SATURATED = 0.995
+"""Share of the capacity above which an open loop has no steady state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,29 +167,29 @@ def _rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep) ->
 
 
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
-    """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes."""
-    rate = np.asarray(rate, dtype=np.float64)
-    output = np.maximum(engine.output - 1.0, 1e-9)
-    batch = np.ones_like(rate * np.ones_like(most))
+    """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes.
+
+    Where more arrives than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
+    """
+    full = closed(engine, most, most)
+    rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
+    over = rate >= full.rate * SATURATED
+    output = np.maximum(engine.output - 1.0, 0.0)
+    batch = np.ones_like(full.rate)
     for _ in range(2 * ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
-        busy = np.minimum(rate * added, 0.99)
+        busy = np.minimum(rate * added, SATURATED)
         tpot = decode / engine.speed / (1.0 - busy)
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
     ttft = 0.5 * decode + own + wait
     return Flow(
-        ttft=ttft,
-        tpot=tpot,
-        wait=wait,
-        rate=rate * np.ones_like(ttft),
-        running=batch,
-        waiting=rate * wait,
-        prompt=added,
-        decode=decode,
-    )
+        ttft=np.where(over, np.inf, ttft), tpot=np.where(over, full.tpot, tpot), wait=np.where(over, np.inf, wait), rate=rate,
+        running=np.where(over, full.running, batch), waiting=np.where(over, np.inf, rate * wait), prompt=added,
+        decode=np.where(over, full.decode, decode),
+    )  # fmt: skip
 
 
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
