@@ -42,7 +42,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
         if traffic.waves is not None:
             initial = load.burst(engine, load_value / replicas, np.maximum(most, 1.0), flow)
             first = first + np.maximum(initial - flow.ttft, 0.0) / traffic.waves
-    return _result(served, layout, traffic, memory, most, flow, first)
+    return result(served, layout, traffic, memory, most, flow, first)
 
 
 def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory) -> Any:
@@ -56,13 +56,14 @@ def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, mem
     return np.minimum(np.asarray(layout.max_batch, dtype=np.float64), np.asarray(memory.capacity) / held)
 
 
-def _result(
+def result(
     served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory, most: Any, flow: load.Flow, first: Any
 ) -> ServingEstimate:  # fmt: skip
+    """An estimate from the flow of one engine; ``first`` is the mean time to first token without the client's part."""
     replicas = np.asarray(layout.replicas, dtype=np.float64)
     client = served.engine.host["first_token"]
     ttft = first + client
-    plain = ttft - flow.wait
+    plain = np.where(np.isinf(flow.wait), np.inf, ttft - np.where(np.isinf(flow.wait), 0.0, flow.wait))
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
     rest = np.maximum(output - 1.0, 0.0) * flow.tpot
@@ -111,4 +112,4 @@ def _static(
         prompt=prompts,
         decode=decode,
     )
-    return _result(served, layout, traffic, memory, most, flow, prompts)
+    return result(served, layout, traffic, memory, most, flow, prompts)
