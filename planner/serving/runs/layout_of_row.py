@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import PlannerError
@@ -105,8 +105,8 @@ def _replicas(row: ServingRow, given: Mapping[str, Any], base: Mapping[str, int]
 def _experts(row: ServingRow, given: Mapping[str, Any], base: dict[str, int], model: ModelSpec) -> tuple[Degrees, ...]:
     """The split of experts: as stated, as follows from one degree, else as engines start; offline the best that may be meant."""
     one = Degrees(**base)
-    if not model.is_moe:
-        return (one,)
+    if not model.is_moe:  # attention data parallelism of a dense model is that of whole copies
+        return (replace(one, attn_dp=1, replicas=one.replicas * one.attn_dp),)
     ep, moe_tp = given.get("ep"), given.get("moe_tp")
     if ep is None and moe_tp is None:
         spread = [_with(base, ep=1), _with(base, ep=one.ranks)]

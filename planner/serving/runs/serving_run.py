@@ -181,11 +181,21 @@ def _dataset(row: ServingRow) -> Mapping[str, Any]:
 
 def _lengths(row: ServingRow, key: str, dataset: Mapping[str, Any]) -> Lengths:
     """Fixed, uniform in [r x, x], or with the spread of a data set. Raises PlannerError."""
-    mean, ratio = row.get(f"load.{key}") or dataset.get(key), row.get("load.range_ratio")
+    mean, ratio = row.get(f"load.{key}") or dataset.get(key) or _from_rates(row, key), row.get("load.range_ratio")
     if not mean:
-        raise PlannerError(f"load: {key} is not stated" + (f" and data set {row.get('load.dataset')} is not known" if row.get("load.dataset") else ""))
+        named = row.get("load.dataset")
+        raise PlannerError(f"load: {key} is not stated" + (f" and data set {named} is not known" if named else ""))
     if ratio is not None:
         return Lengths.uniform(max(ratio * mean, 1.0), mean)
     variation = dataset.get(f"{key}_variation", 0.0)
     longest = max(dataset.get(f"{key}_longest", mean), mean)
     return Lengths(mean=mean, squared=mean**2 * (1.0 + variation), longest=longest)
+
+
+def _from_rates(row: ServingRow, key: str) -> float:
+    """Mean tokens of a request from measured tokens/s over requests/s; 0 = not measured."""
+    output, total, requests = (
+        row.measured.get(name, 0.0) for name in ("tokens_per_s_total_output", "tokens_per_s_total", "request_per_s")
+    )
+    tokens = output if key == "osl" else total - output if total and output else 0.0
+    return max(tokens / requests, 1.0) if requests and tokens > 0 else 0.0
