@@ -72,7 +72,9 @@ def split_of(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> Sp
     return Split(layouts=layouts, assumed=assumed, stated=not assumed)
 
 
-def _repaired(given: Mapping[str, Any], model: ModelSpec, hardware: HardwareProfile) -> tuple[dict[str, int], tuple[str, ...]]:
+def _repaired(
+    given: Mapping[str, Any], model: ModelSpec, hardware: HardwareProfile
+) -> tuple[dict[str, int], tuple[str, ...]]:
     """tp, pp, attn_dp and dcp; where tp is that of attention times that of experts, beyond the node, tp alone."""
     found = {key: int(given.get(key) or 1) for key in ("tp", "pp", "attn_dp", "dcp")}
     tp, ep, moe_tp = found["tp"], given.get("ep") or 1, given.get("moe_tp") or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.serving.runs.run_schema import ServingRow
+from planner.units import KILO
 
 LOW, HIGH = 0.6, 1.15
 """Throughput over in flight x output / latency that is believed: a run of few waves fills and drains at the ends, and medians
@@ -33,8 +34,8 @@ def _seconds(row: ServingRow, output: float) -> float | None:
     """Seconds of a request: as measured, or first token and the others."""
     for statistic in ("mean", "unstated", "p50"):
         if whole := row.measured.get(f"e2e_ms.{statistic}"):
-            return whole / 1e3
+            return whole / KILO
         first, other = (row.measured.get(f"{name}.{statistic}") for name in ("ttft_ms", "tpot_ms"))
         if first and other:
-            return (first + (output - 1.0) * other) / 1e3
+            return (first + (output - 1.0) * other) / KILO
     return None

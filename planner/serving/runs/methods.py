@@ -64,7 +64,9 @@ def engine_of(row: ServingRow) -> EngineOf:
     if not own:
         name = methods()["engines"].get(name, "")
         if not name:
-            raise PlannerError(f"engine '{stated[:40]}' is not known; known: {', '.join((*ENGINES, *methods()['engines']))}")
+            raise PlannerError(
+                f"engine '{stated[:40]}' is not known; known: {', '.join((*ENGINES, *methods()['engines']))}"
+            )
         assumed.append(f"engine {stated} priced as {name}")
     if "dynamo/" in image:
         version = _inside_dynamo(image, name)

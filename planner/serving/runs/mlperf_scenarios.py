@@ -1,8 +1,9 @@
-"""MLPerf's scenarios: submitters tune their layout, so the best of the search stands for it, at the highest load within the limits."""
+"""MLPerf's scenarios: submitters tune their layout; the best of the search stands for it, at the highest load within the limits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_rules import legal
 from planner.serving.traffic import Traffic
 
-LOADS = np.linspace(0.3, 1.0, 15)
+LOADS = np.linspace(0.1, 1.0, 19)
 """Parts of the offline rate at which a server is tried."""
 
 
@@ -27,7 +28,9 @@ def search_layouts(served: Served, count: int, nodes: int) -> tuple[Degrees, ...
     found = list(_candidates(served, count, max(count // nodes, 1)))
     names = Degrees.__dataclass_fields__
     columns = ServingLayout(**{name: np.array([getattr(one, name) for one in found]) for name in names})
-    mask = np.broadcast_to(legal(served.model, served.hardware, served.engine, served.precision, columns), (len(found),))
+    mask = np.broadcast_to(
+        legal(served.model, served.hardware, served.engine, served.precision, columns), (len(found),)
+    )
     kept = tuple(one for one, keep in zip(found, mask, strict=True) if keep)
     if not kept:
         raise PlannerError(f"no layout of {served.model.name} over {count} GPUs is legal with {served.engine.name}")
@@ -64,15 +67,17 @@ def best_within(
     limits = methods()["datasets"].get(name, {}).get(scenario)
     if limits is None:
         raise PlannerError(f"the limits of MLPerf's scenario {scenario} of {name} are not known")
-    from dataclasses import replace
-
     most = np.asarray(offline.requests_per_second)
-    open_loop = replace(traffic, load="rate")
-    rates = np.zeros(np.shape(most))
-    for share in LOADS:
-        found = estimate(served, layout, open_loop, share * most)
-        keeps = np.asarray(found.ttft.p99) <= limits[0]
-        keeps &= (np.asarray(found.tpot.p99) <= limits[1]) & ~np.asarray(found.saturated, dtype=bool)
-        rates = np.where(keeps, share * most, rates)
-    found = estimate(served, layout, open_loop, np.where(rates > 0, rates, 0.05 * most))
+    open_loop, number = replace(traffic, load="rate"), len(most)
+    tried = (LOADS[:, None] * most).reshape(-1)
+    found = estimate(served, _repeated(layout, len(LOADS)), open_loop, tried)
+    keeps = (np.asarray(found.ttft.p99) <= limits[0]) & (np.asarray(found.tpot.p99) <= limits[1])
+    keeps &= ~np.asarray(found.saturated, dtype=bool)
+    rates = np.where(keeps, tried, 0.0).reshape(len(LOADS), number).max(axis=0)
+    found = estimate(served, layout, open_loop, np.where(rates > 0, rates, LOADS[0] * most))
     return replace(found, fits=np.asarray(found.fits) & (rates > 0)), rates
+
+
+def _repeated(layout: ServingLayout, times: int) -> ServingLayout:
+    """The columns of a layout several times over."""
+    return ServingLayout(**{one.name: np.tile(getattr(layout, one.name), times) for one in fields(layout)})

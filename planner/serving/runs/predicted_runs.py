@@ -22,6 +22,7 @@ from planner.serving.runs.serving_run import ServingRun
 from planner.serving.served import Served
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Traffic
+from planner.units import GIGA, KILO
 
 TUNED_BATCH = 8192
 """Batch limit of runs that seek the highest throughput: their makers raise it until the cache is full."""
@@ -86,7 +87,9 @@ def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) 
         known[key] = Served(model=run.model, hardware=run.hardware, engine=engine, precision=Precision(**cache))
     served, layouts = known[key], run.split.layouts
     if not layouts and run.split.decode is None:
-        layouts = search_layouts(served, int(run.row.get("hardware.count") or 1), int(run.row.get("hardware.nodes") or 1))
+        layouts = search_layouts(
+            served, int(run.row.get("hardware.count") or 1), int(run.row.get("hardware.nodes") or 1)
+        )
     return Case(index=index, run=run, served=served, layouts=layouts)
 
 
@@ -101,7 +104,12 @@ def _shared(case: Case) -> tuple[object, ...]:
     assert case.run.traffic is not None
     if case.run.kind == "mlperf":
         row = case.run.row
-        return id(case.served), *(row.get(f"load.{one}") for one in ("kind", "dataset")), len(case.layouts), case.layouts[0]
+        return (
+            id(case.served),
+            *(row.get(f"load.{one}") for one in ("kind", "dataset")),
+            len(case.layouts),
+            case.layouts[0],
+        )
     alone = case.index if case.run.kind == "disaggregated" else None
     return id(case.served), replace(case.run.traffic, value=1.0), alone
 
@@ -118,7 +126,9 @@ def _priced(cases: list[Case]) -> list[ServingAnswer]:
         columns = [(case, layout) for case in once for layout in case.layouts]
         layout = _stacked(first.served, [_limits(case, one, case.served.engine) for case, one in columns])
         if first.run.kind == "mlperf":
-            found, values = best_within(first.served, layout, traffic, str(first.run.row.get("load.kind")), first.run.row)
+            found, values = best_within(
+                first.served, layout, traffic, str(first.run.row.get("load.kind")), first.run.row
+            )
         else:
             values = np.array([case.run.traffic.value for case, _ in columns if case.run.traffic], dtype=np.float64)
             found = estimate(first.served, layout, traffic, values)
@@ -143,7 +153,9 @@ def _limits(case: Case, degrees: Degrees, engine: Engine) -> tuple[Degrees, floa
     elif case.run.kind in ("offline", "mlperf"):
         most = max(float(batch), TUNED_BATCH * degrees.attn_dp)
     else:
-        most = max(float(batch), math.ceil(traffic.value / degrees.replicas) if traffic and case.run.kind != "open" else 1.0)
+        most = max(
+            float(batch), math.ceil(traffic.value / degrees.replicas) if traffic and case.run.kind != "open" else 1.0
+        )
     return degrees, most, float(case.run.row.get("load.max_tokens") or tokens)
 
 
@@ -171,7 +183,9 @@ def _taken(found: ServingEstimate, start: int, stop: int) -> int:
 
 def _answer(case: Case, found: ServingEstimate, column: int, start: int) -> ServingAnswer:
     layout = case.layouts[column - start]
-    return _said(case.run, figures(found, column, layout.num_gpus), _at(found.fits, column), _at(found.saturated, column), layout)
+    return _said(
+        case.run, figures(found, column, layout.num_gpus), _at(found.fits, column), _at(found.saturated, column), layout
+    )
 
 
 def _said(
@@ -179,13 +193,15 @@ def _said(
 ) -> ServingAnswer:
     """The answer in the names of what was measured; a statistic that is not stated is the mean."""
     named = {name: values.get(name.replace(".unstated", ".mean")) for name in run.measured}
-    quantities = {name: value for name, value in named.items() if value is not None and math.isfinite(value) and value > 0}
+    quantities = {
+        name: value for name, value in named.items() if value is not None and math.isfinite(value) and value > 0
+    }
     if not quantities:
-        return ServingAnswer(status=REFUSED, reason="the model has no finite answer for what was measured", layout=layout)
+        return ServingAnswer(
+            status=REFUSED, reason="the model has no finite answer for what was measured", layout=layout
+        )
     status, reason = (PREDICTED, "") if fits else (DOES_NOT_FIT, "weights and cache of one request do not fit")
-    return ServingAnswer(
-        status=status, reason=reason, quantities=quantities, layout=layout, saturated=bool(saturated)
-    )
+    return ServingAnswer(status=status, reason=reason, quantities=quantities, layout=layout, saturated=bool(saturated))
 
 
 def figures(found: ServingEstimate, column: int, gpus: int) -> dict[str, float]:
@@ -194,14 +210,14 @@ def figures(found: ServingEstimate, column: int, gpus: int) -> dict[str, float]:
     for name in LATENCIES:
         latency = getattr(found, name.removesuffix("_ms"))
         for statistic in ("mean", "p50", "p90", "p99"):
-            values[f"{name}.{statistic}"] = 1e3 * _at(latency.of(statistic), column)
+            values[f"{name}.{statistic}"] = KILO * _at(latency.of(statistic), column)
     output, total = _at(found.output_tokens_per_second, column), _at(found.total_tokens_per_second, column)
     rates = (output, output / gpus, total, total / gpus, _at(found.requests_per_second, column))
     values |= dict(zip(RATES, rates, strict=True))
     values["latency_s"] = _at(found.e2e.mean, column)
     memory = found.memory
     parts = (memory.weights, memory.draft, memory.activations, memory.graphs, memory.cache)
-    values["memory_gb"] = sum(_at(part, column) for part in parts) / 1e9
+    values["memory_gb"] = sum(_at(part, column) for part in parts) / GIGA
     return values
 
 
@@ -219,9 +235,7 @@ def _disaggregated(case: Case, traffic: Traffic) -> ServingAnswer:
 
     split = case.run.split
     assert split.prefill is not None and split.decode is not None
-    prefill, decode = (
-        _one(case, one) for one in (split.prefill, split.decode)
-    )
+    prefill, decode = (_one(case, one) for one in (split.prefill, split.decode))
     found = pools.estimate(case.served, prefill, decode, traffic)
     gpus = split.prefill.num_gpus + split.decode.num_gpus
     return _said(case.run, figures(found, 0, gpus), _at(found.fits, 0), _at(found.saturated, 0), split.decode)

@@ -71,7 +71,8 @@ def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dic
     weights = weight_format(str(row.get("precision.weights") or ""), hardware) or _by_name(named, hardware)
     block = published.startswith(BLOCK_FP8)
     if not weights:
-        weights = "fp8_block" if published.startswith(("deepseek-v3", "minimax")) else "bf16"
+        tuned = str(row.get("load.kind")).startswith("mlperf") and "fp8" in hardware.peak_flops
+        weights = "fp8_block" if published.startswith(("deepseek-v3", "minimax")) else "fp8" if tuned else "bf16"
     if weights == "fp8" and block:
         weights = "fp8_block"
     found = {"weights": weights}
@@ -82,7 +83,9 @@ def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dic
     if said := weight_format(str(row.get("precision.attention") or ""), hardware):
         found["attention"] = said
     elif weights in ("nvfp4", "mxfp4", "int4") and model.is_moe:
-        found["attention"] = "bf16"  # copies of mixtures quantise experts and leave attention [hf_quant_config.json of nvidia/...-FP4]
+        found["attention"] = (
+            "bf16"  # copies of mixtures quantise experts and leave attention [hf_quant_config.json of nvidia/...-FP4]
+        )
     return {**found, **_cache(row)}
 
 

@@ -113,7 +113,7 @@ def read_serving_runs(path: Path) -> list[ServingRun]:
 
 def _run_of(row: ServingRow) -> ServingRun:
     found: dict[str, Any] = {"formats": {}, "split": Split(stated=False)}
-    assumed = list(f"key {key} is not read" for key in row.unread)
+    assumed = [f"key {key} is not read" for key in row.unread]
     try:
         found["model"] = served_model(str(row.get("model")))
         found["hardware"], said = device(str(row.get("hardware.gpu")))
@@ -146,7 +146,12 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
     speculation = _speculation(row)
     said = f"{said}, draft of one token, 85 % accepted".lstrip(", ") if speculation else said
     traffic = Traffic(
-        **lengths, load=kind, value=float(value), prefix_hit=hit, speculation=speculation, waves=_waves(row, kind, value)
+        **lengths,
+        load=kind,
+        value=float(value),
+        prefix_hit=hit,
+        speculation=speculation,
+        waves=_waves(row, kind, value),
     )
     return traffic, said
 
