@@ -247,7 +247,7 @@ def _of_annotation(name: str, annotation: ast.expr, known: _Sources) -> Flag:
     """The flag that vLLM's and SGLang's own rules make of the type of a field."""
     atoms = list(known.atoms(annotation))
     types = [text for kind, text in atoms if kind == "type"]
-    literals = list(dict.fromkeys(value for kind, value in atoms if kind == "literal"))
+    literals = list(dict.fromkeys(value for kind, value in atoms if kind == "literal" and value is not None))
     heads = {text.split("[")[0] for text in types}
     records = [text for text in types if text in known.classes and _is_record(known.classes[text])]
     if records:
