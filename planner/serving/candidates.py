@@ -24,7 +24,6 @@ OCTAVE = (4, 5, 6, 7)
 """Steps of the load inside of a factor of two: 4/4, 5/4, 6/4 and 7/4 of a power of two."""
 
 
-
 def engine_layouts(model: ModelSpec, gpus: int, pins: Mapping[str, int]) -> ServingLayout:
     """All splits of one engine of at most ``gpus`` GPUs, as columns with one replica; not every row is legal: rules say which.
 
@@ -52,7 +51,7 @@ def _options(pins: Mapping[str, int], name: str, found: Iterable[int]) -> list[i
 
 def _even(n: int) -> bool:
     """1, 2, 3, 4, 6, 8, 12, 16: stages that nodes share out."""
-    return n in (1, 3) or n % 2 == 0 and n not in (10, 14)
+    return n in (1, 3) or (n % 2 == 0 and n not in (10, 14))
 
 
 def _powers(most: int) -> list[int]:
@@ -65,10 +64,13 @@ def _cache_copies(model: ModelSpec) -> int:
 
 
 def _experts(model: ModelSpec, ranks: int, pins: Mapping[str, int]) -> list[tuple[int, int]]:
-    """(ep, moe_tp) of the ranks of a stage: whole experts on every rank, every expert on all ranks, and what lies between in a node."""
+    """(ep, moe_tp) of the ranks of a stage: whole experts on every rank, every expert on all ranks, and what lies between in a
+    node."""
     if not model.is_moe:
         return [(1, 1)]
-    found = [(ep, ranks // ep) for ep in divisors(ranks) if model.num_experts % ep == 0 and ranks // ep <= 8 or ep == 1]
+    found = [
+        (ep, ranks // ep) for ep in divisors(ranks) if (model.num_experts % ep == 0 and ranks // ep <= 8) or ep == 1
+    ]
     return [(ep, moe) for ep, moe in found if pins.get("ep", ep) == ep and pins.get("moe_tp", moe) == moe]
 
 

@@ -17,7 +17,8 @@ SAID = (
     ("nvfp4", Precision(weights="nvfp4")), ("mxfp4", Precision(weights="bf16", experts="mxfp4")),
     ("4 bits", Precision(weights="int4")), ("8 bits", Precision(weights="int8")), ("fp8", Precision(weights="fp8_block")),
 )  # fmt: skip
-"""Words of a config.json's quantization_config, and what they mean; the first that stands there counts. Plain "fp8" is DeepSeek's form,
+"""Words of a config.json's quantization_config, and what they mean; the first that stands there counts. Plain "fp8" is DeepSeek's
+form,
 one scale per 128 x 128: the bytes of one per tensor differ by 0.02 %."""
 FP8_PRODUCTS = ("Hopper", "Ada", "Blackwell", "CDNA3", "CDNA4")
 FP4_PRODUCTS = ("Blackwell",)

@@ -16,7 +16,9 @@ LONGEST = 100_000_000
 MOST_LENGTHS = 20_000_000
 """Bytes of a file of lengths."""
 PERCENTILES = ("mean", "p50", "p90", "p99")
-_RATE = re.compile(r"^\s*(\d+\.?\d*|\.\d+)\s*(?:(?:req(?:uests?)?)?\s*(?:/|per\s+)\s*(s|sec|second|min|minute|h|hour))?\s*$")
+_RATE = re.compile(
+    r"^\s*(\d+\.?\d*|\.\d+)\s*(?:(?:req(?:uests?)?)?\s*(?:/|per\s+)\s*(s|sec|second|min|minute|h|hour))?\s*$"
+)
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -36,7 +38,11 @@ def read_lengths(text: object, what: str) -> Lengths:
     if colon or re.fullmatch(r"[\d.]+[kKmM]?i?\s*(-|\.\.)\s*[\d.]+[kKmM]?i?", said):
         if colon and kind.strip().lower() not in ("uniform", "u"):
             raise PlannerError(f"{what}: {shown(said)} is no distribution; write 2048, uniform:800-1000 or @file")
-        low, sign, high = re.split(r"(-|\.\.)", ends if colon else said, maxsplit=1) if re.search(r"-|\.\.", ends or said) else (ends, "", "")
+        low, sign, high = (
+            re.split(r"(-|\.\.)", ends if colon else said, maxsplit=1)
+            if re.search(r"-|\.\.", ends or said)
+            else (ends, "", "")
+        )
         if not sign:
             raise PlannerError(f"{what}: {shown(said)} needs two ends; write it like uniform:800-1000")
         least, most = (_count(one, what) for one in (low, high))
@@ -84,7 +90,11 @@ def _lengths_of_file(path: Path, what: str) -> Lengths:
         raise PlannerError(f"{what}: {path} holds no lengths; write a number of tokens on every line")
     mean = sum(one * count for one, count in zip(values, counts, strict=True)) / total
     squared = sum(one**2 * count for one, count in zip(values, counts, strict=True)) / total
-    return Lengths(mean=mean, squared=max(squared, mean**2), longest=max(one for one, count in zip(values, counts, strict=True) if count))
+    return Lengths(
+        mean=mean,
+        squared=max(squared, mean**2),
+        longest=max(one for one, count in zip(values, counts, strict=True) if count),
+    )
 
 
 def read_seconds(text: object, what: str) -> float:
@@ -144,11 +154,18 @@ def read_speculation(text: object, what: str = "--speculation") -> Speculation |
     if not {"depth", "acceptance"} <= said.keys():
         raise PlannerError(f"{what} needs both: drafted tokens and the share accepted, like depth=3,acceptance=0.7")
     try:
-        depth, acceptance = int(said["depth"]), float(said["acceptance"].rstrip("%")) / (100.0 if said["acceptance"].endswith("%") else 1.0)
+        depth, acceptance = (
+            int(said["depth"]),
+            float(said["acceptance"].rstrip("%")) / (100.0 if said["acceptance"].endswith("%") else 1.0),
+        )
     except ValueError:
-        raise PlannerError(f"{what}: {shown(str(text))} holds no numbers; write it like depth=3,acceptance=0.7") from None
+        raise PlannerError(
+            f"{what}: {shown(str(text))} holds no numbers; write it like depth=3,acceptance=0.7"
+        ) from None
     if not 1 <= depth <= 64 or not 0 <= acceptance <= 1:
-        raise PlannerError(f"{what}: depth must be from 1 to 64 and acceptance from 0 to 1, not {depth} and {acceptance:g}")
+        raise PlannerError(
+            f"{what}: depth must be from 1 to 64 and acceptance from 0 to 1, not {depth} and {acceptance:g}"
+        )
     draft = parse_amount(said["draft"], what=f"{what} draft") if "draft" in said else 0.0
     return Speculation(depth=depth, acceptance=acceptance, draft_parameters=draft)
 

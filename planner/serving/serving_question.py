@@ -40,7 +40,8 @@ ANY_NUMBER = 1024
 """GPUs looked at where the question is how many are needed."""
 PINNED = tuple(one.name for one in dataclasses.fields(ServingLayout))
 WEIGHT_NAMES = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8", "fp4": "nvfp4",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8",
+    "fp4": "nvfp4",
     "fp8_e4m3": "fp8", "modelopt_fp8": "fp8", "modelopt_fp4": "nvfp4", "block_fp8": "fp8_block",
 }  # fmt: skip
 """Formats by what engines call them."""
@@ -133,7 +134,11 @@ def ask(request: ServeRequest) -> Question:
         hardware = dataclasses.replace(hardware, network_bandwidth=_bandwidth(request.network_bandwidth))
     engines = _engines(request, assumed)
     precision, others = _precision(request, model, hardware, assumed)
-    limits = Limits(ttft=read_seconds(request.ttft, "--ttft"), tpot=read_seconds(request.tpot, "--tpot"), percentile=_percentile(request))
+    limits = Limits(
+        ttft=read_seconds(request.ttft, "--ttft"),
+        tpot=read_seconds(request.tpot, "--tpot"),
+        percentile=_percentile(request),
+    )
     traffic, loaded = _traffic(request, model, assumed)
     task = Task(
         gpus=_gpus(request, hardware), traffic=traffic, loaded=loaded, limits=limits, pins=layout_pins(request.layout)
@@ -141,7 +146,8 @@ def ask(request: ServeRequest) -> Question:
     _require_room(task)
     return Question(
         model=model, hardware=hardware, hardware_name=name, engines=engines, precision=precision, others=others, task=task,
-        disaggregated=request.disaggregated, rates=rates_of(hardware, price=request.price), assumptions=tuple(assumed), request=request,
+        disaggregated=request.disaggregated, rates=rates_of(hardware, price=request.price), assumptions=tuple(assumed),
+        request=request,
     )  # fmt: skip
 
 
@@ -182,7 +188,9 @@ def _require_room(task: Task) -> None:
     needed = math.prod(task.pins[name] for name in names)
     if needed > task.gpus:
         degrees = " x ".join(f"{name} {task.pins[name]}" for name in names)
-        raise PlannerError(f"{degrees} needs {needed} GPUs and there are {task.gpus}; lower a degree, or give more --gpus")
+        raise PlannerError(
+            f"{degrees} needs {needed} GPUs and there are {task.gpus}; lower a degree, or give more --gpus"
+        )
 
 
 def _bandwidth(value: str | float) -> float:
@@ -206,7 +214,9 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
         name, at, version = one.lower().partition("@")
         engine = load_engine(f"{names.get(name, name)}{at}{version}")
         if engine.note:
-            assumed.append(Assumption("engine", f"{engine.name} {engine.version}", engine.note, "--engine NAME@VERSION"))
+            assumed.append(
+                Assumption("engine", f"{engine.name} {engine.version}", engine.note, "--engine NAME@VERSION")
+            )
         found.append(engine)
     return tuple(found)
 
@@ -285,7 +295,9 @@ def traffic_text(traffic: Traffic, loaded: bool) -> str:
 
 def limits_text(limits: Limits) -> str:
     """Limits in one line; '' without any."""
-    said = [f"{name} at most {format_seconds(value)}" for name, value in (("TTFT", limits.ttft), ("TPOT", limits.tpot)) if math.isfinite(value)]
+    said = [
+        f"{name} at most {format_seconds(value)}"
+        for name, value in (("TTFT", limits.ttft), ("TPOT", limits.tpot))
+        if math.isfinite(value)
+    ]
     return f"{' and '.join(said)} ({limits.percentile})" if said else ""
-
-

@@ -43,21 +43,30 @@ def binding(one: Choice) -> str:
         return f"The cache is full: it holds {most:,.0f} requests of this length."
     share, name = max((_number(getattr(one.found.step, part.name)), part.name) for part in fields(StepTime))
     total = _number(one.found.step.total)
-    return f"{PART_TEXT[name].capitalize()} take {100 * share / total:.0f} % of a decode step of {format_seconds(total)}." if total else ""
+    return (
+        f"{PART_TEXT[name].capitalize()} take {100 * share / total:.0f} % of a decode step of {format_seconds(total)}."
+        if total
+        else ""
+    )
 
 
 def name_of(one: Choice) -> str:
     """Engine and split in words."""
     text = f"{one.served.engine.name} {degrees_text(one.layout)}"
     text += f" x {int(one.layout.replicas)}" if int(one.layout.replicas) > 1 else ""
-    return text if one.prefill is None else f"{text} behind prefill on {degrees_text(one.prefill)} x {int(one.prefill.replicas)}"
+    return (
+        text
+        if one.prefill is None
+        else f"{text} behind prefill on {degrees_text(one.prefill)} x {int(one.prefill.replicas)}"
+    )
 
 
 def against(first: Choice, second: Choice) -> str:
     """The runner-up in numbers: how far behind, and which part of its step costs more of the time."""
     gap = first.total / second.total - 1.0 if second.total > 0 else 0.0
     faster = first.user / second.user - 1.0
-    said = f"Runner-up: {name_of(second)}, {_percent(-gap / (1.0 + gap))} tokens/s and {_percent(-faster / (1.0 + faster))} per user"
+    less, slower = _percent(-gap / (1.0 + gap)), _percent(-faster / (1.0 + faster))
+    said = f"Runner-up: {name_of(second)}, {less} tokens/s and {slower} per user"
     mine, theirs = _shares(first), _shares(second)
     share, name = max((theirs[part] - mine[part], part) for part in mine)
     if share > SMALL:
@@ -79,19 +88,27 @@ def misses(one: Choice) -> str:
     found = one.found
     if not bool(np.all(found.fits)):
         memory = found.memory
-        parts = {name: _number(getattr(memory, name)) for name in ("weights", "draft", "activations", "graphs", "reserve")}
+        parts = {
+            name: _number(getattr(memory, name)) for name in ("weights", "draft", "activations", "graphs", "reserve")
+        }
         short = sum(parts.values()) - memory.usable
-        largest = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in sorted(parts.items(), key=lambda pair: -pair[1])[:2])
+        largest = ", ".join(
+            f"{name} {size / GIB:.1f} GiB" for name, size in sorted(parts.items(), key=lambda pair: -pair[1])[:2]
+        )
         if short > 0:
             return f"does not start: {short / GIB:.1f} GiB too much for {memory.usable / GIB:.1f} GiB ({largest})"
-        return f"does not start: {_number(memory.cache) / GIB:.1f} GiB of cache hold no request of this length ({largest})"
+        return (
+            f"does not start: {_number(memory.cache) / GIB:.1f} GiB of cache hold no request of this length ({largest})"
+        )
     if one.traffic.load == "rate" and bool(np.all(found.saturated)):
         return f"does not keep up with {one.traffic.value:g} requests/s: the queue grows"
     said = []
     for name, latency, limit in (("TTFT", found.ttft, one.limits.ttft), ("TPOT", found.tpot, one.limits.tpot)):
         value = _number(latency.of(one.limits.percentile))
         if value > limit:
-            said.append(f"{name} {format_seconds(value)} is {value / limit:.2f} times the limit of {format_seconds(limit)}")
+            said.append(
+                f"{name} {format_seconds(value)} is {value / limit:.2f} times the limit of {format_seconds(limit)}"
+            )
     return " and ".join(said)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,8 @@ from planner.serving.serving_search import Choice
 
 DEFINITIONS = (
     "TTFT: time to first token, queue and client included. TPOT: time per output token after the first, (e2e - TTFT) / (O - 1).",
-    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. Dollars and energy: of those GPUs "
+    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. Dollars and energy: of "
+    "those GPUs "
     "all the time.",
 )
 """What the headings of the tables mean, where tools differ."""
@@ -68,7 +68,8 @@ def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
     step = sum(found.step_s.values())
     keeps_up = plan.traffic.load != "rate" or not found.saturated
     return ServeRow(
-        purpose=purpose, engine=plan.engine.replace("@", " "), layout=plan_layout_text(plan), precision=precision_text(plan.precision),
+        purpose=purpose, engine=plan.engine.replace("@", " "), layout=plan_layout_text(plan),
+        precision=precision_text(plan.precision),
         gpus=plan.gpus, load=load_text(plan), concurrency=found.requests_per_second * e2e if running else None,
         requests_per_second=found.requests_per_second, tokens_per_second=found.output_tokens_per_second,
         tokens_per_second_per_gpu=found.output_tokens_per_second / plan.gpus,
@@ -103,7 +104,9 @@ def load_text(plan: ServePlan) -> str:
 def degrees_text(layout: ServingLayout) -> str:
     """Degrees of one engine: tp 4, pp 2, attention dp 8, ep 8."""
     names = {"tp": "tp", "pp": "pp", "attn_dp": "dp", "ep": "ep", "moe_tp": "moe-tp", "dcp": "dcp"}
-    words = [f"{word} {value}" for name, word in names.items() if (value := int(getattr(layout, name))) > 1 or name == "tp"]
+    words = [
+        f"{word} {value}" for name, word in names.items() if (value := int(getattr(layout, name))) > 1 or name == "tp"
+    ]
     return " ".join(words)
 
 
@@ -119,16 +122,13 @@ def plan_layout_text(plan: ServePlan) -> str:
     return f"{layout_text(plan.prefill)} -> {layout_text(plan.layout)}"
 
 
-def plan_of(
-    question: Question, one: Choice, why: str = "", gpus: int | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None, basis: str = "",
-) -> ServePlan:  # fmt: skip
+def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = None) -> ServePlan:
     """A deployment as a plan of the question's GPUs, or of ``gpus``."""
     engine = one.served.engine
     return ServePlan(
         model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=f"{engine.name}@{engine.version}",
         precision=one.served.precision, layout=one.layout, prefill=one.prefill, traffic=one.traffic, limits=one.limits,
-        prediction=predict_serving(one.found, 0, ranges, basis), assumptions=question.assumptions, why=why,
+        prediction=predict_serving(one.found), assumptions=question.assumptions, why=why,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The search of a deployment: every legal split of every engine and format at every load, and the best of them by what is asked.
 
-Replicas are independent engines: one of each is priced, and as many as the GPUs hold share the requests. What may not start is never
+Replicas are independent engines: one of each is priced, and as many as the GPUs hold share the requests. What may not start is
+never
 ranked above what does.
 """
 
@@ -24,7 +25,8 @@ from planner.serving.serving_rules import legal
 from planner.serving.traffic import Limits, Traffic
 
 OBJECTIVES = ("offline", "balanced", "interactive")
-"""The two ends of the front and its knee: most tokens/s; largest product of tokens/s and tokens/s per user; most tokens/s per user."""
+"""The two ends of the front and its knee: most tokens/s; largest product of tokens/s and tokens/s per user; most tokens/s per
+user."""
 NEAR_FASTEST = 0.95
 """Interactive: of what reaches this part of the highest speed per user, the highest throughput."""
 COLUMNS = ("load", "total", "user", "ttft", "tpot", "e2e", "score", "requests")
@@ -66,7 +68,8 @@ class Priced:
     layout: ServingLayout
     """Columns, replicas included."""
     columns: Mapping[str, Floats]
-    """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure that
+    """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure
+    that
     the limits are about, seconds; e2e: mean; score: largest of ttft and tpot over their limits; requests: requests/s."""
     looked_at: int = 0
     """Layouts before rules and memory."""
@@ -154,7 +157,9 @@ def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
     )
     if not count:
         return layout, 0
-    return take(layout, np.flatnonzero(_broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count))), count
+    return take(
+        layout, np.flatnonzero(_broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count))
+    ), count
 
 
 def _column(value: Any, count: int) -> NDArray[np.int64]:
@@ -175,7 +180,9 @@ def priced(one: Served, task: Task) -> Priced:
     if not counts["legal"]:
         return _table(one, task, layout, np.zeros(0), counts)
     memory = serving_memory(one.model, one.hardware, one.engine, one.precision, layout, task.traffic)
-    most = _broadcast(running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory), counts["legal"])
+    most = _broadcast(
+        running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory), counts["legal"]
+    )
     starts = np.flatnonzero(_broadcast(memory.fits, counts["legal"]) & (most >= 1.0))
     counts["fitting"] = len(starts)
     layout, most = take(layout, starts), np.minimum(most[starts], task.pins.get("max_batch", MOST_RUNNING))
@@ -206,7 +213,11 @@ def _with_batch(layout: ServingLayout, task: Task) -> ServingLayout:
 
 
 def _at_loads(
-    one: Served, task: Task, layout: ServingLayout, rows_and_loads: tuple[NDArray[np.intp], NDArray[np.int64]], counts: dict[str, int]
+    one: Served,
+    task: Task,
+    layout: ServingLayout,
+    rows_and_loads: tuple[NDArray[np.intp], NDArray[np.int64]],
+    counts: dict[str, int],
 ) -> Priced:
     """Splits at several loads of an engine each."""
     rows, load = rows_and_loads
@@ -231,7 +242,9 @@ def _table(
             "split": np.arange(count) if split is None else split,
         }  # fmt: skip
         columns = {name: np.array(_broadcast(value, count), dtype=np.float64) for name, value in columns.items()}
-        late = _broadcast(found.saturated, count) if task.loaded and task.traffic.load == "rate" else np.zeros(count, bool)
+        late = (
+            _broadcast(found.saturated, count) if task.loaded and task.traffic.load == "rate" else np.zeros(count, bool)
+        )
         columns["score"] = np.where(late, np.inf, columns["score"])
         keep = np.flatnonzero(_broadcast(found.fits, count) & np.isfinite(columns["total"]))
         columns = {name: column[keep] for name, column in columns.items()}
@@ -262,7 +275,7 @@ def value_of(table: Priced, task: Task, objective: str) -> Floats:
     else:
         fastest = np.max(table["user"], initial=0.0, where=table["score"] <= 1.0)
         near = table["user"] >= NEAR_FASTEST * fastest
-        worth = np.where(near, table["total"], table["user"] / max(fastest, 1e-30) * 1e-9)
+        worth = np.where(near, table["total"], table["user"] / max(fastest, 1e-30) * np.finfo(float).eps)
     return np.where(table["score"] <= 1.0, worth, -table["score"])
 
 
@@ -310,7 +323,12 @@ def chosen(table: Priced, task: Task, row: int, purpose: str = "") -> Choice:
     load = task.traffic.load if task.loaded else "concurrency"
     traffic = replace(task.traffic, load=load, value=float(table["load"][row]))
     return Choice(
-        served=one, layout=layout, traffic=traffic, found=estimate(one, layout, traffic), limits=task.limits, purpose=purpose
+        served=one,
+        layout=layout,
+        traffic=traffic,
+        found=estimate(one, layout, traffic),
+        limits=task.limits,
+        purpose=purpose,
     )
 
 
