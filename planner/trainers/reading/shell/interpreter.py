@@ -66,7 +66,7 @@ class Script:
     missing: list[str] = field(default_factory=list)
     """Scripts that it reads and that are not there."""
     batch: dict[str, str] = field(default_factory=dict)
-    """Options of #SBATCH lines."""
+    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
 
 
 def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | None = None) -> Script:
@@ -98,6 +98,12 @@ def _batch(text: str) -> dict[str, str]:
     for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
         for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
             found[short.get(name, name)] = value
+    for line in re.findall(r"^#\s?PBS\s+(.*)$", text, re.MULTILINE):  # -l select=4:ncpus=64:ngpus=8, -l nodes=4:gpus=8
+        if (asked := re.search(r"\b(?:select|nodes)=(\d{1,6})\b(\S*)", line)) is not None:
+            gpus = re.search(r":n?gpus=(\d{1,4})\b", asked[2])
+            found |= {"nodes": asked[1], **({"gpus-per-node": gpus[1]} if gpus else {})}
+    for nodes in re.findall(r"^#\s?BSUB\s+-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
+        found["nodes"] = nodes
     return found
 
 

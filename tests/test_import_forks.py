@@ -1,0 +1,97 @@
+"""Arguments of forks of Megatron-LM, of batch systems and of launchers: what they mean in a plan's words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.layout import CpMethod, Module, Recompute
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading, to_plan
+from planner.trainers.reading.given import Given
+
+SIZES = "--num-layers 16 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --bf16 "
+SIZES += "--global-batch-size 64 --vocab-size 32000 --swiglu "
+
+
+def script(tmp_path: Path, arguments: str, before: str = "torchrun --nproc_per_node 16", **given: Any) -> Reading:
+    file = tmp_path / "train.sh"
+    file.write_text(f"{before} pretrain_gpt.py {SIZES} {arguments}\n")
+    return read(file, None, Given(**given))
+
+
+def fields(found: Reading, *names: str) -> list[Any]:
+    return [found.fields.get(name, 0) for name in names]
+
+
+def test_layers_of_mindspeed_stages_are_counted_without_empty_ones(tmp_path: Path) -> None:
+    found = script(tmp_path, "--pipeline-model-parallel-size 4 --noop-layers 15 --num-layers-per-virtual-pipeline-stage 2")
+    assert found.model.num_layers == 15 and fields(found, "vpp", "first_stage_layers", "last_stage_layers") == [2, 4, 3]
+    both = script(tmp_path, "--pipeline-model-parallel-size 4 --noop-layers 0,15")
+    assert both.model.num_layers == 14 and fields(both, "vpp", "first_stage_layers", "last_stage_layers") == [1, 3, 3]
+    listed = script(tmp_path, "--pipeline-model-parallel-size 4 --num-layer-list 3,4,4,5")
+    assert fields(listed, "first_stage_layers", "last_stage_layers") == [3, 5]
+    assert to_plan(listed, {"hardware": "h100-sxm"}).layout.last_stage_layers == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--noop-layers 16", "noop_layers is '16', which does not fit 16 layers on 4 stages"),
+        ("--noop-layers last", "noop_layers is 'last'; whole numbers with commas are understood"),
+        ("--noop-layers 0 --first-k-dense-replace 1", "noop_layers is '0', which does not fit"),
+        ("--num-layer-list 4,4,4", "num_layer_list '4,4,4' is not 16 layers on 4 stages"),
+        ("--num-layer-list 4,5,4,3", r"--num-layer-list gives the stages \[4, 5, 4, 3\] layers"),
+        ("--reuse-fp32-param", r"--reuse-fp32-param decides memory .*--set reuse_fp32_param=false imports the job without"),
+        ("--recompute-norm --recompute-granularity full", "--recompute-norm decides memory"),
+    ],
+)
+def test_what_mindspeed_says_and_a_plan_cannot_is_one_sentence(arguments: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=says):
+        script(tmp_path, f"--pipeline-model-parallel-size 4 {arguments}")
+
+
+def test_memory_of_mindspeed_is_said_in_a_plans_words(tmp_path: Path) -> None:
+    swapped = script(tmp_path, "--use-distributed-optimizer --swap-optimizer --reuse-fp32-param")
+    assert fields(swapped, "zero", "offload_optimizer") == [1, 100] and swapped.unread == ()
+    assert any("saves 2 / dp bytes per parameter" in note for note in swapped.notes)
+    again = script(tmp_path, "--recompute-activation-function --recompute-norm")
+    assert fields(again, "recompute", "recompute_modules") == [int(Recompute.SELECTIVE), int(Module.MLP_ACTIVATION | Module.NORM)]
+
+
+def test_experts_of_forks_are_dealt_to_ranks(tmp_path: Path) -> None:
+    moe = "--num-experts 64 --moe-router-topk 2 --moe-ffn-hidden-size 512 --disable-bias-linear"
+    whole = script(tmp_path, f"{moe} --tensor-model-parallel-size 4 --expert-model-parallel-size 4 --moe-tp-extend-ep")
+    assert fields(whole, "tp", "ep", "etp") == [4, 16, 1]
+    blocks = script(tmp_path, f"{moe} --moe-expert-model-parallelism --DDP-impl local")
+    assert fields(blocks, "ep", "etp") == [16, 1] and blocks.trainer.startswith("megatron+")
+    few = script(tmp_path, f"{moe.replace('64', '8')} --moe-expert-model-parallelism")
+    assert fields(few, "ep", "etp") == [8, 2]
+    with pytest.raises(PlannerError, match=r"say --gpus N \(how many GPUs run it\)$"):
+        script(tmp_path, f"{moe} --moe-expert-model-parallelism", before="python")
+
+
+def test_megatron_deepspeed_without_its_pipeline_is_deepspeed(tmp_path: Path) -> None:
+    words = "--deepspeed --deepspeed_config ds.json --no-pipeline-parallel"
+    ulysses = script(tmp_path, f"{words} --ds-sequence-parallel-size 4 --zero-stage 1")
+    assert ulysses.trainer.startswith("deepspeed") and fields(ulysses, "cp", "zero") == [4, 1]
+    assert fields(ulysses, "cp_method") == [int(CpMethod.A2A)]
+    stage = script(tmp_path, f"{words} --zero-stage 3 --cpu-optimizer")
+    assert stage.trainer.startswith("deepspeed") and fields(stage, "zero", "offload_optimizer") == [3, 100]
+    assert to_plan(stage, {"hardware": "a100-sxm-80gb"}).layout.zero == 3
+    assert script(tmp_path, f"{words} --zero-stage 1").trainer.startswith("megatron-deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("head", "gpus"),
+    [
+        ("#PBS -l select=4:ncpus=64:ngpus=8", 32),
+        ("#PBS -l nodes=2:gpus=4:ppn=1,walltime=01:00:00", 8),
+        ("#PBS -l select=4:system=polaris", None),
+        ("#SBATCH --nodes=4\n#SBATCH --gres=gpu:a100:8", 32),
+    ],
+)
+def test_gpus_of_batch_systems(head: str, gpus: int | None, tmp_path: Path) -> None:
+    found = script(tmp_path, "", before=f"#!/bin/bash\n{head}\nmpiexec --envall python")
+    assert found.num_gpus == gpus
