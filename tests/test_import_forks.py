@@ -95,3 +95,37 @@ def test_megatron_deepspeed_without_its_pipeline_is_deepspeed(tmp_path: Path) ->
 def test_gpus_of_batch_systems(head: str, gpus: int | None, tmp_path: Path) -> None:
     found = script(tmp_path, "", before=f"#!/bin/bash\n{head}\nmpiexec --envall python")
     assert found.num_gpus == gpus
+
+
+NANOTRON = """
+parallelism: {{dp: 2, tp: 2, pp: 1, tp_mode: REDUCE_SCATTER, expert_parallel_size: {ranks}}}
+tokens: {{sequence_length: 2048, micro_batch_size: 2, batch_accumulation_per_replica: 4}}
+optimizer: {{zero_stage: 0}}
+model:
+  dtype: bfloat16
+  model_config: {{{kind}: true, hidden_size: 512, intermediate_size: 2048, num_hidden_layers: 8, num_attention_heads: 8,
+    num_key_value_heads: 8, vocab_size: 32000, max_position_embeddings: 2048, hidden_act: silu, rms_norm_eps: 1.0e-6,
+    tie_word_embeddings: false, {more}}}
+"""
+
+
+def test_experts_of_nanotron_are_read_and_mamba_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+
+    def nanotron(kind: str, more: str, ranks: int = 1) -> Reading:
+        file.write_text(NANOTRON.format(kind=kind, more=more, ranks=ranks))
+        return read(file, None, Given())
+
+    llamoe = nanotron("is_llamoe_config", "moe_num_experts: 4, num_experts_per_tok: 1").model
+    assert llamoe is not None and (llamoe.num_experts, llamoe.top_k, llamoe.expert_ffn_size) == (4, 1, 2048)
+    shared = "moe_config: {num_experts: 8, top_k: 2, moe_intermediate_size: 256, enable_shared_expert: true}"
+    found = nanotron("is_qwen2_config", shared)
+    assert found.model is not None and not found.model.qkv_bias
+    assert (found.model.num_experts, found.model.expert_ffn_size, found.model.shared_expert_ffn_size) == (8, 256, 5632)
+    assert to_plan(found, {"hardware": "h100-sxm"}).layout.dp == 2
+    with pytest.raises(PlannerError, match=r"parallelism.expert_parallel_size is 2, whose ranks compute the same tokens"):
+        nanotron("is_qwen2_config", shared, 2)
+    with pytest.raises(PlannerError, match="is_mamba_config: Mamba is not priced"):
+        nanotron("is_mamba_config", "ssm_cfg: null")
+    with pytest.raises(PlannerError, match=r"moe_config.layers is \[0, 2\]; only experts in all layers"):
+        nanotron("is_qwen2_config", "moe_config: {layers: [0, 2]}")

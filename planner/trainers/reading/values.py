@@ -74,7 +74,8 @@ def stage_ends(layers: Sequence[int], where: str) -> dict[str, int]:
     differs. Raises PlannerError where those between differ."""
     if len(set(layers[1:-1])) > 1:
         raise PlannerError(
-            f"{where} gives the stages {list(layers)} layers; a plan knows a first and last stage that differ, the ones between are equal"
+            f"{where} gives the stages {list(layers)} layers; a plan knows a first and last stage that differ, the ones between "
+            "are equal"
         )
     even = len(set(layers)) == 1
     return {"first_stage_layers": 0 if even else layers[0], "last_stage_layers": 0 if even else layers[-1]}
