@@ -71,7 +71,7 @@ def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
     if not isinstance(sizes, Mapping):
         return None
     if sizes.get("is_mamba_config"):
-        raise PlannerError(f"{path}: model.model_config has is_mamba_config: Mamba is not priced; configurations of transformers are")
+        raise PlannerError(f"{path}: model.model_config has is_mamba_config: Mamba is not priced; transformers are")
     if (experts := sizes.get("moe_num_experts")) and sizes.get("is_llamoe_config"):
         return known_model(from_hugging_face({**sizes, "model_type": "mixtral", "num_local_experts": experts}, source=str(path)))
     if not (sizes.get("is_llama_config") or sizes.get("is_qwen2_config")):
