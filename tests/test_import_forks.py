@@ -9,7 +9,7 @@ from planner.errors import PlannerError
 from planner.layout import CpMethod, Module, Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 SIZES = "--num-layers 16 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --bf16 "
 SIZES += "--global-batch-size 64 --vocab-size 32000 --swiglu "
@@ -129,3 +129,52 @@ def test_experts_of_nanotron_are_read_and_mamba_is_refused_by_name(tmp_path: Pat
         nanotron("is_mamba_config", "ssm_cfg: null")
     with pytest.raises(PlannerError, match=r"moe_config.layers is \[0, 2\]; only experts in all layers"):
         nanotron("is_qwen2_config", "moe_config: {layers: [0, 2]}")
+
+
+PERFORMANCE = r"""
+worker=$(cat <<- EOM
+  python scripts/performance/custom_setup_experiment.py \
+    --gpu {gpu} --model_family_name qwen --model_recipe_name {model} --num_gpus {gpus} --compute_dtype {dtype} \
+    --expert_model_parallel_size 32 --pipeline_model_parallel_size 8 --virtual_pipeline_model_parallel_size 3 {more}
+EOM
+)
+echo "$worker" > worker.sh
+torchrun --nproc-per-node=4 --nnodes=64 --no-python bash worker.sh
+"""
+
+
+def test_the_performance_launcher_of_megatron_bridge_names_a_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "launcher.sh"
+
+    def launched(more: str = "", gpus: int = 256, gpu: str = "gb200", dtype: str = "bf16", **given: Any) -> Reading:
+        text = PERFORMANCE.format(more=more, gpus=gpus, gpu=gpu, dtype=dtype, model="qwen3_235b_a22b")
+        file.write_text(text)
+        return read(file, None, Given(**given))
+
+    found = launched()
+    assert (found.model.name, found.num_gpus, found.hardware) == ("qwen3-235b-a22b", 256, "gb200-nvl72")
+    assert fields(found, "pp", "vpp", "ep", "first_stage_layers", "last_stage_layers") == [8, 3, 32, 11, 11]
+    assert found.global_batch_size == 8192 and "expert_dispatch=hybridep" in found.trainer
+    assert to_plan(found).layout.dp == 32
+    again = launched("--recompute_modules moe_act,layernorm -gb 1024 --moe_flex_dispatcher_backend None -tp 2", dtype="fp8_cs")
+    assert fields(again, "recompute_modules", "tp") == [int(Module.MLP_ACTIVATION | Module.NORM), 2]
+    assert again.global_batch_size == 1024 and again.precision == "fp8" and "expert_dispatch=alltoall" in again.trainer
+    with pytest.raises(OpenQuestionsError, match="sequences per step: the recipe of 256 GPUs is started on 512"):
+        to_plan(launched(gpus=512))
+    assert launched(gpus=512, global_batch_size=4096).num_gpus == 512
+    with pytest.raises(OpenQuestionsError, match=r"recipe=qwen3_235b\S+ \('qwen3_\w+_256gpu_a100_bf16_config' is not"):
+        to_plan(launched(gpu="a100"))
+    with pytest.raises(PlannerError, match="--use_megatron_fsdp True: import its job as arguments of Megatron"):
+        launched("--use_megatron_fsdp true")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sbatch <<EOF\n{command}\nEOF\n", "cat > job.sh <<'EOF'\n{command}\nEOF\nsbatch --nodes=2 job.sh\n",
+     'echo "{command}" > job.sh\nsrun bash job.sh\n', "run() {{\n{command}\n}}\nrun\n"],
+)  # fmt: skip
+def test_a_script_that_a_script_writes_is_followed_where_it_is_started(text: str, tmp_path: Path) -> None:
+    command = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --tensor-model-parallel-size 2"
+    (tmp_path / "start.sh").write_text(text.format(command=command))
+    found = read(tmp_path / "start.sh", None, Given(num_gpus=16))
+    assert fields(found, "tp") == [2]

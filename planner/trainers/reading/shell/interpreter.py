@@ -296,6 +296,10 @@ class _Follower:
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return
         name, rest = words[0], words[1:]
+        if name == "echo" and node.target:
+            self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
+        if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
+            self.nested(self.script.documents[-1][1])
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0")
         if name in ("source", "."):
@@ -322,6 +326,15 @@ class _Follower:
                 self.nested(words[i + 2])
                 started = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[:i], *one.words], one.under) for one in started]
+                return
+        written = dict(self.script.documents)
+        for i, word in enumerate(words[1:], 1):
+            started = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
+            if word in written and started:
+                inner = len(self.script.commands)
+                self.nested(written[word])
+                launched = self.script.commands[inner:]
+                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
                 return
         if any(OPTION.search(word) for word in words):
             self.script.commands.append(Command(words))
