@@ -73,8 +73,10 @@ def measured(folder: Path, recipes: dict[str, Any]) -> dict[str, Any]:
 
 
 def modules(folder: Path) -> list[ast.Module]:
-    """Modules of a folder."""
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))]
+    """Modules of a folder, each with the constants of all of them."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))]
+    plain = [node for tree in trees for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    return [ast.Module([*plain, *tree.body], []) for tree in trees]
 
 
 def whole(found: dict[str, Any]) -> bool:

@@ -75,16 +75,17 @@ def _memory(found: Arguments) -> None:
 def _expert_ranks(found: Arguments, gpus: int | None) -> None:
     """Ranks that experts are dealt to. MindSpeed's moe-tp-extend-ep: those of tensor parallelism too, none of them cut. MegaBlocks:
     all data parallel ranks, and where these are more than experts, parts of experts.  [megablocks/layers/mpu.py]"""
-    tp, pp = (found.number(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline"))
-    if found.pop("moe_tp_extend_ep", None):
-        whole = found.number("expert_model_parallel_size", 1) * tp
+    if found.get("moe_tp_extend_ep"):
+        del found["moe_tp_extend_ep"]
+        whole = found.number("expert_model_parallel_size", 1) * found.number("tensor_model_parallel_size", 1)
         found |= {"expert_model_parallel_size": str(whole), "expert_tensor_parallel_size": "1"}
-    if found.get("moe_expert_model_parallelism") and tp == 1 and found.get("num_experts"):
+    blocks = found.get("moe_expert_model_parallelism") and found.get("num_experts")
+    if blocks and found.number("tensor_model_parallel_size", 1) == 1:
         del found["moe_expert_model_parallelism"]
         if gpus is None:
             found.questions.append(NEEDED["num_gpus"])
             return
-        ranks = max(gpus // pp, 1)
+        ranks = max(gpus // found.number("pipeline_model_parallel_size", 1), 1)
         own = min(ranks, found.number("num_experts"))
         found |= {"expert_model_parallel_size": str(own), "expert_tensor_parallel_size": str(max(ranks // own, 1))}
 

@@ -9,7 +9,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.hardware.names import profile_named
 from planner.trainers.reading.commands import Launch
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.settings import Settings
 
 PROGRAM = r"\S*(?:setup_experiment|run_script|bootstrap)\.py"
@@ -39,17 +39,19 @@ def settings(path: Path, said: Given, found: Launch) -> tuple[dict[str, Any], in
     for name, why in NOT_PRICED.items():
         if found.settings.get(name) not in (None, False, "false", "0", 0):
             raise PlannerError(f"{path}: --{name} {shown(found.settings[name])}: {why}")
-    gpu, dtype = str(_said(found, "gpu", "g") or "").lower(), str(_said(found, "compute_dtype", "c") or "bf16").lower()
+    given = Settings(path, found.settings, said=said)  # asks for what is open
+    gpu, dtype = str(given.first("gpu", "g", default="")).lower(), str(given.first("compute_dtype", "c", default="bf16")).lower()
     precision = TYPES.get(dtype, dtype)
-    counted = Settings(path, found.settings)
-    gpus = said.num_gpus or counted.number("num_gpus") or counted.number("ng")
+    gpus = said.num_gpus or given.number("num_gpus") or given.number("ng")
     older = "_".join(str(_said(found, one) or "") for one in ("model_name", "model_size"))
-    model = _said(found, "model_recipe_name", "mr") or older
+    model = given.first("model_recipe_name", "mr") or older
     start, end = f"{model}_{_said(found, 'task') or 'pretrain'}_", f"gpu_{gpu}_{precision.replace('_', '')}_config"
     recipes, changed, hardware = published(), _changes(found), _hardware(gpu)
     fits = [name for name in recipes if re.fullmatch(rf"{re.escape(start)}\d+{re.escape(end)}", name)]
     if (asked := said.setting("recipe")) in recipes:
         fits = [str(asked)]
+    if not fits and said.questions:  # their answers choose the recipe
+        ask(str(path), said.questions)
     if not fits:
         missing = f"{start}{gpus or 'N'}{end}"
         about = f"{shown(missing)} is not among the performance recipes that are known: one like it"

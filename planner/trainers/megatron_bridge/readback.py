@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,27 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
 from planner.trainers.megatron_bridge import performance
-from planner.trainers.megatron_bridge.recipes import functions, published, script_settings, settings_of
+from planner.trainers.megatron_bridge.recipes import (
+    DECISIVE,
+    SECTIONS,
+    SIZES,
+    functions,
+    published,
+    script_settings,
+    settings_of,
+)
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import quotient, read_text
 
+OVERRIDES = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "peft")
+"""Sections of a YAML that go over a recipe and decide a plan."""
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 MATTERS = re.compile(
     r"model\.(?!hf|moe_router|moe_aux|moe_permute|moe_grouped|attention_backend|cross_entropy|calculate|apply_rope|bias_|gradient_acc|freeze"
@@ -45,6 +57,8 @@ def read(path: Path, said: Given) -> Reading:
         if "distill" in path.stem or "prune" in path.stem:
             raise PlannerError(f"{path}: distillation and pruning are not modelled")
         return parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
+    if path.suffix in (".yaml", ".yml"):
+        return _of_yaml(path, said, known)
     found = launched(path, said, rf"{PROGRAM}|{performance.PROGRAM}")
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     if performance.is_launcher(found):
@@ -63,6 +77,27 @@ def read(path: Path, said: Given) -> Reading:
         said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
     base = known.get(name, {"model.hf": ""})
     return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+
+
+def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
+    """A recipe by its _target_, with its arguments and the sections that go over it."""
+    data = resolved(said.filled(extended(path, "overrides of a recipe of Megatron-Bridge")))
+    call = data.get("recipe")
+    target = str(call.get("_target_", "") if isinstance(call, Mapping) else "").rpartition(".")[2]
+    if not isinstance(call, Mapping) or not target:
+        raise PlannerError(f"{path}: its section recipe has no _target_, the recipe of Megatron-Bridge that it starts from")
+    if target not in known:
+        about = f"{shown(target)} is not among the published ones that are known: one like it"
+        said.questions.append(Question(name="recipe._target_", about=about, choices=tuple(nearest_first(target, known)[:3])))
+    words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
+    over = {f"{name}.{key}": value for name in OVERRIDES if isinstance(data.get(name), Mapping) for key, value in data[name].items()}
+    named = data.get("hf_model_path") or call.get("hf_path")
+    words = {key: value for key, value in words.items() if key in DECISIVE}
+    settings = {"model.hf": "", **known.get(target, {}), **words, **over}
+    run = Settings(path, data, said=said).section("run")
+    nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
+    return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
+                 said.num_gpus or (nodes * each if nodes and each else None))  # fmt: skip
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +126,12 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     for name in list(said.settings):
         if "." in name or name in settings:
             settings[name] = parsed(str(said.setting(name)))
+    sizes = [name for name in settings if SIZES.fullmatch(name) and settings[name] is not None]
+    if sizes and said.model is None:
+        names = ", ".join(one.removeprefix("model.") for one in sizes[:3])
+        about = f"{names} make it a model of its own: a preset or a config.json like it"
+        said.questions.append(Question(name="--model NAME", about=about))
+    settings = {name: value for name, value in settings.items() if name not in sizes}
     given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())

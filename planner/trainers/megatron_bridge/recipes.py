@@ -1,6 +1,7 @@
 """Recipes of Megatron-Bridge as settings: what a Python function assigns, read from its syntax tree and never run."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ DECISIVE = (
     "model.cpu_offloading_num_layers",
 )  # fmt: skip
 """Settings that decide a plan."""
+
+SIZES = re.compile(
+    r"model\.(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|num_moe_experts"
+    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size|hybrid_\w+|mamba_\w+)"
+)
+"""Settings that make another model of it."""
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
