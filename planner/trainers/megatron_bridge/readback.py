@@ -90,7 +90,8 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
         about = f"{shown(target)} is not among the published ones that are known: one like it"
         said.questions.append(Question(name="recipe._target_", about=about, choices=tuple(nearest_first(target, known)[:3])))
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
-    over = {f"{name}.{key}": value for name in OVERRIDES if isinstance(data.get(name), Mapping) for key, value in data[name].items()}
+    sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
+    over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     named = data.get("hf_model_path") or call.get("hf_path")
     words = {key: value for key, value in words.items() if key in DECISIVE}
     settings = {"model.hf": "", **known.get(target, {}), **words, **over}

@@ -64,7 +64,8 @@ class Settings:
             value = part.data.get(last if part is not self else name)
             if isinstance(value, str) and is_open(value) and "/" in value and not is_open(value.rstrip("/").rpartition("/")[2]):
                 part.asked.add(f"{part.place}{last}")
-                return value.rstrip("/").rpartition("/")[2]
+                cached = re.search(r"models--[^/]+/snapshots/[^/]+", value)  # of the hub's cache
+                return cached[0] if cached else value.rstrip("/").rpartition("/")[2]
             if isinstance(value, str) and is_open(value):
                 part.asked.add(f"{part.place}{last}")
                 continue
