@@ -50,6 +50,11 @@ class Recipe:
     gathers: bool = False
     """What tensor parallelism gathers is cast first.  [torchao, PrepareFloat8ModuleInput, Float8RowwiseParallel]"""
 
+    @property
+    def one_scale(self) -> bool:
+        """Of a whole operand, whichever axis is summed."""
+        return self.tile == (WHOLE, WHOLE)
+
     def sized(self, block: int) -> Recipe:
         """With sides of another length, where they are no whole dimension and no single row."""
         tile, weights = (tuple(block if side > 1 else side for side in one) for one in (self.tile, self.weights))
@@ -205,7 +210,11 @@ def remembers(x: Tensor, function: Callable[..., Tensor], *of: Tensor) -> Tensor
     return x
 
 
-def operands(x: Tensor) -> dict[int, Quantised]:
+Made = dict[int, Quantised]
+"""Operands of a tensor by the axis that is summed."""
+
+
+def operands(x: Tensor) -> Made:
     """What has been made of an activation already, by the axis that is summed: layers that read the same share it."""
     if not hasattr(x, "operands"):
         x.operands = {}  # type: ignore[attr-defined]
@@ -260,64 +269,62 @@ def gathered_input(x: Tensor, how: Shared) -> Tensor:
 
 
 class Product(Function):
-    """Y of X (batch, tokens, in) and W (out, in), as the module's text says. Where ranks share out the input Y is the sum of theirs,
-    of which each has its tokens."""
+    """Y of X (batch, tokens, in) and W (out, in), as the module's text says; where ranks share out the input, this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, how: Shared, ready: dict[int, Quantised], again: Again | None) -> Tensor:
-        ctx.how, ctx.shape, ctx.dtype = how, x.shape, x.dtype
+    def forward(ctx: Any, x: Tensor, w: Tensor, how: Shared, again: Again | None, ready: Made, dy: Made) -> Tensor:
+        ctx.how, ctx.dy, ctx.shape, ctx.dtype = how, dy, x.shape, x.dtype
         if 1 not in ready:
             ready[1] = how.input(x.flatten(0, -2), 1)
-        turns = how.recipe.tile == (WHOLE, WHOLE)  # the same scale whichever axis is summed
-        repeats = how.fused and again is not None and not how.over_ranks(0, how.recipe.tile, 1 if how.split == 1 else None)
-        if repeats:
-            assert again is not None
+        if how.fused and again is not None and not how.over_ranks(0, how.recipe.tile, 1 if how.split == 1 else None):
             ctx.kind, ctx.again = "again", again[0]
             ctx.save_for_backward(w, *again[1])
         elif how.fused or hasattr(x, "stands_in"):
             if 0 not in ready:
-                ready[0] = ready[1] if turns else how.input(x.flatten(0, -2), 0)
+                ready[0] = ready[1] if how.recipe.one_scale else how.input(x.flatten(0, -2), 0)
             ctx.kind, ctx.tile = "operand", ready[0].tile
             ctx.save_for_backward(w, ready[0].values, ready[0].scale)
         else:
             ctx.kind = "input"
             ctx.save_for_backward(w, x)
-        y = product(ready[1], how.weight(w, 1), x.dtype).view(*x.shape[:-1], w.shape[0])
-        return _scattered(y, how.group) if how.split == 1 and how.group is not None else y
+        return product(ready[1], how.weight(w, 1), x.dtype).view(*x.shape[:-1], w.shape[0])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how, (w, *kept) = ctx.how, ctx.saved_tensors
-        by = _gradients(dy, how)
-        to_x = to_w = None
+        dy, to_x, to_w = dict(ctx.dy), None, None
+        for axis in (1, 0):
+            if axis not in dy and ctx.needs_input_grad[1 - axis]:
+                other = dy.get(1 - axis) if how.recipe.one_scale else None
+                dy[axis] = other or how.gradient(gradient.flatten(0, -2), axis)
         if ctx.needs_input_grad[0]:
-            to_x = product(by(1), how.weight(w, 0).turned, ctx.dtype).view(ctx.shape)
-        if ctx.needs_input_grad[1]:
+            to_x = product(dy[1], how.weight(w, 0).turned, ctx.dtype).view(ctx.shape)
+        if ctx.needs_input_grad[1]:  # the last of this layer: schedules that split the backward pass begin with the input
+            ctx.dy.clear()
             if ctx.kind == "operand":
                 x = Quantised(kept[0], kept[1], ctx.tile)
             else:
                 x = how.input((ctx.again(*kept) if ctx.kind == "again" else kept[0]).flatten(0, -2), 0)
-            to_w = product(by(0).turned, x.turned, w.dtype)
-        return to_x, to_w, None, None, None
+            to_w = product(dy[0].turned, x.turned, w.dtype)
+        return to_x, to_w, None, None, None, None
 
 
-def _gradients(dy: Tensor, how: Shared) -> Callable[[int], Quantised]:
-    """dY (batch, tokens, out) of all ranks by the axis that is summed."""
-    ready: dict[int, Quantised] = {}
-    if how.split == 1 and how.group is not None:
-        if how.recipe.gathers:
-            ready[0] = ready[1] = _cast_and_gathered(dy, how, how.recipe.gradients)
-        else:
-            dy = _gathered(dy, how.group)
+class ScatteredOutput(Function):
+    """Sum over tensor-parallel ranks of (batch, tokens, width), of which each has its tokens. Its gradient is gathered; cast before
+    it travels it has a shape and no memory, and the layer finds the operand in ``dy``."""
 
-    def by(axis: int) -> Quantised:
-        if axis not in ready:
-            ready[axis] = how.gradient(dy.flatten(0, -2), axis)
-            if how.recipe.tile == (WHOLE, WHOLE):
-                ready[1 - axis] = ready[axis]
-        return ready[axis]
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, how: Shared, dy: Made) -> Tensor:
+        ctx.how, ctx.dy, ctx.shape = how, dy, y.shape
+        return _scattered(y, how.group)
 
-    return by
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        how = ctx.how
+        if not how.recipe.gathers:
+            return _gathered(gradient, how.group), None, None
+        ctx.dy[0] = ctx.dy[1] = _cast_and_gathered(gradient, how, how.recipe.gradients)
+        return gradient.new_zeros(()).expand(ctx.shape), None, None
 
 
 def product(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
@@ -332,5 +339,9 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens of all tensor-parallel ranks in; out as well, or those of this rank where the input is shared out."""
-        y: Tensor = Product.apply(x, whole(self.weight), self.how, operands(x), getattr(x, "made", None))
+        dy: Made = {}
+        kept = self.how.fused or hasattr(x, "stands_in")  # eager code casts for each layer, and keeps the input
+        y: Tensor = Product.apply(x, whole(self.weight), self.how, getattr(x, "made", None), operands(x) if kept else {}, dy)
+        if self.how.split == 1 and self.how.group is not None:
+            y = ScatteredOutput.apply(y, self.how, dy)
         return y if self.bias is None else y + whole(self.bias)
