@@ -37,8 +37,6 @@ TILE = 128.0
 
 ANOTHER = "h100-sxm"
 """Device whose numbers stand for an operator that was not measured on any relative."""
-LAW_OF = {"window": "decode_attention"}
-"""Law of an operator that has none of its own name."""
 
 
 def _columns(**sizes: npt.ArrayLike) -> dict[str, Column]:
@@ -112,7 +110,8 @@ class DecodeCurves:
             sizes = _columns(rows=rows, group=group, context=seen * width / measured, head_dim=measured)
             whole = kernel.time(sizes)
             if np.any(last > 0.0) and (windowed := self._cached("window", cache, f"{measured:.0f}")):
-                whole = np.where(last > 0.0, np.maximum(windowed.time(sizes), whole), whole)
+                walked = np.maximum(column(context), 1.0)
+                whole = np.where(last > 0.0, np.maximum(windowed.time({**sizes, "walked": walked}), whole), whole)
             times.append(whole)
         return np.where(width < NARROW, times[0], times[-1])[()]
 
@@ -292,9 +291,7 @@ def _built(hardware: HardwareProfile, engine: str) -> DecodeCurves:
         whose = name if operator in data["kernels"] else ANOTHER
         said[operator] = "measured" if whose == hardware.name else f"scaled from {whose}"
         kernels[operator] = {
-            key: kernel_from(
-                entry, LAW_OF.get(operator, operator), key.split()[0], hardware, f"{whose}.yaml: {operator} {key}"
-            )
+            key: kernel_from(entry, operator, key.split()[0], hardware, f"{whose}.yaml: {operator} {key}")
             for key, entry in entries.items()
         }
         errors[operator] = {key: entry["errors"] for key, entry in entries.items() if "errors" in entry}
