@@ -174,7 +174,7 @@ def sequence_bytes(
     """What a sequence holds on a GPU of a stage however long it grows: windows, and states of linear attention."""
     found = np.zeros(np.shape(layout.tp))
     if model.window and engine.frees_windows:
-        length = min(model.window, traffic.input.mean + traffic.output.mean)
+        length = np.minimum(model.window, traffic.input.mean + traffic.output.mean)
         windowed = stage.layers * model.num_windowed_layers / model.num_layers
         found = found + windowed * length * token_bytes(model, precision, layout)
     if model.linear:
