@@ -27,7 +27,7 @@ CONNECTION = 2e-3
 """Seconds to agree on a transfer between two workers: metadata exchange and registration of blocks, two round trips of the router."""
 
 
-def estimate_pools(
+def estimate(
     served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
 ) -> ServingEstimate:  # fmt: skip
     """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
@@ -58,11 +58,10 @@ def estimate_pools(
         ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate / decoders, running=batch, waiting=outside * rate, prompt=0.0 * wait,
         decode=seconds,
     )  # fmt: skip
-    first = flow.ttft
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
-        first = first + np.maximum(burst - flow.ttft, 0.0) / traffic.waves
-    return result(served, decode, traffic, memory, most, flow, first)
+        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+    return result(answers, memory, most, flow)
 
 
 def _prompt(engine: load.Engine) -> tuple[Any, Any]:
