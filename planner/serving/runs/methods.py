@@ -36,6 +36,16 @@ def method_of(row: ServingRow) -> dict[str, Any]:
     return dict(next((one for pattern, one in _sources() if pattern.search(text)), {}))
 
 
+def settings_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Mapping[str, Any]:
+    """Flags that the method of a row's source gives an engine: kv, max_tokens; empty = its defaults."""
+    weights = str(row.get("precision.weights") or "")
+    for one in method_of(row).get("settings", ()):
+        fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
+        if fits and hardware.arch.startswith(one.get("arch", "")):
+            return one  # type: ignore[no-any-return]
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOf:
     """The engine of a row."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
-
 import numpy as np
 
 from planner.errors import PlannerError
@@ -52,17 +50,15 @@ def _candidates(served: Served, count: int, node: int) -> Iterator[Degrees]:
                 yield Degrees(attn_dp=tp, ep=tp, **shared)
 
 
-def best_within(
-    served: Served, layout: ServingLayout, traffic: Traffic, kind: str, row: ServingRow
-) -> tuple[ServingEstimate, Any]:
-    """The estimate of every layout at the highest load that keeps the limits of the scenario, and those loads.
+def best_within(served: Served, layout: ServingLayout, traffic: Traffic, row: ServingRow) -> ServingEstimate:
+    """The estimate of every layout at the highest load that keeps the limits of a row's scenario.
 
     A layout that keeps them at no load counts as one that does not fit.
     """
     offline = estimate(served, layout, traffic)
-    scenario = kind.removeprefix("mlperf-")
+    scenario = str(row.get("load.kind")).removeprefix("mlperf-")
     if scenario == "offline":
-        return offline, traffic.value
+        return offline
     name = str(row.get("load.dataset")).removesuffix("-99").removesuffix("-99.9")
     limits = methods()["datasets"].get(name, {}).get(scenario)
     if limits is None:
@@ -75,7 +71,7 @@ def best_within(
     keeps &= ~np.asarray(found.saturated, dtype=bool)
     rates = np.where(keeps, tried, 0.0).reshape(len(LOADS), number).max(axis=0)
     found = estimate(served, layout, open_loop, np.where(rates > 0, rates, LOADS[0] * most))
-    return replace(found, fits=np.asarray(found.fits) & (rates > 0)), rates
+    return replace(found, fits=np.asarray(found.fits) & (rates > 0))
 
 
 def _repeated(layout: ServingLayout, times: int) -> ServingLayout:

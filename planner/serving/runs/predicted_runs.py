@@ -14,6 +14,7 @@ import numpy as np
 from planner.errors import PlannerError
 from planner.serving.engine import Engine, load_engine
 from planner.serving.estimate import estimate
+from planner.serving.pools import estimate_pools
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.mlperf_scenarios import best_within, search_layouts
@@ -86,7 +87,9 @@ def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) 
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
         known[key] = Served(model=run.model, hardware=run.hardware, engine=engine, precision=Precision(**cache))
     served, layouts = known[key], run.split.layouts
-    if not layouts and run.split.decode is None:
+    if run.split.decode is not None:
+        layouts = (run.split.decode,)
+    elif not layouts:
         layouts = search_layouts(
             served, int(run.row.get("hardware.count") or 1), int(run.row.get("hardware.nodes") or 1)
         )
@@ -110,8 +113,7 @@ def _shared(case: Case) -> tuple[object, ...]:
             len(case.layouts),
             case.layouts[0],
         )
-    alone = case.index if case.run.kind == "disaggregated" else None
-    return id(case.served), replace(case.run.traffic, value=1.0), alone
+    return id(case.served), replace(case.run.traffic, value=1.0), case.run.kind
 
 
 def _priced(cases: list[Case]) -> list[ServingAnswer]:
@@ -120,26 +122,30 @@ def _priced(cases: list[Case]) -> list[ServingAnswer]:
     traffic = first.run.traffic
     assert traffic is not None
     try:
-        if first.run.kind == "disaggregated":
-            return [_disaggregated(first, traffic)]
-        once = cases[:1] if first.run.kind == "mlperf" else cases  # the same question, asked by many submitters
-        columns = [(case, layout) for case in once for layout in case.layouts]
-        layout = _stacked(first.served, [_limits(case, one, case.served.engine) for case, one in columns])
-        if first.run.kind == "mlperf":
-            found, values = best_within(
-                first.served, layout, traffic, str(first.run.row.get("load.kind")), first.run.row
-            )
-        else:
-            values = np.array([case.run.traffic.value for case, _ in columns if case.run.traffic], dtype=np.float64)
-            found = estimate(first.served, layout, traffic, values)
+        # of MLPerf the same question is asked by many submitters
+        found = _estimated(first.served, cases[:1] if first.run.kind == "mlperf" else cases, traffic)
     except PlannerError as error:
         return [ServingAnswer(status=REFUSED, reason=str(error)) for _ in cases]
     answers, start = [], 0
     for case in cases:
         stop = start + len(case.layouts)
         answers.append(_answer(case, found, _taken(found, start, stop), start))
-        start = stop if len(once) == len(cases) else 0
+        start = 0 if first.run.kind == "mlperf" else stop
     return answers
+
+
+def _estimated(served: Served, cases: Sequence[Case], traffic: Traffic) -> ServingEstimate:
+    """One column for each case and each of its layouts."""
+    columns = [(case, layout) for case in cases for layout in case.layouts]
+    layout = _stacked([_limits(case, one, served.engine) for case, one in columns])
+    if cases[0].run.kind == "mlperf":
+        return best_within(served, layout, traffic, cases[0].run.row)
+    values = np.array([case.run.traffic.value for case, _ in columns if case.run.traffic], dtype=np.float64)
+    if cases[0].run.kind != "disaggregated":
+        return estimate(served, layout, traffic, values)
+    pools = [(case, case.run.split.prefill) for case in cases]
+    prefill = _stacked([_limits(case, one, served.engine) for case, one in pools if one is not None])
+    return estimate_pools(served, prefill, layout, traffic, values)
 
 
 def _limits(case: Case, degrees: Degrees, engine: Engine) -> tuple[Degrees, float, float]:
@@ -156,7 +162,7 @@ def _limits(case: Case, degrees: Degrees, engine: Engine) -> tuple[Degrees, floa
         most = max(
             float(batch), math.ceil(traffic.value / degrees.replicas) if traffic and case.run.kind != "open" else 1.0
         )
-    return degrees, most, float(case.run.row.get("load.max_tokens") or tokens)
+    return degrees, most, float(case.run.max_tokens or tokens)
 
 
 def _whole(value: object) -> int | None:
@@ -164,7 +170,7 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, (int, str)) and str(value).isdigit() and 0 < int(value) < 10**9 else None
 
 
-def _stacked(served: Served, columns: Sequence[tuple[Degrees, float, float]]) -> ServingLayout:
+def _stacked(columns: Sequence[tuple[Degrees, float, float]]) -> ServingLayout:
     """Layouts of many rows as columns."""
     names = Degrees.__dataclass_fields__
     values = {name: np.array([getattr(one, name) for one, _, _ in columns], dtype=np.int64) for name in names}
@@ -225,23 +231,3 @@ def _at(values: Any, column: int) -> float:
     """One column of a figure that may be the same for all."""
     array = np.asarray(values)
     return float(array[column] if array.ndim and array.size > 1 else array.reshape(-1)[0])
-
-
-def _disaggregated(case: Case, traffic: Traffic) -> ServingAnswer:
-    try:
-        from planner.serving import pools
-    except ImportError:
-        raise PlannerError("two pools are not priced yet") from None
-
-    split = case.run.split
-    assert split.prefill is not None and split.decode is not None
-    prefill, decode = (_one(case, one) for one in (split.prefill, split.decode))
-    found = pools.estimate(case.served, prefill, decode, traffic)
-    gpus = split.prefill.num_gpus + split.decode.num_gpus
-    return _said(case.run, figures(found, 0, gpus), _at(found.fits, 0), _at(found.saturated, 0), split.decode)
-
-
-def _one(case: Case, degrees: Degrees) -> ServingLayout:
-    """One pool's layout with its limits."""
-    _, batch, tokens = _limits(case, degrees, case.served.engine)
-    return ServingLayout(**vars(degrees), max_batch=int(batch), max_tokens=int(tokens))
