@@ -1,6 +1,7 @@
 """A file that starts servers, with what the user says beside it, as a serve plan."""
 
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.serving.engine import Engine, load_engine
-from planner.serving.readback.server_commands import Found, Server, find_servers
+from planner.serving.readback.server_commands import FORM, Found, Server, find_servers
 from planner.serving.readback.server_layouts import Told, told_by, weights_of
 from planner.serving.serve_plan import EngineOptions, ServePlan, lengths_from
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
-from planner.trainers.reading.given import Given, Question, ask, value_of
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.values import read_text
 
 ASKED = ("acceptance", "draft_parameters", "weights")
 """What --set answers that is no setting of an engine."""
@@ -51,6 +53,18 @@ class ServeRead:
     unread: tuple[str, ...]
     noise: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+TRAINS = r"\btorchrun\b|\baccelerate launch\b|\bdeepspeed\s|\bmegatron\b|verl\.trainer"
+"""What stands in a file that trains, though it may start a server for its samples."""
+NAMES = ("vllm", "sglang", "trtllm", "dynamo")
+"""Words after --from that mean a server."""
+
+
+def starts_servers(path: Path) -> bool:
+    """Whether a file starts a server and no training."""
+    text = read_text(path)
+    return re.search(FORM, text) is not None and re.search(TRAINS, text) is None
 
 
 def read_serving(path: Path, said: ServeSaid, given: Given) -> ServeRead:
@@ -238,19 +252,24 @@ class _Reader:
             ("draft_parameters", "of the draft model"),
         ):
             given = self.given.setting(name)
-            values[name] = told.draft.get(name) if given is None else value_of(given)
+            values[name] = told.draft.get(name) if given is None else _number(given, f"--set {name}")
             if values[name] is None:
                 self.given.questions.append(
                     Question(name=name, about=about, choices=("0.7",) if name == "acceptance" else ("1e9",))
                 )
                 values[name] = 0.5
-            elif isinstance(values[name], bool) or not isinstance(values[name], (int, float)):
-                raise PlannerError(f"--set {name}={shown(given)}: it must be a number")
         return Speculation(
             depth=min(int(told.draft["depth"]), 64),
             acceptance=values["acceptance"],
             draft_parameters=values["draft_parameters"],
         )
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise PlannerError(f"{what}={shown(text)}: it must be a number") from None
 
 
 def _ratio(bench: dict[str, Any], name: str) -> float:

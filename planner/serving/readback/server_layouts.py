@@ -42,8 +42,9 @@ DECIDES = re.compile(
 _READ = {
     "vllm": "model tensor_parallel_size pipeline_parallel_size data_parallel_size enable_expert_parallel max_num_seqs "
     "decode_context_parallel_size max_num_batched_tokens max_model_len gpu_memory_utilization kv_cache_dtype quantization dtype "
-    "enforce_eager enable_prefix_caching enable_chunked_prefill speculative_config kv_transfer_config "
-    "tokenizer_mode kv_events_config distributed_executor_backend data_parallel_size_local data_parallel_rpc_port data_parallel_address data_parallel_backend",
+    "enforce_eager enable_prefix_caching enable_chunked_prefill speculative_config kv_transfer_config tokenizer_mode "
+    "kv_events_config distributed_executor_backend data_parallel_size_local data_parallel_rpc_port "
+    "data_parallel_address data_parallel_backend",
     "sglang": "model_path tp_size pp_size dp_size attn_dp_size enable_dp_attention ep_size dcp_size max_running_requests "
     "chunked_prefill_size context_length mem_fraction_static kv_cache_dtype quantization dtype disable_cuda_graph "
     "disable_radix_cache speculative_algorithm speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens "
