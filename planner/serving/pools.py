@@ -27,7 +27,7 @@ CONNECTION = 2e-3
 """Seconds to agree on a transfer between two workers: metadata exchange and registration of blocks, two round trips of the router."""
 
 
-def estimate_pools(
+def estimate(
     served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
 ) -> ServingEstimate:  # fmt: skip
     """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
