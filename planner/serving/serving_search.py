@@ -268,7 +268,7 @@ def value_of(table: Priced, task: Task, objective: str) -> Floats:
     """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much."""
     if task.loaded:
         worth = 1.0 / table["e2e"]
-    elif objective == "offline":
+    elif task.limited or objective == "offline":
         worth = table["total"]
     elif objective == "balanced":
         worth = table["total"] * table["user"]
