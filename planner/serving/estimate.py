@@ -42,7 +42,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
         if traffic.waves is not None:
             initial = load.burst(engine, load_value / replicas, np.maximum(most, 1.0), flow)
             first = first + np.maximum(initial - flow.ttft, 0.0) / traffic.waves
-    return _result(served, layout, traffic, memory, most, flow, first)
+    return result(served, layout, traffic, memory, most, flow, first)
 
 
 def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory) -> Any:
@@ -56,16 +56,17 @@ def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, mem
     return np.minimum(np.asarray(layout.max_batch, dtype=np.float64), np.asarray(memory.capacity) / held)
 
 
-def _result(
+def result(
     served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory, most: Any, flow: load.Flow, first: Any
 ) -> ServingEstimate:  # fmt: skip
+    """An estimate from the flow of one engine; ``first`` is the mean time to first token without the client's part."""
     replicas = np.asarray(layout.replicas, dtype=np.float64)
     client = served.engine.host["first_token"]
     ttft = first + client
-    plain = ttft - flow.wait
+    plain = np.where(np.isinf(flow.wait), np.inf, ttft - np.where(np.isinf(flow.wait), 0.0, flow.wait))
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
-    rest = max(output - 1.0, 0.0) * flow.tpot
+    rest = np.maximum(output - 1.0, 0.0) * flow.tpot
     step = step_time(served, layout, Pass(batch=flow.running, context=load.Engine(served, layout, traffic).context))
     mixed = flow.decode + flow.prompt * np.asarray(layout.attn_dp) * np.asarray(layout.pp)
     share = np.minimum(flow.rate * flow.tpot, 1.0)
@@ -76,7 +77,7 @@ def _result(
         e2e=Quantiles(mean=ttft + rest, p50=ttft + rest, p90=ttft + rest + flow.wait, p99=ttft + rest + flow.wait * (TAIL - 1.0)),
         requests_per_second=rate, output_tokens_per_second=rate * output, total_tokens_per_second=rate * total,
         running=flow.running, waiting=flow.waiting, step=step, memory=memory,
-        saturated=flow.waiting > 0.5 if traffic.load != "rate" else flow.rate * flow.prompt > 0.95,
+        saturated=flow.waiting > 0.5 if traffic.load != "rate" else np.isinf(flow.waiting),
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0), max_concurrency=most * replicas, preemption=np.zeros_like(np.asarray(most)),
     )  # fmt: skip
 
@@ -111,4 +112,4 @@ def _static(
         prompt=prompts,
         decode=decode,
     )
-    return _result(served, layout, traffic, memory, most, flow, prompts)
+    return result(served, layout, traffic, memory, most, flow, prompts)

@@ -28,6 +28,8 @@ from planner.serving.traffic import Traffic
 ROUNDS = 4
 """Rounds of the fixed point: B settles within a thousandth after three."""
 BISECTIONS = 30
+SATURATED = 0.995
+"""Share of the capacity above which an open loop has no steady state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ class Engine:
         """Where prompts stop the decodes, all that wait are decoded together afterwards and end within the spread of their lengths,
         W = sqrt(12 Var[O]) D; their next prompts come within W and take N S: what does not fit into W stays in step."""
         if self.served.engine.mixes_prefill:
-            return LockStep(part=0.0, share=1.0)
+            return AT_RANDOM
         window = np.sqrt(12.0 * self.traffic.output.variation) * self.output * decode
         work = np.maximum(requests * added, 1e-12)
         part = np.clip((work - window) / work, 0.0, 1.0)
@@ -123,21 +125,24 @@ class LockStep:
     """Part of the prompts' time that falls into decodes: in lock step only prompts of later passes hold up those that are done."""
 
 
+AT_RANDOM = LockStep(part=0.0, share=1.0)
+
+
 def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     """``requests`` in flight at one engine that runs ``most`` at once; the others wait for admission."""
     requests = np.asarray(requests, dtype=np.float64)
     inside = np.minimum(requests, most)
     batch = np.maximum(inside * 0.95, 1e-6)
-    output = max(engine.output - 1.0, 0.0)
+    output = np.maximum(engine.output - 1.0, 0.0)
     for _ in range(ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
         base = 0.5 * decode + own
         step = engine.lock_step(inside, added, decode)
-        rate = _rate(inside, base, added, output * decode / engine.speed, step)
+        rate = closed_rate(inside, base, added, output * decode / engine.speed, step)
         tpot = decode / engine.speed / (1.0 - rate * added * step.share)
         batch = np.clip(rate * output * tpot, 1e-6, inside)
-    wait = _queued(rate, added, inside, step)
+    wait = queue_wait(rate, added, inside, step)
     outside = np.maximum(requests - inside, 0.0) / rate
     return Flow(
         ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate, running=batch, waiting=outside * rate, prompt=added,
@@ -145,49 +150,53 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     )  # fmt: skip
 
 
-def _queued(rate: Any, added: Any, requests: Any, step: LockStep) -> Floats:
+def queue_wait(rate: Any, added: Any, requests: Any, step: LockStep | None = None) -> Floats:
     """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; in lock step half of all others."""
+    step = step or AT_RANDOM
     busy = rate * added
     others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
     random = np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0)
     return np.asarray((1.0 - step.part) * random + step.part * 0.5 * np.maximum(requests - 1.0, 0.0) * added)
 
 
-def _rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep) -> Floats:
+def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep | None = None) -> Floats:
     """X that solves N = X (base + wait(X) + O D / (1 - X S)), by bisection: the right side grows with X up to X = 1 / S."""
+    step = step or AT_RANDOM
     low = np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(base), np.shape(added)))
     high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        inside = middle * (base + _queued(middle, added, requests, step) + decodes / (1.0 - middle * added * step.share))
+        inside = middle * (
+            base + queue_wait(middle, added, requests, step) + decodes / (1.0 - middle * added * step.share)
+        )
         low, high = np.where(inside < requests, middle, low), np.where(inside < requests, high, middle)
     return 0.5 * (low + high)
 
 
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
-    """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes."""
-    rate = np.asarray(rate, dtype=np.float64)
-    output = max(engine.output - 1.0, 1e-9)
-    batch = np.ones_like(rate * np.ones_like(most))
+    """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes.
+
+    Where more arrives than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
+    """
+    full = closed(engine, most, most)
+    rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
+    over = rate >= full.rate * SATURATED
+    output = np.maximum(engine.output - 1.0, 0.0)
+    batch = np.ones_like(full.rate)
     for _ in range(2 * ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
-        busy = np.minimum(rate * added, 0.99)
+        busy = np.minimum(rate * added, SATURATED)
         tpot = decode / engine.speed / (1.0 - busy)
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
     ttft = 0.5 * decode + own + wait
     return Flow(
-        ttft=ttft,
-        tpot=tpot,
-        wait=wait,
-        rate=rate * np.ones_like(ttft),
-        running=batch,
-        waiting=rate * wait,
-        prompt=added,
-        decode=decode,
-    )
+        ttft=np.where(over, np.inf, ttft), tpot=np.where(over, full.tpot, tpot), wait=np.where(over, np.inf, wait), rate=rate,
+        running=np.where(over, full.running, batch), waiting=np.where(over, np.inf, rate * wait), prompt=added,
+        decode=np.where(over, full.decode, decode),
+    )  # fmt: skip
 
 
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:

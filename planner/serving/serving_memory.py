@@ -205,7 +205,7 @@ def sequence_bytes(
     """What a sequence holds on one GPU of a stage however long it grows: windows and states of linear attention."""
     length = traffic.input.mean + traffic.output.mean
     windowed = stage.layers * model.num_windowed_layers / model.num_layers
-    found = windowed * min(model.window, length) * token_bytes(model, precision, layout)
+    found = windowed * np.minimum(model.window, length) * token_bytes(model, precision, layout)
     if model.linear:
         one, tp = model.linear, np.asarray(layout.tp, dtype=np.float64)
         state = STATE * one.value_heads * one.value_head_dim * one.key_head_dim + PLAIN * one.conv_size * (

@@ -18,7 +18,7 @@ Tokens = Annotated[float, within(1, 1e8)]
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Distribution of a number of tokens: what the queues need of it."""
+    """Distribution of a number of tokens: what the queues need of it. One, or columns of many beside columns of layouts."""
 
     mean: Tokens
     """E[x]."""
@@ -28,6 +28,8 @@ class Lengths:
     """Largest value: what a sequence may grow to."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.mean, np.ndarray):  # columns of many runs: their reader has checked each
+            return
         check(self)
         if self.squared < self.mean**2 * (1.0 - 1e-9) or self.longest < self.mean * (1.0 - 1e-9):
             raise PlannerError(
@@ -37,7 +39,7 @@ class Lengths:
     @property
     def variation(self) -> float:
         """Squared coefficient of variation, Var[x] / E[x]^2; 0 = fixed."""
-        return max(self.squared / self.mean**2 - 1.0, 0.0)
+        return np.maximum(self.squared / self.mean**2 - 1.0, 0.0)  # type: ignore[return-value]
 
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
