@@ -212,3 +212,22 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
     passes = number * np.ceil(inside / packed)
     decodes = half if engine.served.engine.mixes_prefill else 0.0
     return flow.prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
+
+
+def static(engine: Engine, requests: Any, most: Any) -> Flow:
+    """One batch: all prompts in full passes, then O - 1 decodes; what does not run at once follows in rounds."""
+    inside = np.minimum(requests, most)
+    number, tokens = engine.chunks(0.0)
+    packed = np.clip(np.floor(engine.budget / tokens), 1.0, np.maximum(inside / engine.dp, 1.0))
+    work = Pass(
+        batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens
+    )
+    passes = number * np.maximum(inside / (packed * engine.dp), 1.0)
+    whole = np.asarray(step_time(engine.served, engine.layout, work).total)
+    prompts = whole * (1.0 + (passes - 1.0) / engine.pp)
+    decode = engine.decode(inside)
+    latency = requests / inside * (prompts + np.maximum(engine.output - 1.0, 0.0) * decode / engine.speed)
+    return Flow(
+        ttft=prompts, tpot=decode / engine.speed, wait=0.0 * prompts, rate=requests / latency, running=inside, waiting=requests - inside,
+        prompt=prompts, decode=decode,
+    )  # fmt: skip

@@ -58,11 +58,10 @@ def estimate(
         ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate / decoders, running=batch, waiting=outside * rate, prompt=0.0 * wait,
         decode=seconds,
     )  # fmt: skip
-    first = flow.ttft
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
-        first = first + np.maximum(burst - flow.ttft, 0.0) / traffic.waves
-    return result(served, decode, traffic, memory, most, flow, first)
+        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+    return result(answers, memory, most, flow)
 
 
 def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
