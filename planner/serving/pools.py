@@ -37,7 +37,7 @@ def estimate(
     alone = replace(traffic, speculation=None)
     prompts, answers = load.Engine(served, prefill, alone), load.Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
-    service, own = _prompt(prompts)
+    service, own = prompt_time(prompts)
     sent = transfer_time(served, prefill, decode, traffic, memory)
     output = np.maximum(answers.output - 1.0, 0.0)
     room = np.maximum(most, 1.0) * decoders
@@ -64,7 +64,7 @@ def estimate(
     return result(answers, memory, most, flow)
 
 
-def _prompt(engine: load.Engine) -> tuple[Any, Any]:
+def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
     """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
     number, tokens = engine.chunks(0.0)
     work = Pass(
