@@ -18,4 +18,6 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*")
     settings = with_files(path, found, said)
     settings.usual = usual_options(path, found.program)
-    return parse(settings, TRANSFORMERS, said.num_gpus or found.num_gpus, found.sharding, found.program)
+    several = found.num_gpus is None and (found.visible or 1) > 1
+    notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
+    return parse(settings, TRANSFORMERS, said.num_gpus or found.num_gpus, found.sharding, found.program, notes)

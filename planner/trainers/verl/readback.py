@@ -44,6 +44,8 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
+    if given.section("worker").data:
+        raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
     if given.flag("trainer.val_only"):
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
