@@ -5,9 +5,9 @@ is of a tile of the operand as it lies on all tensor-parallel ranks: where it sp
 largest of all ranks, so that a split layer rounds as a whole one does.
 [torchao float8, hp_tensor_to_float8_dynamic on DTensor; Transformer Engine, with_amax_reduction]
 
-An eager layer keeps its input as it is [torchao, matmul_with_hp_or_float8_args]. A compiled one keeps none that one kernel makes again
-from what is kept anyway (a norm, SwiGLU), else the operand of the weight gradient in 8 bits: the cut of torch.compile through
-layers of torchao 0.18 (torch 2.13, 2026-11), without the copies of weights that it keeps besides under tensor parallelism.
+An eager layer keeps its input as it is [torchao, matmul_with_hp_or_float8_args]. A compiled one keeps none that one kernel makes
+again from what is kept anyway (a norm, SwiGLU), else the operand of the weight gradient in 8 bits: the cut of torch.compile
+through layers of torchao 0.18 (torch 2.13, 2026-11), without the copies of weights that it keeps under tensor parallelism.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ RECIPES = {
 """By precision of a plan. [torchao 0.18, Float8LinearConfig.from_recipe_name; Transformer Engine, Format.HYBRID with one scale per
 tensor, Float8BlockScaling, MXFP8BlockScaling; DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
 KERNELS = ("fp8", "fp8_row")
-"""Precisions whose products torch has a kernel for on every GPU with fp8; the others are multiplied as what their operands stand for."""
+"""Precisions whose products are a kernel of a GPU; those of others, and on a processor, are products of what operands stand for."""
 
 
 class Quantised(NamedTuple):

@@ -121,7 +121,8 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision="bf16" if workload.precision in EIGHT_BITS else workload.precision,
-        linear=workload.precision if workload.precision in EIGHT_BITS else "", optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
+        linear=workload.precision if workload.precision in EIGHT_BITS else "",
+        optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4, attention=trainer.kernels.attention_kernel, host_states=int(layout.offload_optimizer),
     )  # fmt: skip
 
