@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Result
+from planner.api.serving_calls import ServePlan, ServePlans, serve, serve_estimate
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
@@ -385,7 +386,7 @@ def import_config(
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy",
-    "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile",
-    "sensitivity", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result",
+    "ServePlan", "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
+    "load", "plan", "plot_profile", "sensitivity", "serve", "serve_estimate", "show_profile", "what_if",
 ]  # fmt: skip

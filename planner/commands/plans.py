@@ -97,13 +97,16 @@ def export(
 ) -> None:
     """Write a plan as a folder that a trainer runs: configuration, launch script, environment, smoke run, README.
 
-    PLAN is a file written by --output of `plan` or `plan estimate`.
+    PLAN is a file written by --output of `plan` or `plan estimate`; one of `plan serve` is written for an engine, or for what runs
+    engines on Kubernetes, with the benchmark that measures what was predicted.
 
     \b
     Examples:
       plan --model llama-70b --gpus 64 --output plan.yaml
       plan export plan.yaml --to megatron --output run/
       plan export plan.yaml --to megatron --output run/ --check
+      plan export serve.yaml --to vllm --output server/ --check
+      plan export serve.yaml --to dynamo --output server/
       plan export --list
     """
     if list_:
@@ -116,7 +119,18 @@ def export(
             "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
         )
     from planner import api
+    from planner.api import serving_files
 
+    if serving_files.is_serve_file(file):
+        made = serving_files.export_file(file, to, output, force=force)
+        for warning in made.warnings:
+            click.secho(f"warning: {warning}", fg="yellow", err=True)
+        click.echo(f"wrote {output}: {', '.join(made.files)}")
+        for note in made.notes:
+            click.echo(f"note: {note}")
+        if check:
+            click.echo(serving_files.check_text(made))
+        return
     written = api.load(file).export(to, output, launcher=launcher, force=force)
     for warning in written.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)

@@ -198,7 +198,8 @@ def ask_for_gaps(found: Arguments, script: Script | None, not_needed: tuple[str,
     for name, value in found.items():
         values = [str(one) for one in (value if isinstance(value, list) else [value])]
         if decides(name) and name not in not_needed and any(is_open(one) for one in values):
-            ask_for(found, name, tuple(roots(" ".join(values))) or (name,), script)
+            for one in roots(" ".join(values)) or [name]:
+                ask_for(found, name, (one,), script)
 
 
 def take_settings(found: Arguments, given: Given) -> None:

@@ -25,7 +25,7 @@ from planner.trainers.megatron.sizes import model_of
 from planner.trainers.megatron.trainer_words import optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.values import percent, read_text
+from planner.trainers.reading.values import percent, read_text, stage_ends
 
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
@@ -72,8 +72,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found["seq_length" if name == "sequence_length" else name] = str(value)
     waiting = bool(found.questions)
     readable(found)
+    gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
     try:
-        translate(found)
+        translate(found, gpus)
         model = model_of(found, given, header.group(4) if header else "")
     except PlannerError:
         if waiting:  # what is open may be why
@@ -84,7 +85,6 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     _open(found, given)
     assert model is not None
     _dynamic(found)
-    gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
     layout = _layout(found, model)
     degrees = layout["tp"] * layout["pp"] * layout["cp"]
     experts = layout.get("ep", 1) * layout.get("etp", 1) * layout["pp"]
@@ -102,8 +102,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     return Reading(
         trainer=header.group(3) if header else trainer_of(found, model), model=model, sequence_length=length,
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
-        num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise, notes=tuple(found.notes),
-        lora_rank=rank, lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
+        num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
+        notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank,
+        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
     )  # fmt: skip
 
 
@@ -202,14 +203,7 @@ def _written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[st
             f"{where} has {len(chunks)} stages and {sum(chunks)} layers; the job has {pp} pipeline ranks and "
             f"{model.num_layers} layers"
         )
-    ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
-    if len(set(ranks[1:-1])) > 1:
-        raise PlannerError(
-            f"{where} gives the stages {ranks} layers; a plan knows a first and last stage that differ, the ones between are equal"
-        )
-    even = len(set(ranks)) == 1
-    first, last = (0, 0) if even else (ranks[0], ranks[-1])
-    return {"vpp": len(chunks) // pp, "first_stage_layers": first, "last_stage_layers": last}
+    return {"vpp": len(chunks) // pp, **stage_ends([sum(chunks[rank::pp]) for rank in range(pp)], where)}
 
 
 def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int]) -> dict[str, int]:

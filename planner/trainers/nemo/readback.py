@@ -11,7 +11,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron_bridge.readback import parse
 from planner.trainers.nemo import hydra
-from planner.trainers.nemo.places import SIZES, preset_of_class, preset_of_recipe, setting_of, with_precision
+from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -50,12 +50,6 @@ def read(path: Path, said: Given) -> Reading:
 
 def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:
     settings = with_precision({name: value for name, value in settings.items() if value is not None})
-    sizes = [name for name in settings if SIZES.fullmatch(name)]
-    if sizes and said.model is None:
-        names = ", ".join(one.removeprefix("model.") for one in sizes[:3])
-        about = f"{names} make it a model of its own: a preset or a config.json like it"
-        said.questions.append(Question(name="--model NAME", about=about))
-    settings = {name: value for name, value in settings.items() if name not in sizes}
     nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
