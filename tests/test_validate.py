@@ -209,7 +209,8 @@ def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
-        ("llama-8b", ("--precision", "nvfp4", "--trainer", "megatron", "--hardware", "b200-sxm"), ["precision nvfp4: linear layers"]),
+        ("llama-8b", ("--precision", "nvfp4", "--trainer", "megatron", "--hardware", "b200-sxm"),
+         ["precision nvfp4: linear layers"]),
         ("deepseek-v3", ("--pp", "16", "--ep", "8", "--tp", "2", "--precision", "fp8"), [
             "precision fp8 of routed experts: they run in bf16", "precision fp8 of MLA's down projections",
             "routing of a trained router",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from planner.lab.reference import fused_operators, low_precision, transformer, virtual_stage
+from planner.lab.reference import eight_bits, fused_operators, transformer, virtual_stage
 from planner.lab.reference.split import Split
 from planner.lab.run import tensor_parallel, training
 from planner.lab.run.parity import Truth, of_rank
@@ -121,25 +121,25 @@ def _sums_in_bf16() -> list[Patch]:
 
 
 def _other_gradients() -> list[Patch]:
-    recipe = dataclasses.replace(tensor_parallel.RECIPES["fp8"], gradients=low_precision.E4M3)
+    recipe = dataclasses.replace(tensor_parallel.RECIPES["fp8"], gradients=eight_bits.E4M3)
     return [(tensor_parallel, "RECIPES", {"fp8": recipe})]
 
 
 def _wide_inputs() -> list[Patch]:
     def cast(self: Any, x: Any, axis: int) -> Any:
-        return self.quantised(x, axis, self.recipe.tile, 1 if self.split == 1 else None, low_precision.E5M2)
+        return self.quantised(x, axis, self.recipe.tile, 1 if self.split == 1 else None, eight_bits.E5M2)
 
-    return [(low_precision.Shared, "input", cast)]
+    return [(eight_bits.Shared, "input", cast)]
 
 
 def _other_scale() -> list[Patch]:
-    original = low_precision.Shared.weight
+    original = eight_bits.Shared.weight
 
     def weight(self: Any, w: Any, axis: int) -> Any:
         found = original(self, w, axis)
         return found._replace(scale=found.scale * 1.01)
 
-    return [(low_precision.Shared, "weight", weight)]
+    return [(eight_bits.Shared, "weight", weight)]
 
 
 DP, PP, TP, CP = {"dp": 2, "num_microbatches": 3}, {"pp": 2, "num_microbatches": 4}, {"tp": 2}, {"cp": 2}
@@ -168,9 +168,9 @@ SABOTAGE: tuple[tuple[str, Callable[[], list[Patch]], str, dict[str, Any], str],
      "later", PP, "parameters"),
     ("loss of prediction modules x 2", lambda: [(virtual_stage, "LATER_LOSS", 2.0 * virtual_stage.LATER_LOSS)],
      "later", PP, "losses"),
-    ("fp8 scales of each rank's own largest values", lambda: [(low_precision.Shared, "over_ranks", lambda *_: False)],
+    ("fp8 scales of each rank's own largest values", lambda: [(eight_bits.Shared, "over_ranks", lambda *_: False)],
      "llama", FP8, "parameters"),
-    ("fp8 scales per row of each rank's own", lambda: [(low_precision.Shared, "over_ranks", lambda *_: False)],
+    ("fp8 scales per row of each rank's own", lambda: [(eight_bits.Shared, "over_ranks", lambda *_: False)],
      "llama", {"tp": 2, "linear": "fp8_row"}, "parameters"),
     ("fp8 gradients in e4m3", _other_gradients, "llama", FP8, "parameters"),
     ("fp8 inputs in e5m2", _wide_inputs, "llama", FP8, "losses"),

@@ -12,7 +12,7 @@ from planner.workload import Workload
 SCHEDULES = dict(sorted({**fully_shard.SCHEDULES, Schedule.ZB_H1: "InterleavedZeroBubble"}.items()))
 """Names of torch.distributed.pipelining."""
 EIGHT_BITS = ("fp8", "fp8_row", "fp8_block", "mxfp8")
-"""Precisions whose linear layers multiply values of 8 bits; ``low_precision.RECIPES``."""
+"""Precisions whose linear layers multiply values of 8 bits; ``eight_bits.RECIPES``."""
 LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
 
@@ -64,7 +64,7 @@ class Split:
     precision: str = "fp32"
     """bf16 (fp32 shards, gradients reduced in fp32), fp32 or fp64."""
     linear: str = ""
-    """Of ``low_precision.RECIPES``, how linear layers get operands in 8 bits; none = as all else."""
+    """Of ``eight_bits.RECIPES``, how linear layers get operands in 8 bits; none = as all else."""
     scale_block: int = 0
     """Values that share a scale where the recipe has blocks; 0 = as many as it says."""
     optimizer: str = "sgd"

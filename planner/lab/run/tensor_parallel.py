@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
 from planner.lab.reference import transformer
-from planner.lab.reference.low_precision import RECIPES, QuantisedLinear, Shared, gathered_input
+from planner.lab.reference.eight_bits import RECIPES, QuantisedLinear, Shared, gathered_input
 from planner.lab.reference.split import Split
 from planner.lab.reference.virtual_stage import Part
 

@@ -17,7 +17,7 @@ def layer(precision: str, *, fused: bool, inputs: int = 64, outputs: int = 32, b
     """A linear layer of one rank in fp32."""
     import torch
 
-    from planner.lab.reference.low_precision import RECIPES, QuantisedLinear, Shared
+    from planner.lab.reference.eight_bits import RECIPES, QuantisedLinear, Shared
 
     found = QuantisedLinear(inputs, outputs, bias=False)
     recipe = RECIPES[precision].sized(block)
@@ -36,7 +36,7 @@ def test_products_are_those_of_the_kernel_of_torch() -> None:
     """Of every pair of types that the passes multiply, with a scale per tensor and per row."""
     import torch
 
-    from planner.lab.reference.low_precision import E4M3, E5M2, RECIPES, Shared, product
+    from planner.lab.reference.eight_bits import E4M3, E5M2, RECIPES, Shared, product
 
     for left, right in ((E4M3, E4M3), (E5M2, E4M3)):
         for name in ("fp8", "fp8_row"):
@@ -53,7 +53,7 @@ def test_rounding_is_that_of_arithmetic(precision: str) -> None:
     """The casts of torch and the serial model's own steps, also where most values are too small for 8 bits."""
     import torch
 
-    from planner.lab.reference.low_precision import E4M3, E5M2, Shared, _meant
+    from planner.lab.reference.eight_bits import E4M3, E5M2, Shared, _meant
     from planner.lab.run import serial_rounding
 
     how: Shared = layer(precision, fused=False).how
@@ -117,7 +117,7 @@ def test_what_is_kept_of_an_input(precision: str, fused: bool, made: bool, kept:
     """Bytes per token besides scales: eager code keeps the input, compiled code 8 bits of it, or nothing that it makes again."""
     import torch
 
-    from planner.lab.reference.low_precision import remembers
+    from planner.lab.reference.eight_bits import remembers
 
     one, tokens, seen = layer(precision, fused=fused), 256, {}
 
