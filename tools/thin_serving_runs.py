@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 from planner.serving.runs.run_schema import ServingRow, read_serving_file  # noqa: E402
 
 WHOLE = 40_000
-MOST = 36
+MOST = 20
 SAID = "# Thinned by tools/thin_serving_runs.py: of {before:,} rows {after:,}, all families.\n"
 
 
