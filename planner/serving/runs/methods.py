@@ -100,7 +100,7 @@ def _number(text: str, name: str) -> str:
 def _inside_dynamo(image: str, name: str) -> str:
     """Version of the engine inside an image of Dynamo: the longest release that its tag begins with."""
     tag = image.rpartition(":")[2]
-    known = [one for one in methods()["dynamo"] if tag == one or tag.startswith(f"{one}.") or tag.startswith(f"{one}-")]
+    known = [one for one in methods()["dynamo"] if tag == one or tag.startswith((f"{one}.", f"{one}-"))]
     return str(methods()["dynamo"][max(known, key=len)].get(name, "")) if known else ""
 
 
@@ -111,6 +111,11 @@ def _newest(name: str, row: ServingRow) -> tuple[str, str]:
     versions = {str(key): str(one) for key, one in methods()["releases"][name].items()}
     before = [one for one in sorted(versions) if one <= day] if day else []
     return (versions[before[-1]], day) if before else ("", "")
+
+
+def dies(name: str) -> int:
+    """Devices, as a program sees them, of one that a file counts: two of a package with two dies."""
+    return int(methods()["hardware"].get(name.lower(), {}).get("dies", 1))
 
 
 @cache

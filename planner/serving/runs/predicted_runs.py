@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.serving import pools
 from planner.serving.engine import Engine, load_engine
 from planner.serving.estimate import estimate
-from planner.serving.pools import estimate_pools
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
+from planner.serving.runs.length_columns import columns_of
 from planner.serving.runs.mlperf_scenarios import best_within, search_layouts
 from planner.serving.runs.run_schema import LATENCIES, RATES
 from planner.serving.runs.serving_run import ServingRun
 from planner.serving.served import Served
 from planner.serving.serving_layout import Precision, ServingLayout
-from planner.serving.traffic import Traffic
 from planner.units import GIGA, KILO
 
 TUNED_BATCH = 8192
@@ -103,49 +103,65 @@ def _facts(engine: str) -> str:
 
 
 def _shared(case: Case) -> tuple[object, ...]:
-    """What one call of the model shares: everything but layout and value of the load."""
-    assert case.run.traffic is not None
-    if case.run.kind == "mlperf":
-        row = case.run.row
-        return (
-            id(case.served),
-            *(row.get(f"load.{one}") for one in ("kind", "dataset")),
-            len(case.layouts),
-            case.layouts[0],
-        )
-    return id(case.served), replace(case.run.traffic, value=1.0), case.run.kind
+    """What one call of the model shares: everything but layout, lengths and value of the load."""
+    traffic = case.run.traffic
+    assert traffic is not None
+    return id(case.served), case.run.kind, traffic.load, traffic.prefix_hit, traffic.speculation, traffic.waves
 
 
 def _priced(cases: list[Case]) -> list[ServingAnswer]:
     """Answers of one group; what the model refuses, all its rows carry."""
-    first = cases[0]
-    traffic = first.run.traffic
-    assert traffic is not None
+    once = list({_same(case): case for case in cases}.values())
+    starts, columns = {}, 0
+    for case in once:
+        starts[_same(case)] = columns
+        columns += len(case.layouts)
     try:
-        # of MLPerf the same question is asked by many submitters
-        found = _estimated(first.served, cases[:1] if first.run.kind == "mlperf" else cases, traffic)
+        found = _estimated(cases[0].served, once)
     except PlannerError as error:
-        return [ServingAnswer(status=REFUSED, reason=str(error)) for _ in cases]
-    answers, start = [], 0
+        if len(cases) > 1:
+            return [answer for case in cases for answer in _priced([case])]
+        return [ServingAnswer(status=REFUSED, reason=str(error))]
+    answers = []
     for case in cases:
-        stop = start + len(case.layouts)
-        answers.append(_answer(case, found, _taken(found, start, stop), start))
-        start = 0 if first.run.kind == "mlperf" else stop
+        start = starts[_same(case)]
+        answers.append(_answer(case, found, _taken(found, start, start + len(case.layouts)), start))
     return answers
 
 
-def _estimated(served: Served, cases: Sequence[Case], traffic: Traffic) -> ServingEstimate:
+def _same(case: Case) -> tuple[object, ...]:
+    """What makes two rows of a group one question: repetitions, and the submitters of one benchmark."""
+    row = case.run.row
+    return (
+        case.run.traffic,
+        case.layouts,
+        case.run.split.prefill,
+        case.run.max_tokens,
+        row.get("load.kind"),
+        row.get("load.max_batch"),
+        row.get("load.dataset"),
+    )
+
+
+def _estimated(served: Served, cases: Sequence[Case]) -> ServingEstimate:
     """One column for each case and each of its layouts."""
     columns = [(case, layout) for case in cases for layout in case.layouts]
     layout = _stacked([_limits(case, one, served.engine) for case, one in columns])
+    traffics = [case.run.traffic for case, _ in columns if case.run.traffic]
+    traffic = replace(
+        traffics[0],
+        value=1.0,
+        input=columns_of([one.input for one in traffics]),
+        output=columns_of([one.output for one in traffics]),
+    )
+    values = np.array([one.value for one in traffics], dtype=np.float64)
     if cases[0].run.kind == "mlperf":
-        return best_within(served, layout, traffic, cases[0].run.row)
-    values = np.array([case.run.traffic.value for case, _ in columns if case.run.traffic], dtype=np.float64)
+        return best_within(served, layout, traffic, values, [case.run.row for case, _ in columns])
     if cases[0].run.kind != "disaggregated":
         return estimate(served, layout, traffic, values)
-    pools = [(case, case.run.split.prefill) for case in cases]
-    prefill = _stacked([_limits(case, one, served.engine) for case, one in pools if one is not None])
-    return estimate_pools(served, prefill, layout, traffic, values)
+    prefill = [(case, case.run.split.prefill) for case in cases]
+    first = _stacked([_limits(case, one, served.engine) for case, one in prefill if one is not None])
+    return pools.estimate(served, first, layout, traffic, values)
 
 
 def _limits(case: Case, degrees: Degrees, engine: Engine) -> tuple[Degrees, float, float]:

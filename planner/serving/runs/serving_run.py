@@ -14,6 +14,7 @@ from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.serving.runs.layout_of_row import Split, split_of
 from planner.serving.runs.littles_law import broken
+from planner.serving.runs.memory_floor import impossible
 from planner.serving.runs.methods import EngineOf, device, engine_of, method_of, methods, settings_of
 from planner.serving.runs.run_models import formats, served_model
 from planner.serving.runs.run_schema import ServingRow, read_serving_file
@@ -44,6 +45,8 @@ class ServingRun:
     """Of a row of MLPerf with the lengths of its data set."""
     assumed: tuple[str, ...] = ()
     """What the row does not say and how it was filled."""
+    impossible: str = ""
+    """How its figures contradict physics; such a row is predicted and not counted."""
     unsupported: str = ""
     """Why it cannot be priced; '' = it can."""
 
@@ -95,7 +98,7 @@ class ServingRun:
     @property
     def counts(self) -> bool:
         """In the figures of accuracy: its configuration is known and it is no copy of another row."""
-        return not any(flag.startswith(NOT_COUNTED) for flag in self.row.flags)
+        return not self.impossible and not any(flag.startswith(NOT_COUNTED) for flag in self.row.flags)
 
     @property
     def stated(self) -> bool:
@@ -128,6 +131,8 @@ def _run_of(row: ServingRow) -> ServingRun:
         found["max_tokens"] = row.get("load.max_tokens") or settings.get("max_tokens")
         found["split"] = split_of(row, found["model"], found["hardware"])
         found["traffic"], said = traffic_of(row, found["split"])
+        first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
+        found["impossible"] = impossible(row, found["model"], found["hardware"], found["formats"]["weights"], first)
         assumed += [*found["engine"].assumed, *found["split"].assumed, *([said] if said else [])]
     except PlannerError as error:
         found["unsupported"] = str(error)
