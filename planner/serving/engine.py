@@ -23,8 +23,9 @@ from planner.linear_attention import KINDS as LINEAR_KINDS
 from planner.schema import Bytes, Line, Name, Positive, Seconds, Text, check_keys, keys, one_of, read, within
 from planner.serving.serving_layout import WEIGHTS, ServingLayout
 
-HOST = ("step", "sequence", "prefill_token", "first_token")
-"""Host times: of one step; of one sequence in it; of one prompt token; of a request before its first token (client, tokeniser)."""
+HOST = ("step", "sequence", "launch", "prefill_token", "first_token")
+"""Host times: of one step; of one sequence in it; of one kernel outside a graph; of one prompt token; of a request before its first
+token (client, tokeniser)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
 PARTS = ("context", "group", "graphs")
 FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))

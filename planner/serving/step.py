@@ -15,7 +15,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.serving.result import StepTime
 from planner.serving.served import Served
-from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES, ServingLayout
+from planner.serving.serving_layout import ServingLayout
 
 ACTIVATION = 2.0
 """Bytes of an activation between kernels: 16 bits in every engine."""
@@ -88,15 +88,16 @@ class _Step:
         if model.linear:
             states, inner = self._linear_attention()
             linear, attention = linear + model.linear.num_layers * inner, attention + model.linear.num_layers * states
-        return StepTime(
+        parts = StepTime(
             linear=linear + router,
             attention=attention,
             experts=experts,
             memory_bound=self._memory_bound(attends, mlps * model.num_layers),
             communication=self._communication(),
             head=self._head(),
-            host=self._host(),
+            host=0.0,
         )
+        return replace(parts, host=self._host(np.asarray(parts.total)))
 
     # ------------------------------------------------------------------------------------------------ products
 
@@ -271,11 +272,7 @@ class _Step:
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
         engine = self.served.engine
-        own = np.where(
-            self.graph,
-            self.curves.all_reduce_time(size, n, "graph", engine.name),
-            self.curves.all_reduce_time(size, n, "eager", engine.name),
-        )
+        own = self.curves.all_reduce_time(size, n, "graph", engine.name)
         nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
         within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
         return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
@@ -295,23 +292,17 @@ class _Step:
         )
         return product + gather + sample
 
-    def _host(self) -> Floats:
-        """What the engine adds per step and per sequence, beside the kernels."""
+    def _host(self, gpu: Floats) -> Floats:
+        """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
         rows = self.sequences * self.attn_dp
-        return np.asarray(
-            host["step"] + host["sequence"] * rows + host["prefill_token"] * self.prompt_tokens * self.attn_dp
-        )
+        own = host["step"] + host["sequence"] * rows + host["prefill_token"] * self.prompt_tokens * self.attn_dp
+        waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
+        return own + np.where(self.graph, 0.0, waits)
 
-
-def weight_bytes_of(name: str) -> float:
-    """Bytes of one weight in a format, scales included."""
-    return WEIGHT_BYTES[name]
-
-
-def scaled(time: StepTime, factor: Any) -> StepTime:
-    """All parts times a factor."""
-    return replace(time, **{name: getattr(time, name) * factor for name in time.__dataclass_fields__})
-
-
-__all__ = ["CACHE_BYTES", "Pass", "scaled", "step_time", "weight_bytes_of"]
+    def _launches(self) -> float:
+        """Kernels of a pass: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce; of a dense MLP
+        norm, two products, activation, all-reduce; of experts norm, router, choice, order, two products, activation, sum, all-reduce.
+        MLA has six more around its compressed states."""
+        m = self.model
+        return m.num_attention_layers * (8.0 + 6.0 * m.is_mla) + 5.0 * m.num_plain_layers + 9.0 * m.num_moe_layers
