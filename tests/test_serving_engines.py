@@ -361,7 +361,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "linear heads": ("vllm qwen3-next-80b-a3b h100-sxm", {"tp": 64, "ep": 64}, "tp 64 does not divide the 32 value heads"),
     "decode context": ("vllm llama-70b h100-sxm", {"tp": 8, "dcp": 2}, "tp 8 must be a multiple of 8 key-value heads x dcp"),
     "attention of TensorRT-LLM": (
-        "trtllm deepseek-v3 h200-sxm", {"tp": 4, "attn_dp": 2, "ep": 8}, "tp 4 x attn_dp 2 is attn_dp 8 with tp 1",
+        "trtllm deepseek-v3 h200-sxm", {"tp": 4, "attn_dp": 2, "ep": 8}, "tp 4 x attn_dp 2 is tp 1 x attn_dp 8",
     ),
     "stages": ("vllm llama-70b h100-sxm", {"tp": 8, "pp": 81}, "pp 81 is more than the 80 layers"),
     "MLP": ("sglang qwen3-32b h100-sxm fp8_block", {"tp": 16}, "into multiples of the 128 that share a scale"),

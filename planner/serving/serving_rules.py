@@ -166,8 +166,8 @@ def _context(job: ServingJob, at: Any) -> Iterator[Any]:
 def _attention_dp(_: ServingJob, at: Any) -> Iterator[Any]:
     yield (at.attn_dp == 1) | (at.tp == 1)
     yield (
-        f"TensorRT-LLM keeps attention whole on each rank of attention data parallelism: tp {at.tp} x attn_dp {at.attn_dp} is "
-        f"attn_dp {at.tp * at.attn_dp} with tp 1, or tp {at.tp * at.attn_dp} without"
+        f"TensorRT-LLM has one attention rank on each GPU under attention data parallelism: tp {at.tp} x attn_dp {at.attn_dp} is "
+        f"tp 1 x attn_dp {at.tp * at.attn_dp}, or tp {at.tp * at.attn_dp} without"
     )
 
 
