@@ -15,7 +15,7 @@ from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
 from planner.serving.engine import FACTS, Engine, engine_names, load_engine
 from planner.serving.result import ServingMemory, normal_share
-from planner.serving.serving_layout import Precision, ServingLayout
+from planner.serving.serving_layout import WEIGHT_BYTES, Precision, ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
 from planner.serving.serving_rules import RULES, legal, rules_of, violations
 from planner.serving.serving_weights import stages, weight_bytes
@@ -225,6 +225,13 @@ def test_weights_of_the_stages_add_up_to_the_model(name: str) -> None:
     alone = replace(layout, pp=1)
     whole = float(weight_bytes(model, Precision(), alone, stages(model, engine, alone)[2]))
     assert first + 2 * middle + last == pytest.approx(whole, rel=1e-9)
+
+
+def test_every_format_of_a_dense_model_has_a_size() -> None:
+    for form, size in WEIGHT_BYTES.items():
+        found = memory_of("llama-70b", "b200-sxm", "vllm", Precision(weights=form), tp=8)
+        tables = 2 * 2 * 128256 * 8192 / 8
+        assert found.weights == pytest.approx(68.45e9 / 8 * size + tables, rel=0.002), form
 
 
 def test_left_over_layers_go_where_the_engine_puts_them() -> None:

@@ -99,7 +99,7 @@ def layer_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -
         mixer = (counts.attention_sharded + repeated) / tp * attention + counts.attention_replicated * PLAIN
     held = np.ceil(model.num_experts / np.asarray(layout.ep, dtype=np.float64))
     routed = held * counts.expert / np.asarray(layout.moe_tp) * experts
-    if (precision.experts or precision.weights) == "mxfp4":
+    if model.is_moe and (precision.experts or precision.weights) == "mxfp4":
         routed = (
             routed * _tiles(model.routed_size, 1, TILES[0]) * _tiles(model.expert_ffn_size, layout.moe_tp, TILES[1])
         )
