@@ -140,7 +140,7 @@ class Reserve:
     sequence: Bytes = 0.0
     """For each sequence of the largest graph."""
     spread: tuple[Bytes, Bytes] = (0.0, 0.0)
-    """With attention data parallelism, for each sequence of the largest graph and attention rank: up to 300 sequences, and above."""
+    """With attention data parallelism, for each sequence of the largest graph and attention rank: up to 300, and above."""
     spread_constant: Bytes = 0.0
     """With attention data parallelism."""
     draft: Bytes = 0.0
@@ -197,6 +197,10 @@ class Engine:
     """Layers that stages do not share evenly go to the first stages; else to those before the last, from behind."""
     fp8_cache_of: tuple[Name, ...] = ()
     """Formats of weights whose published checkpoints come with scales for an fp8 cache, which the engine then takes by default."""
+    splits_blocks: bool
+    """Scales of a block of 128 x 128 may be cut by the tensor degree."""
+    decode_context: bool
+    """The cache of a sequence can be split over ranks of the tensor group by position."""
     formats: Annotated[dict[str, tuple[Name, ...]], keys(FORMATS, required=False)]
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
