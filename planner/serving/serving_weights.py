@@ -99,7 +99,7 @@ def layer_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -
         mixer = (counts.attention_sharded + repeated) / tp * attention + counts.attention_replicated * PLAIN
     spread = np.asarray(layout.ep, dtype=np.float64) * np.asarray(layout.moe_tp)
     routed = model.num_experts * counts.expert / spread * experts
-    if (precision.experts or precision.weights) == "mxfp4":
+    if model.is_moe and (precision.experts or precision.weights) == "mxfp4":
         routed = (
             routed * _tiles(model.routed_size, 1, TILES[0]) * _tiles(model.expert_ffn_size, layout.moe_tp, TILES[1])
         )
