@@ -163,8 +163,11 @@ class Choice:
 
 def score_of(found: ServingEstimate, limits: Limits) -> Any:
     """Largest of TTFT and TPOT over their limits; 0 without limits."""
-    ttft, tpot = (np.asarray(one.of(limits.percentile)) for one in (found.ttft, found.tpot))
-    return np.maximum(ttft / limits.ttft, tpot / limits.tpot)
+    shares = [
+        np.asarray(one.of(limits.percentile)) / limit if np.isfinite(limit) else 0.0
+        for one, limit in ((found.ttft, limits.ttft), (found.tpot, limits.tpot))
+    ]
+    return np.maximum(*shares)
 
 
 def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
@@ -297,8 +300,11 @@ def _joined_layouts(parts: Sequence[tuple[ServingLayout, int]]) -> ServingLayout
     )
 
 
-def value_of(table: Priced, task: Task, objective: str) -> Floats:
-    """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much."""
+def value_of(table: Priced, task: Task, objective: str, fastest: float = 0.0) -> Floats:
+    """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much.
+
+    ``fastest``: tokens/s of a user that another table reaches.
+    """
     if task.loaded:
         worth = 1.0 / table["e2e"]
     elif task.limited or objective == "offline":
@@ -306,7 +312,7 @@ def value_of(table: Priced, task: Task, objective: str) -> Floats:
     elif objective == "balanced":
         worth = table["total"] * table["user"]
     else:
-        fastest = np.max(table["user"], initial=0.0, where=table["score"] <= 1.0)
+        fastest = np.max(table["user"], initial=fastest, where=table["score"] <= 1.0)
         near = table["user"] >= NEAR_FASTEST * fastest
         worth = np.where(near, table["total"], table["user"] / max(fastest, 1e-30) * np.finfo(float).eps)
     return np.where(table["score"] <= 1.0, worth, -table["score"])
