@@ -1,5 +1,7 @@
 """The kernels of serving: they load, grow with every size, and respect what the hardware can do."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -114,7 +116,7 @@ def test_all_reduces(curves: DecodeCurves, engine: str) -> None:
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("skewed", [True, False])
 def test_experts(curves: DecodeCurves, weights: str, skewed: bool) -> None:
-    def time(tokens: object = 64.0, **shape: object) -> np.ndarray:
+    def time(tokens: object = 64.0, **shape: Any) -> np.ndarray:
         return np.asarray(curves.experts_time(tokens, weights=weights, skewed=skewed, **{**EXPERTS, **shape}))
 
     each = 3.0 * 4096.0 * 1536.0 * WEIGHT_BYTES[weights] / curves.hardware.memory_bandwidth
@@ -123,6 +125,7 @@ def test_experts(curves: DecodeCurves, weights: str, skewed: bool) -> None:
     grows(time(hidden=SIZES))
     grows(time(ffn=SIZES))
     grows(time(top_k=np.arange(1.0, 17.0)))
+    assert np.all(time(SIZES, ep=8.0) >= time(SIZES, ep=8.0, sent=True))
     for tokens in (1.0, 64.0, 4096.0):
         grows(time(tokens, ep=2.0 ** np.arange(7, -1, -1)))
         grows(time(tokens, moe_tp=2.0 ** np.arange(4, -1, -1)))
@@ -142,6 +145,9 @@ def test_linear_attention(curves: DecodeCurves, kind: str) -> None:
     mixer = LinearAttention(kind=kind, num_layers=1, key_heads=16, key_head_dim=128, value_heads=32, value_head_dim=128)
     grows(curves.linear_attention_time(mixer, FEW))
     grows(curves.linear_attention_time(mixer, 4, SIZES))
+    assert curves.linear_attention_time(mixer, 0.1, 512) == pytest.approx(
+        0.1 * curves.linear_attention_time(mixer, 1, 512)
+    )
     grows(curves.linear_attention_time(mixer, 64, 1, np.array([8.0, 4.0, 2.0, 1.0])))
 
 

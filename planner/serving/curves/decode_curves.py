@@ -37,8 +37,6 @@ TILE = 128.0
 
 ANOTHER = "h100-sxm"
 """Device whose numbers stand for an operator that was not measured on any relative."""
-LAW_OF = {"window": "decode_attention"}
-"""Law of an operator that has none of its own name."""
 
 
 def _columns(**sizes: npt.ArrayLike) -> dict[str, Column]:
@@ -62,7 +60,7 @@ class DecodeCurves:
     all_reduce: Mapping[str, SmallAllReduce]
     """By "engine kind"."""
     provenance: dict[str, str] = field(default_factory=dict)
-    """By operator: measured, scaled from a relative, or derived from the law of another kernel."""
+    """By operator: measured, or scaled from a relative; by operator and weights: derived, where that format was not measured."""
     errors: dict[str, Any] = field(default_factory=dict)
     """By operator and format, median and 90th percentile of the error in percent: ``held_out`` on the half of the rows that was
     left out of the fit, ``all`` on every row, ``law`` without the mesh."""
@@ -112,7 +110,8 @@ class DecodeCurves:
             sizes = _columns(rows=rows, group=group, context=seen * width / measured, head_dim=measured)
             whole = kernel.time(sizes)
             if np.any(last > 0.0) and (windowed := self._cached("window", cache, f"{measured:.0f}")):
-                whole = np.where(last > 0.0, np.maximum(windowed.time(sizes), whole), whole)
+                walked = np.maximum(column(context), 1.0)
+                whole = np.where(last > 0.0, np.maximum(windowed.time({**sizes, "walked": walked}), whole), whole)
             times.append(whole)
         return np.where(width < NARROW, times[0], times[-1])[()]
 
@@ -131,7 +130,7 @@ class DecodeCurves:
         """Seconds of causal attention of the last ``queries`` of ``keys`` tokens, per sequence; heads of one rank.
 
         Query number i of q sees keys - q + i, at most ``window`` (0 = all) of them, in whole tiles; the curve is the profile's for
-        equal work. Never faster than reading the keys and values.
+        equal work. Never faster than reading the keys and values; ``batch`` below one: that share of the time of one sequence.
         """
         q = np.maximum(np.ceil(column(queries) / TILE), 1.0) * TILE
         s = np.maximum(column(keys), q)
@@ -139,17 +138,13 @@ class DecodeCurves:
         seen = (_sum_to(s, w) - _sum_to(s - q, w)) / q
         width, value = column(shape["head_dim"]), column(shape["value_dim"])
         value = np.where(value > 0.0, value, width)
+        many, kv_heads = np.maximum(column(batch), 1.0), column(shape["kv_heads"])
         time = self.hardware.attention_time(
-            batch, shape["heads"], shape["kv_heads"], width, q, seen, causal=False, value_dim=value
+            many, shape["heads"], kv_heads, width, q, seen, causal=False, value_dim=value
         )
-        read = (
-            2.0
-            * column(batch)
-            * column(shape["kv_heads"])
-            * np.minimum(np.maximum(column(keys), 1.0), w + q)
-            * (width + value)
-        )
-        return np.maximum(time, read / (BEST_SHARE * self.hardware.memory_bandwidth))[()]
+        read = 2.0 * many * kv_heads * np.minimum(np.maximum(column(keys), 1.0), w + q) * (width + value)
+        least = read / (BEST_SHARE * self.hardware.memory_bandwidth)
+        return (np.minimum(column(batch), 1.0) * np.maximum(time, least))[()]
 
     def all_reduce_time(self, num_bytes: npt.ArrayLike, n: npt.ArrayLike, kind: str, engine: str = "") -> Column:
         """Seconds of an all-reduce of ``num_bytes`` over n ranks of one domain; ``kind`` of KINDS, ``engine`` "" = own.
@@ -167,16 +162,23 @@ class DecodeCurves:
         return np.maximum(own.time(size, ranks), np.where(ranks > 1.0, size / link, 0.0))[()]
 
     def experts_time(
-        self, tokens: npt.ArrayLike, *, weights: str, skewed: bool = True, **shape: Unpack[ExpertShape]
+        self,
+        tokens: npt.ArrayLike,
+        *,
+        weights: str,
+        skewed: bool = True,
+        sent: bool = False,
+        **shape: Unpack[ExpertShape],
     ) -> Column:
         """Seconds of the routed experts of one layer on the slowest rank; ``tokens`` of the whole group of ep x moe_tp ranks.
 
         ``skewed``: some experts are far more popular than others (a power law of 1.2); else only chance makes ranks differ.
+        ``sent``: only the copies for a rank's own experts arrive there (dispatch and combine), else every rank sorts them all.
         """
         weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
         size = _columns(tokens=tokens, **shape)
         touched, rows = slowest_rank(size["tokens"], size["top_k"], size["experts"], size["ep"], skewed)
-        pairs = size["tokens"] * size["top_k"]
+        pairs = rows if sent else size["tokens"] * size["top_k"]
         own = {"touched": touched, "rows": rows, "pairs": pairs, "hidden": size["hidden"]}
         return self._weighted("experts", weights).time({**own, "ffn": size["ffn"] / size["moe_tp"]})[()]
 
@@ -213,7 +215,7 @@ class DecodeCurves:
     ) -> Column:
         """Seconds of the convolution and the scan of one linear-attention layer (no projections), heads split over tp.
 
-        ``tokens`` per sequence: 1 updates the state, more scan a prompt. Not below what the state and the channels take to move.
+        ``tokens`` per sequence: 1 updates the state, more scan a prompt. ``batch`` below one: that share of the time of one.
         """
         ranks = column(tp)
         sizes = _columns(
@@ -221,11 +223,12 @@ class DecodeCurves:
             key_dim=linear.key_head_dim, value_dim=linear.value_head_dim,
         )  # fmt: skip
         kind = "gated_delta_net" if linear.kind == "mamba2" else linear.kind
-        update = self._state("linear_update", kind).time(sizes)
+        share = np.minimum(column(batch), 1.0)
+        update = share * self._state("linear_update", kind).time(sizes)
         if not np.any(sizes["tokens"] > 1.0):
             return update[()]
         scan = self._state("linear_scan", kind).time({**sizes, "tokens": np.maximum(sizes["tokens"], CHUNK)})
-        return np.where(sizes["tokens"] > 1.0, np.maximum(scan, update), update)[()]
+        return np.where(sizes["tokens"] > 1.0, np.maximum(share * scan, update), update)[()]
 
     def _state(self, operator: str, kind: str) -> Kernel:
         """Kernel of one kind of linear attention; kinds that were not measured here move like a gated delta net."""
@@ -292,12 +295,13 @@ def _built(hardware: HardwareProfile, engine: str) -> DecodeCurves:
         whose = name if operator in data["kernels"] else ANOTHER
         said[operator] = "measured" if whose == hardware.name else f"scaled from {whose}"
         kernels[operator] = {
-            key: kernel_from(
-                entry, LAW_OF.get(operator, operator), key.split()[0], hardware, f"{whose}.yaml: {operator} {key}"
-            )
+            key: kernel_from(entry, operator, key.split()[0], hardware, f"{whose}.yaml: {operator} {key}")
             for key, entry in entries.items()
         }
         errors[operator] = {key: entry["errors"] for key, entry in entries.items() if "errors" in entry}
+    for operator in ("linear", "experts"):
+        known = {key.split()[0] for key in kernels[operator]} | {"fp16"}
+        said |= {f"{operator} {one}": "derived from another format" for one in WEIGHTS if one not in known}
     messages = {
         key: SmallAllReduce.from_dict(entry, f"{name}.yaml: all_reduce {key}")
         for key, entry in data["all_reduce"].items()

@@ -74,6 +74,12 @@ def decode_attention_law(hardware: HardwareProfile, sizes: Sizes, cache: str) ->
     }
 
 
+def window_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms:
+    """The same against the last ``context`` of ``walked`` cached tokens: some kernels walk past what the window hides."""
+    terms = decode_attention_law(hardware, sizes, cache)
+    return {**terms, "steps": MICRO * sizes["walked"] / STEP * np.ones_like(terms["launch"])}
+
+
 def decode_mla_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms:
     """One query per sequence against its latent cache, which all heads share; ``walk``: blocks times the keys they walk along."""
     batch, heads, context = sizes["batch"], sizes["heads"], sizes["context"]
@@ -142,20 +148,22 @@ def scan_law(hardware: HardwareProfile, sizes: Sizes, _: str) -> Terms:
 def exchange_law(hardware: HardwareProfile, sizes: Sizes, _: str) -> Terms:
     """Tokens to experts on other ranks, or results back: ``sent`` bytes over the link, ``across`` bytes over the network.
 
-    ``own`` bytes of the tokens themselves are read and converted; ``counters``: one per expert.
+    ``own`` bytes of the tokens themselves are read and converted; ``slots``: those of one expert, which one block receives;
+    ``counters``: one per expert.
     """
-    one = np.ones_like(sizes["sent"] * sizes["across"] * sizes["own"] * sizes["experts"])
+    one = np.ones_like(sizes["sent"] * sizes["across"] * sizes["own"] * sizes["slots"] * sizes["experts"])
     return {
         "launch": MICRO * one,
         "link": sizes["sent"] / hardware.scale_up_bandwidth * one,
         "network": sizes["across"] / hardware.network_bandwidth * one,
         "own": sizes["own"] / hardware.scale_up_bandwidth * one,
+        "slots": sizes["slots"] / hardware.scale_up_bandwidth * one,
         "counters": MICRO * sizes["experts"] / 128.0 * one,
     }
 
 
 LAWS: dict[str, Law] = {
-    "linear": linear_law, "decode_attention": decode_attention_law, "decode_mla": decode_mla_law, "experts": experts_law,
-    "linear_update": update_law, "linear_scan": scan_law, "exchange": exchange_law,
+    "linear": linear_law, "decode_attention": decode_attention_law, "window": window_law, "decode_mla": decode_mla_law,
+    "experts": experts_law, "linear_update": update_law, "linear_scan": scan_law, "exchange": exchange_law,
 }  # fmt: skip
 """By operator."""

@@ -88,4 +88,6 @@ def exchange_sizes(hardware: HardwareProfile, kernel: str, phase: str, sizes: Si
         leaving, staying = top_k * (1.0 - 1.0 / domains), top_k * (1.0 / domains - 1.0 / ep)
     else:
         leaving, staying = distinct(domains, top_k) * (1.0 - 1.0 / domains), distinct(ep, top_k) * (1.0 - 1.0 / ep)
-    return {"sent": own * np.maximum(staying, 0.0), "across": own * leaving, "own": own, "experts": sizes["experts"]}
+    slots = own * top_k * ep / np.maximum(sizes["experts"], ep)
+    sent = own * np.maximum(staying, 0.0)
+    return {"sent": sent, "across": own * leaving, "own": own, "slots": slots, "experts": sizes["experts"]}
