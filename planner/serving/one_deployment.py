@@ -10,13 +10,13 @@ from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
 from planner.serving.pool_search import priced_pools
 from planner.serving.result import ServingEstimate
-from planner.serving.serve_plan import ServePlan, predict_serving
+from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_inputs import read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
-from planner.serving.serving_rows import plan_of
+from planner.serving.serving_rows import plan_of, with_ranges
 from planner.serving.serving_rules import violations
 from planner.serving.serving_search import Choice
 from planner.serving.traffic import Traffic
@@ -120,4 +120,5 @@ def price_again(plan: ServePlan) -> ServePlan:
         precision=plan.precision,
     )
     require_legal(served, plan.layout, plan.prefill)
-    return replace(plan, prediction=predict_serving(priced_either(served, plan.layout, plan.prefill, plan.traffic)))
+    found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
+    return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))

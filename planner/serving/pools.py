@@ -27,7 +27,7 @@ CONNECTION = 2e-3
 """Seconds to agree on a transfer between two workers: metadata exchange and registration of blocks, two round trips of the router."""
 
 
-APART = load.LockStep(part=0.0, share=0.0)
+APART = load.LockStep(bulk=1.0, share=0.0)
 """Prompts hold up no decodes: they are computed elsewhere."""
 
 

@@ -82,9 +82,13 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     fit = any(len(one) for one in main)
     purposes = [AT_LOAD] if task.loaded else [AT_LIMITS] if task.limited else list(OBJECTIVES)
     objectives = OBJECTIVES[:1] if task.loaded or task.limited else OBJECTIVES
+    picks = Picks(task, main)
+    best = [picks.best(objective, top + 1) for objective in objectives]
+    points = [] if task.loaded else picks.front()
+    picks.price([*points, *(key for keys in best for key in keys)])
     plans, named = list[ServePlan](), list[str]()
-    for objective, purpose in zip(objectives, purposes, strict=True):
-        found = best_plans(question, main, objective, top)
+    for keys, purpose in zip(best, purposes, strict=True):
+        found = picks.plans(question, keys, top)
         plans, named = plans + found, named + [purpose] * len(found)
     if not fit:
         plans = list(closest(question, top))
@@ -96,7 +100,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
         others += best_plans(question, more, objectives[0], 1)
     return Answered(
         question=question, best=tuple(plans), purposes=tuple(named), fit=fit,
-        kept=any(np.any(one["score"] <= 1.0) for one in main), front=() if task.loaded else tuple(_front(question, main)),
+        kept=any(np.any(one["score"] <= 1.0) for one in main), front=tuple(plan_of(question, picks.known[key]) for key in points),
         others=tuple(others), beside=_beside(question, both, objectives[0]), looked_at=sum(one.looked_at for one in tables),
         legal=sum(one.legal for one in tables), fitting=sum(one.fitting for one in tables),
         priced=sum(len(one) for one in tables), seconds=clock.perf_counter() - started,
@@ -118,56 +122,82 @@ def searched(question: Question, precision: Precision | None, progress: Callable
     return tables
 
 
-def alone(table: Priced, task: Task, row: int) -> Choice:
-    """One row of a table as a deployment of its own."""
-    return chosen(table, task, row) if table.prefill is None else chosen_pools(table, task, row)
+Key = tuple[int, int]
+"""Number of a table, and its row."""
 
 
-def best_choices(question: Question, tables: Sequence[Priced], objective: str, top: int) -> list[Choice]:
-    """The best deployments of several tables, best first."""
-    task = question.task
-    fastest = max((float(np.max(one["user"], initial=0.0, where=one["score"] <= 1.0)) for one in tables), default=0.0)
-    found = [
-        (float(value_of(table, task, objective, fastest)[row]), alone(table, task, int(row)))
-        for table in tables
-        for row in ranked(table, task, objective, top)
-    ]
-    found.sort(key=lambda pair: -pair[0])
-    return [one for _, one in found[:top]]
+class Picks:
+    """Rows of several tables that are looked at, priced with all that an estimate says when they are asked for together."""
+
+    def __init__(self, task: Task, tables: Sequence[Priced]) -> None:
+        self.task, self.tables = task, tables
+        self.known: dict[Key, Choice] = {}
+
+    def best(self, objective: str, top: int) -> list[Key]:
+        """The best rows of all tables, best first."""
+        task = self.task
+        fastest = max(
+            (float(np.max(one["user"], initial=0.0, where=one["score"] <= 1.0)) for one in self.tables), default=0.0
+        )
+        found = [
+            (-float(worth[row]), (number, int(row)))
+            for number, table in enumerate(self.tables)
+            for worth in [value_of(table, task, objective, fastest)]
+            for row in ranked(table, task, objective, top)
+        ]
+        return [key for _, key in sorted(found, key=lambda pair: pair[0])[:top]]
+
+    def front(self) -> list[Key]:
+        """Rows of the front that keep the limits, thinned to MOST_FRONT evenly in speed."""
+        where = [
+            (number, int(row)) for number, one in enumerate(self.tables) for row in np.flatnonzero(one["score"] <= 1.0)
+        ]
+        speed, total = (np.array([self.tables[at][name][row] for at, row in where]) for name in ("user", "total"))
+        rows = front_of(speed, total)
+        if len(rows) > MOST_FRONT:
+            marks = np.geomspace(speed[rows[0]], speed[rows[-1]], MOST_FRONT)
+            rows = rows[np.unique([int(np.argmin(np.abs(np.log(speed[rows] / mark)))) for mark in marks])]
+        return [where[at] for at in rows]
+
+    def price(self, keys: Sequence[Key]) -> list[Choice]:
+        """The deployments of some rows."""
+        for number, table in enumerate(self.tables):
+            rows = sorted({row for at, row in keys if at == number and (at, row) not in self.known})
+            choose = chosen if table.prefill is None else chosen_pools
+            if rows:
+                self.known |= {
+                    (number, row): one for row, one in zip(rows, choose(table, self.task, rows), strict=True)
+                }
+        return [self.known[key] for key in keys]
+
+    def plans(self, question: Question, keys: Sequence[Key], top: int) -> list[ServePlan]:
+        """Plans of the first rows, the first with its reason; what misses, with by how much."""
+        found, plans = self.price(keys), []
+        for number, one in enumerate(found[:top]):
+            following = found[number + 1] if number == 0 and len(found) > 1 else None
+            missing = misses(one)
+            plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following)))
+        return plans
 
 
 def best_plans(question: Question, tables: Sequence[Priced], objective: str, top: int) -> list[ServePlan]:
-    """The best plans, the first with its reason; what misses, with by how much."""
-    found = best_choices(question, tables, objective, top + 1)
-    plans = []
-    for number, one in enumerate(found[:top]):
-        following = found[number + 1] if number == 0 and len(found) > 1 else None
-        missing = misses(one)
-        plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following)))
-    return plans
+    """The best plans of some tables."""
+    picks = Picks(question.task, tables)
+    return picks.plans(question, picks.best(objective, top + 1), top)
 
 
 def _beside(question: Question, tables: Sequence[Priced], objective: str) -> str:
     """Two pools against none, in a sentence."""
     if len(tables) < 2:
         return ""
-    first = [next(iter(best_choices(question, [table], objective, 1)), None) for table in tables]
+    first = []
+    for table in tables:
+        picks = Picks(question.task, [table])
+        first.append(next(iter(picks.price(picks.best(objective, 1))), None))
     together, apart = first
     if together is None or apart is None:
         return "Disaggregated: no pair of pools starts on these GPUs." if apart is None and together is not None else ""
     return disaggregated_text(question.task.loaded, together, apart)
-
-
-def _front(question: Question, tables: Sequence[Priced]) -> list[ServePlan]:
-    """Points of the front that keep the limits, thinned to MOST_FRONT evenly in speed."""
-    kept = [table.take(np.flatnonzero(table["score"] <= 1.0)) for table in tables]
-    speed, total = (np.concatenate([one[name] for one in kept]) for name in ("user", "total"))
-    where = [(table, row) for table in kept for row in range(len(table))]
-    rows = front_of(speed, total)
-    if len(rows) > MOST_FRONT:
-        marks = np.geomspace(speed[rows[0]], speed[rows[-1]], MOST_FRONT)
-        rows = rows[np.unique([int(np.argmin(np.abs(np.log(speed[rows] / mark)))) for mark in marks])]
-    return [plan_of(question, alone(table, question.task, row)) for table, row in (where[at] for at in rows)]
 
 
 def closest(question: Question, top: int) -> list[ServePlan]:

@@ -7,9 +7,8 @@ ranked above what does.
 
 from __future__ import annotations
 
-import time as clock
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,8 +130,6 @@ class Choice:
     found: ServingEstimate
     """Scalars."""
     limits: Limits = field(default_factory=Limits)
-    purpose: str = ""
-    """One of OBJECTIVES, or what it was chosen for."""
 
     @property
     def num_gpus(self) -> int:
@@ -360,35 +357,33 @@ def front_of(speed: Floats, total: Floats) -> NDArray[np.intp]:
     return order[total > before]  # type: ignore[no-any-return]
 
 
-def chosen(table: Priced, task: Task, row: int, purpose: str = "") -> Choice:
-    """One row as a deployment of its own, priced alone."""
-    one = table.served[int(table.source[row])]
-    layout = row_of(table.layout, int(row))
+def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
+    """Rows of aggregated deployments, priced again with all that an estimate says."""
+    found: dict[int, Choice] = {}
+    for source in sorted({int(table.source[row]) for row in rows}):
+        one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
+        layout, traffics = take(table.layout, np.array(mine)), [traffic_of(table, task, row) for row in mine]
+        answers = estimate(one, layout, traffics[0], table["load"][mine])
+        for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
+            found[row] = Choice(
+                served=one,
+                layout=row_of(layout, at),
+                traffic=traffic,
+                found=estimate_row(answers, at),
+                limits=task.limits,
+            )
+    return [found[int(row)] for row in rows]
+
+
+def traffic_of(table: Priced, task: Task, row: int) -> Traffic:
+    """The traffic of a row, its load included."""
     load = task.traffic.load if task.loaded else "concurrency"
-    traffic = replace(task.traffic, load=load, value=float(table["load"][row]))
-    return Choice(
-        served=one,
-        layout=layout,
-        traffic=traffic,
-        found=estimate(one, layout, traffic),
-        limits=task.limits,
-        purpose=purpose,
-    )
+    return replace(task.traffic, load=load, value=float(table["load"][row]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeFinding:
-    """What a search found."""
-
-    task: Task
-    table: Priced
-    """All engines at the main formats."""
-    seconds: float
-    """Wall time."""
-
-
-def search(served: Sequence[Served], task: Task) -> ServeFinding:
-    """Price all engines and formats."""
-    started = clock.perf_counter()
-    table = joined([priced(one, task) for one in served])
-    return ServeFinding(task=task, table=table, seconds=clock.perf_counter() - started)
+def estimate_row(found: Any, row: int) -> Any:
+    """One row of an estimate of columns, its fields numbers."""
+    if is_dataclass(found) and not isinstance(found, type):
+        return replace(found, **{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
+    value = np.asarray(found)
+    return found if value.ndim == 0 else value.reshape(-1)[row if value.size > 1 else 0]

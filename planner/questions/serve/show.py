@@ -146,6 +146,12 @@ def print_parts(console: Console, plan: ServePlan) -> None:
     found = plan.prediction
     assert found is not None
     console.print(latency_table(found))
+    if found.ranges and (ends := found.ranges.get("output_tokens_per_second")):
+        console.print(
+            f"Output tokens/s: {found.output_tokens_per_second:,.0f}, {ends[0]:,.0f} to {ends[1]:,.0f} in nine of ten runs, by "
+            f"{found.ranges_basis}.",
+            soft_wrap=not console.is_terminal,
+        )
     console.print(step_table(found))
     console.print(memory_table(plan, found))
 
