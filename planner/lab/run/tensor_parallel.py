@@ -13,6 +13,7 @@ from planner.lab.reference.low_precision import RECIPES, QuantisedLinear, Shared
 from planner.lab.reference.split import Split
 from planner.lab.reference.virtual_stage import Part
 
+
 def split_tensors(part: Part, mesh: DeviceMesh) -> None:
     """Tensor parallelism with sequence parallelism: norms work on tokens of this rank, matrices on its heads and columns."""
     gathered = parallel.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
