@@ -24,12 +24,12 @@ from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
 CONNECTION = 2e-3
-"""Seconds to agree on a transfer between two workers: metadata exchange and registration of blocks, two round trips of the router."""
+"""Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
 
 
 def estimate(
     served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
-) -> ServingEstimate:  # fmt: skip
+) -> ServingEstimate:
     """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
@@ -37,7 +37,7 @@ def estimate(
     alone = replace(traffic, speculation=None)
     prompts, answers = load.Engine(served, prefill, alone), load.Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
-    service, own = _prompt(prompts)
+    service, own = prompt_time(prompts)
     sent = transfer_time(served, prefill, decode, traffic, memory)
     output = np.maximum(answers.output - 1.0, 0.0)
     room = np.maximum(most, 1.0) * decoders
@@ -55,17 +55,22 @@ def estimate(
     wait = load.queue_wait(rate, service / workers, inside)
     outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
     flow = load.Flow(
-        ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate / decoders, running=batch, waiting=outside * rate, prompt=0.0 * wait,
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate / decoders,
+        running=batch,
+        waiting=outside * rate,
+        prompt=0.0 * wait,
         decode=seconds,
-    )  # fmt: skip
-    first = flow.ttft
+    )
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
-        first = first + np.maximum(burst - flow.ttft, 0.0) / traffic.waves
-    return result(served, decode, traffic, memory, most, flow, first)
+        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+    return result(answers, memory, most, flow)
 
 
-def _prompt(engine: load.Engine) -> tuple[Any, Any]:
+def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
     """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
     number, tokens = engine.chunks(0.0)
     work = Pass(
