@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import shutil
 import signal
 import stat
@@ -120,8 +121,17 @@ def _told(path: Path) -> str:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises PlannerError with file and line when it cannot be read."""
-    own = str(path).startswith(f"{profiles_directory()}{os.sep}")
-    return parse_yaml(read_text(path), _told(path), scan=not own)
+    if str(path).startswith(f"{profiles_directory()}{os.sep}"):
+        found: dict[str, Any] = pickle.loads(_of_library(path, path.stat().st_mtime_ns))
+        return found
+    return parse_yaml(read_text(path), _told(path))
+
+
+@cache
+def _of_library(path: Path, _changed: int) -> bytes:
+    """A file of the library, pickled: a question over all hardware reads the same relatives and trainers a hundred times, at
+    some 4 ms each, and whoever reads one may change what it gets."""
+    return pickle.dumps(parse_yaml(read_text(path), _told(path), scan=False))
 
 
 def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:

@@ -27,6 +27,9 @@ SPLITS = 512
 SPLIT_TIME, SPLIT_LAYERS = 1.5, 2.5
 """How much an uneven split can gain: part of the time that the slowest stage of an even one takes beyond the mean, and layers
 that the fullest stage hands on. A layout slower or larger than that beyond the best is left out."""
+REFINED = 0.9
+"""Uneven splits and the timeline leave at least this share of the time of the fastest pipeline with even stages and one with
+lighter ends (a test compares): without a pipeline there is nothing to split, and no plan is faster than the fastest layout."""
 OFFLOAD_GAIN = 0.9
 """Optimizer states go to the host when nothing fits without, or when that brings the step time below this share; what gains
 less is named beside the best plan: it depends on host memory and PCIe, which few profiles have measured."""
@@ -53,6 +56,8 @@ class Finding:
     """The layouts fit; False: none of the space does, and these miss by the least."""
     unlimited: tuple[Layout, Estimate] | None
     """The fastest legal layout if memory were no limit."""
+    too_slow: float | None = None
+    """Seconds that a step takes at the least, where that is more than was asked for: then nothing else was looked at."""
     held_back: tuple[Layout, Estimate] | None = None
     """The fastest with optimizer states on the host, where it fits and is faster than the best, but not by a tenth."""
     searched: int
@@ -76,7 +81,7 @@ def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
     return (found.out_of_memory_probability <= SAFE) & (per_node <= hardware.host_memory)
 
 
-def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
+def search(job: Job, pins: Pins | None = None, top: int = 5, within: float = np.inf) -> Finding:
     """The ``top`` fastest layouts that fit, or those that miss by the least when none does.
 
     Every legal layout without memory options is priced. Recompute adds time and frees memory, so it is tried only on layouts that
@@ -84,11 +89,18 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     among the ``top``. Of layouts with a pipeline those nearest to being among the best are split unevenly over the stages as
     well. Offload of optimizer states enters when nothing fits without it or when it saves a tenth of the time; weights and
     activations on the host when nothing fits without them. The result is the optimum of the cost model over that space.
+
+    ``within``: seconds that a step may take. Where no plan can be as fast, whatever its memory, none is looked for.
     """
     started = clock.perf_counter()
     pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
     base = _pinned_options(base_layouts(job, pins), pins, job)
     plain = _price(job, base)
+    if len(plain) and plain.least > within:
+        return Finding(
+            layouts=[], estimates=[], runner_up=None, fit=False, unlimited=None, too_slow=plain.least,
+            searched=len(base), legal=len(plain), priced=len(plain), fitting=0, refused={}, seconds=clock.perf_counter() - started,
+        )  # fmt: skip
     slow, options = plain.take(~plain.fits & (plain.time < plain.bound(wanted))).layout, recompute_options(job, pins)
     even = plain.joined(_price(job, stack([option.apply(slow, job.model) for option in options])))
     found = even.joined(_price_splits(job, pins, even, wanted))
@@ -159,6 +171,11 @@ class _Priced:
     def fastest(self) -> float:
         """Step time of the best layout that fits; infinite without one."""
         return float(np.min(self.time[self.fits], initial=np.inf))
+
+    @property
+    def least(self) -> float:
+        """Step time below which no plan of these layouts is, whatever is split, recomputed or moved."""
+        return float(np.min(self.time * np.where(np.asarray(self.layout.pp) > 1, REFINED, 1.0), initial=np.inf))
 
 
 COMPARED = ("time", "peak", "without_states", "fits")

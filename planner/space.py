@@ -48,15 +48,16 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     pps = pins.options("pp", [n for n in divisors(gpus) if n <= model.num_layers] if trainer.legal.pp else [1])
     longest = max(1, job.workload.sequence_length // LEAST_TOKENS)
     cps = pins.options("cp", [n for n in divisors(gpus) if n <= longest] if trainer.legal.cp_methods else [1])
+    pipelines = {pp: np.array(_pipelines(job, pins, pp), dtype=np.int64).reshape(-1, 4) for pp in pps}
     tables = []
     for tp, pp, cp in itertools.product(tps, pps, cps):
         if gpus % (tp * pp * cp) == 0:
-            tables.append(_combinations(job, pins, tp, pp, cp))
+            tables.append(_combinations(job, pins, tp, cp, pp, pipelines[pp]))
     filled = [table for table in tables if table.size]
     rows = np.concatenate(filled) if filled else np.zeros((0, len(_VARIED)), dtype=np.int64)
     for number, name in enumerate(_VARIED):  # a pin on something that a degree of 1 or the model fixes leaves nothing
         rows = rows[rows[:, number] == pins.values[name]] if name in pins.values else rows
-    values: dict[str, Any] = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
+    values: dict[str, Any] = dict(zip(_VARIED, np.ascontiguousarray(rows.T), strict=True))
     pinned = {name: value for name, value in pins.values.items() if name not in (*OPTIONS, *_VARIED)}
     return Layout(**{"order": int(Order.TP_CP_EP_DP_PP), **pinned, **values})
 
@@ -67,8 +68,8 @@ _VARIED = (
 )  # fmt: skip
 
 
-def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np.int64]:
-    """Rows of _VARIED for one tp, pp, cp."""
+def _combinations(job: Job, pins: Pins, tp: int, cp: int, pp: int, pipelines: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows of _VARIED for one tp, pp, cp; ``pipelines``: those of ``_pipelines``, (n, 4)."""
     trainer, batch = job.trainer, job.workload.global_batch_size
     dp = job.cluster.num_gpus // (tp * pp * cp)
     if dp != pins.values.get("dp", dp) or batch % dp:
@@ -80,14 +81,17 @@ def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np
     always = {"optional": [0, 1], "usual": [1], "always": [1], "never": [0]}[trainer.legal.sequence_parallel] if tp > 1 else [0]
     levels = [level for level in trainer.legal.zero if pp == 1 or level in trainer.legal.zero_with_pp]
     zero = levels if dp * cp > 1 else [min(trainer.legal.zero)]
-    rows = [
-        (tp, pp, cp, dp, shard, b, m, ep, etp, vpp, schedule, first, last, level, method, split)
-        for shard, (b, m), (ep, etp), (vpp, schedule, first, last), level, method, split in itertools.product(
-            shards, batches, _experts(job, pins, tp, cp, dp), _pipelines(job, pins, pp),
-            pins.options("zero", zero), pins.options("cp_method", methods), pins.options("sequence_parallel", always),
-        )
-    ]  # fmt: skip
-    return np.array(rows, dtype=np.int64).reshape(-1, len(_VARIED))
+    degrees = [
+        (tp, pp, cp, dp, shard, b, m, ep, etp)
+        for shard, (b, m), (ep, etp) in itertools.product(shards, batches, _experts(job, pins, tp, cp, dp))
+    ]
+    found = (pins.options("zero", zero), pins.options("cp_method", methods), pins.options("sequence_parallel", always))
+    options = list(itertools.product(*found))
+    rows = np.empty((len(degrees), len(pipelines), len(options), len(_VARIED)), dtype=np.int64)
+    if rows.size:  # each with each, the last fastest
+        rows[..., :9], rows[..., 9:13] = np.array(degrees)[:, None, None], pipelines[:, None]
+        rows[..., 13:] = np.array(options)
+    return rows.reshape(-1, len(_VARIED))
 
 
 def _shards(job: Job, dp: int) -> list[int]:

@@ -50,11 +50,13 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "lab.reference. trainers.targets trainers.checking. trainers.reading."),
     (5, "trainers.logs"),
     (5, "trainers."),  # one folder each: a new one stands here by itself
+    (5, "serving."),
     (6, "questions.best_plan"),
     (6, "terminal."),
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
+    (6, "questions.serve."),
     (7, "lab.run. lab.first_day."),
     (7, "api."),
     (7, "commands. __init__"),

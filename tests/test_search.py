@@ -14,6 +14,7 @@ from samples import HARDWARE, MODELS, TRAINERS, job, priced
 
 from planner import search as searching
 from planner.cost.refine import refine
+from planner.defaults import Request, resolve
 from planner.layout import NAMES, Layout, Recompute, Schedule
 from planner.model import load_model
 from planner.rules import Job, allowed, check
@@ -345,3 +346,20 @@ def test_plans_differ_in_more_than_fine_fields() -> None:
     found = search(job("gqa", "megatron", gpus=8, batch=16), top=5)
     keys = [tuple(getattr(layout, name) for name in searching.PLAN_FIELDS) for layout in found.layouts]
     assert len(keys) == len(set(keys)) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "gpus"),
+    [("llama-8b", "l4", 6144), ("llama-8b", "l40s", 192), ("llama-8b", "h100-sxm", 8)],
+)
+def test_a_job_that_cannot_be_fast_enough_is_not_searched_and_no_other_is_lost(
+    model: str, hardware: str, gpus: int
+) -> None:
+    """Uneven splits and the timeline make the best plan faster than any even layout: the bound leaves room for them."""
+    one = resolve(Request(model=model, hardware=hardware, num_gpus=gpus)).job
+    best = float(search(one, top=1).estimates[0].step_time[0])
+    same = search(one, top=1, within=best)
+    assert same.too_slow is None and float(same.estimates[0].step_time[0]) == best
+    free = search(one, top=1, within=0.0)
+    assert not free.layouts and free.too_slow is not None and free.too_slow < best
+    assert search(one, top=1, within=0.999 * free.too_slow).too_slow == free.too_slow

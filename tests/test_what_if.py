@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,10 @@ def test_values_are_read_as_numbers_factors_ranges_and_names() -> None:
     assert again.job.workload == resolved(16).job.workload
     assert all(one.flag.startswith("--option") for one in again.assumptions[1:])
     [deepep] = variants(base, "options", "expert_dispatch=deepep")
-    assert deepep.resolved().job.trainer.kernels.expert_dispatch == "deepep" and deepep.label == "options expert_dispatch=deepep"
+    assert (
+        deepep.resolved().job.trainer.kernels.expert_dispatch == "deepep"
+        and deepep.label == "options expert_dispatch=deepep"
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -216,6 +220,44 @@ def test_fewest_gpus_is_what_a_scan_of_every_size_finds(days: float | None) -> N
             break
     assert answer.fits and answer.label == f"fewest GPUs: {count}" and answer.num_gpus == count
     assert answer.prediction == row.prediction
+
+
+def test_an_awkward_number_of_gpus_hides_no_better_one_above_it() -> None:
+    """512 sequences share out badly over 24 nodes and well over 32: the throughput of the one says nothing of the other's."""
+    job = resolve(Request(model="llama-8b", num_gpus=64, hardware="h100-sxm", global_batch_size=512))
+    row = fewest_gpus(question(job, Goal(tokens=15e12, days=76.0)))
+    assert row.num_gpus == 256 and row.costs is not None and row.costs.days < 76.0
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "batch"), [("llama-8b", "megatron", 48), ("mixtral-8x7b", "fsdp", None), ("gpt3-13b", "megatron", 100)]
+)
+def test_no_number_of_gpus_is_faster_per_gpu_than_the_power_of_two_below(
+    model: str, trainer: str, batch: int | None
+) -> None:
+    """Of plans without a memory limit, which is all that the powers of two know."""
+    request = Request(model=model, num_gpus=8, hardware="a100-sxm-80gb", trainer=trainer, global_batch_size=batch)
+    roomy = question(resolve(request), free_batch=batch is None)
+    roomy = dataclasses.replace(roomy, base=apply(roomy.base, Value(flag="memory", text="x100", factor=100.0)))
+    powers = {size: limits._power(roomy, size) for size in (1, 4, 8, 16, 32)}
+    rates = {}
+    for count in (1, 2, 8, 24, 32, 40, 48):
+        found, _ = roomy.with_count("gpus", count)
+        if found is not None and found.tokens_per_second is not None:
+            rates[count] = found.tokens_per_second / count
+            for size, power in powers.items():
+                assert count < size or rates[count] <= power.rate / size, (count, size)
+    assert len(rates) >= 5 and {1, 8, 32} <= set(rates)
+
+
+def test_hardware_that_cannot_meet_the_deadline_says_how_long_it_would_take() -> None:
+    ask = question(
+        resolve(Request(model="llama-8b", num_gpus=8, hardware="l4")), Goal(tokens=15e12, days=3.0), free_batch=True
+    )
+    row = fewest_gpus(ask)
+    assert not row.fits and re.fullmatch(
+        r"none found; \d+ GPUs take at the least [\d.]+ days, 3 are allowed", row.why
+    ), row.why
 
 
 def test_the_fewest_gpus_name_a_cheaper_power_of_two() -> None:

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from planner.cluster import Cluster
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
@@ -65,14 +67,18 @@ def on_cluster(resolved: ResolvedJob, **changes: Any) -> ResolvedJob:
     return with_job(resolved, cluster=Cluster(**{"hardware": old.hardware, "num_gpus": old.num_gpus, **changes}))
 
 
-def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1) -> Best:
-    """Search a job. A job that cannot be trained is an answer here, not an error: its reason is in ``why_not``."""
+def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1, rate: float = 0.0) -> Best:
+    """Search a job. A job that cannot be trained is an answer here, not an error: its reason is in ``why_not``; nor is one that
+    cannot reach a ``rate``, tokens per second of all GPUs."""
     job = resolved.job
     try:
         check_workload(job.workload, job.cluster, job.trainer)
-        finding = search(job, pins, top)
+        finding = search(job, pins, top, job.workload.tokens / rate if rate else np.inf)
     except PlannerError as error:
         return Best(resolved=resolved, why_not=str(error), finding=None, prediction=None)
+    if finding.too_slow is not None:
+        why_not = f"at most {job.workload.tokens / finding.too_slow:,.0f} tokens per second, {rate:,.0f} are asked for"
+        return Best(resolved=resolved, why_not=why_not, finding=finding, prediction=None)
     if not finding.layouts:
         gpus, batch = job.cluster.num_gpus, job.workload.global_batch_size
         refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:3])

@@ -1,8 +1,9 @@
 """Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
 
 import dataclasses
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.cost.parameters import total_parameters
@@ -17,9 +18,9 @@ from planner.search import Pins
 EVERY_NODE = 16
 """Up to this many nodes every number of nodes is tried, beyond it eight per doubling."""
 MOST_GPUS = 2**20
-SUPERLINEAR = 1.1
-"""More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
-short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
+POWER_OF_TWO = 1.01
+"""No number of GPUs reaches more tokens per second and GPU than this many times the power of two below it: the global batch
+shares out over it, and so do heads, layers and experts. A test compares it with a scan of every size."""
 WASTEFUL = 8
 """Times the GPUs that the deadline would need at the throughput per GPU of small jobs: nobody buys more, no more are tried."""
 CHEAPER = 0.03
@@ -86,17 +87,17 @@ class Question:
     keep: Callable[[Row], None] = lambda _: None
     """Called with the best answer so far: it remains when the search is interrupted."""
 
-    def row(self, variant: Variant, pins: Pins | None = None) -> tuple[Best | None, Row]:
+    def row(self, variant: Variant, pins: Pins | None = None, rate: float = 0.0) -> tuple[Best | None, Row]:
         """Search one variant."""
         self.say(variant.label)
-        return row_of(variant, self.first, pins or self.pins, self.pricing)
+        return row_of(variant, self.first, pins or self.pins, self.pricing, rate)
 
-    def with_count(self, flag: str, count: int) -> tuple[Best | None, Row]:
-        """Search the base with another whole number of a flag."""
+    def with_count(self, flag: str, count: int, rate: float = 0.0) -> tuple[Best | None, Row]:
+        """Search the base with another whole number of a flag, for plans of at least so many tokens per second."""
         variant = apply(self.base, Value(flag=flag, text=str(count), number=count))
         if flag == "gpus" and self.free_batch:
             variant = dataclasses.replace(variant, request=dataclasses.replace(variant.request, global_batch_size=None))
-        return self.row(variant)
+        return self.row(variant, rate=rate)
 
 
 def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
@@ -113,50 +114,94 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
 
     Sizes are tried from below, so that a size that is illegal (its divisors do not match the batch or the model) hides no
     smaller one. Left out are sizes that hold no copy of the weights, and of the gradients where all weights are trained, 2
-    bytes each (the states of the optimizer may live on the host); and sizes that would be too slow even at SUPERLINEAR times
-    the throughput per GPU of the fastest plan without a memory limit.
+    bytes each (the states of the optimizer may live on the host); and those that are too slow, or cost too much, even at the
+    throughput per GPU of the powers of two below them.
     """
     try:
         job, goal = ask.base.resolved().job, ask.goal
     except PlannerError:  # of this hardware no number of GPUs can be asked: the row says why
         return dataclasses.replace(ask.row(ask.base)[1], label=f"{label}: none")
     hardware, copies = job.cluster.hardware, 2.0 if job.workload.lora_rank else 4.0
-    least, tokens = total_parameters(job.model) * copies / hardware.usable_memory, goal.tokens or 0.0
-    row: Row | None = None
+    sizes = counts(hardware, total_parameters(job.model) * copies / hardware.usable_memory)
+    last: Row | None = None
     fastest: tuple[float, Row] | None = None
-    ideal = 0.0
-    for count in counts(hardware, least):
-        if count < least:
-            continue
-        if row is not None and row.num_gpus > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
-            break
-        found, row = ask.with_count("gpus", count)
-        rate = found.tokens_per_second if found is not None else None
-        missed = goal.missed(row)
-        if not missed:
+    powers: dict[int, Power] = {}
+    for count in _worth_a_search(ask, sizes, 4096 * int(hardware.gpus_per_node), powers):
+        found, row = ask.with_count("gpus", count, goal.rate)
+        if not goal.missed(row):
             batch = ask.base.request.global_batch_size
             other = "" if row.global_batch_size == batch else f"; with a global batch of {row.global_batch_size} instead of {batch}"
             cheaper = "" if ask.many else _rounder(ask, row)
             return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + other + cheaper)
+        last, rate = row, found.tokens_per_second if found is not None else None
         if rate is not None and (fastest is None or rate > fastest[0]):
             fastest = rate, row
         elif rate is not None and fastest is not None and count >= 2 * fastest[1].num_gpus:
             break  # twice as many GPUs make the job no faster
-        if found is not None and found.finding is not None and found.finding.unlimited is not None:
-            per_gpu = float(found.finding.unlimited[1].tokens_per_second_per_gpu[0]) * SUPERLINEAR
-            ideal = max(ideal, per_gpu)
-            if count > WASTEFUL * goal.rate / ideal > 0:
-                break
-            least = max(least, goal.rate / per_gpu)
-            price = row.rates.usd_per_gpu_hour if row.rates is not None else None
-            dollars = tokens / per_gpu / HOUR * (price or 0.0)
-            if goal.budget is not None and dollars > goal.budget:
-                why = f"no number of GPUs: at the best, {tokens:.3g} tokens cost {dollars:,.0f} USD"
-                return row.none(label, f"{why}, {goal.budget:,.0f} are allowed")
+    return _none(ask, label, powers, fastest[1] if fastest is not None else last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """A power of two of GPUs, which tells what more of them can reach."""
+
+    row: Row
+    rate: float
+    """Tokens per second that no plan exceeds, nor per GPU one on more GPUs; 0 = nothing is legal."""
+
+    def dollars(self, tokens: float) -> float:
+        """What tokens cost at that; 0 where it or the price is not known."""
+        price = self.row.rates.usd_per_gpu_hour if self.row.rates is not None else None
+        return tokens / self.rate * self.row.num_gpus / HOUR * (price or 0.0) if self.rate else 0.0
+
+
+def _worth_a_search(ask: Question, sizes: Iterable[int], most: int, powers: dict[int, Power]) -> Iterator[int]:
+    """Sizes that may be fast enough, and cheap enough, by the powers of two below them, which are kept in ``powers``. Beyond
+    four times ``most`` GPUs a job that nothing makes fit is given up."""
+    goal, first, per_gpu = ask.goal, 0, math.inf
+    for count in sizes:
+        number = 1 << (count.bit_length() - 1)
+        if count * per_gpu < goal.rate:
+            continue
+        if (goal.rate or goal.budget is not None) and number not in powers:
+            before = max((one.rate for size, one in powers.items() if 4 * size <= number), default=0.0)
+            power = powers[number] = _power(ask, number)
+            if 0.0 < power.rate <= before or power.dollars(goal.tokens or 0.0) > (goal.budget or math.inf):
+                return  # four times as many GPUs make the job no faster, or all sizes from here on cost too much
+            per_gpu = min(per_gpu, power.rate / number or math.inf)
+        ideal = max((one.rate / size for size, one in powers.items()), default=0.0)
+        if (ideal and count > WASTEFUL * goal.rate / ideal > 0) or count > 4 * max(first, most):
+            return
+        if count * per_gpu >= goal.rate:
+            first = first or count
+            yield count
+
+
+def _power(ask: Question, number: int) -> Power:
+    """A power of two of GPUs; a global batch that was said becomes the power of two above it, which shares out over them."""
+    variant = apply(ask.base, Value(flag="gpus", text=str(number), number=number))
+    batch = None if ask.free_batch else 1 << (int(variant.request.global_batch_size or 1) - 1).bit_length()
+    request = dataclasses.replace(variant.request, global_batch_size=batch)
+    found, row = ask.row(dataclasses.replace(variant, request=request), rate=math.inf)
+    slow = found.finding.too_slow if found is not None and found.finding is not None else None
+    return Power(row=row, rate=POWER_OF_TWO * found.resolved.job.workload.tokens / slow if found and slow else 0.0)
+
+
+def _none(ask: Question, label: str, powers: Mapping[int, Power], last: Row | None) -> Row:
+    """That no number of GPUs will do: the best that any could, or what the fastest that was searched, else the last, lacks."""
+    goal, best = ask.goal, max(powers.values(), default=None, key=lambda one: one.rate)
+    row = last or (best.row if best is not None else None)
     if row is None:
         raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
-    tried, which = (row, "last tried") if fastest is None else (fastest[1], "the fastest")
-    return row.none(label, f"none found; {which}, {tried.num_gpus} GPUs: {goal.missed(tried)}")
+    tokens, which = goal.tokens or 0.0, "the fastest" if row.fits else "last tried"
+    dollars = min((one.dollars(tokens) for one in powers.values() if one.rate), default=0.0)
+    if goal.budget is not None and dollars > goal.budget:
+        why = f"no number of GPUs: at the best, {tokens:.3g} tokens cost {dollars:,.0f} USD, {goal.budget:,.0f} are allowed"
+        return row.none(label, why)
+    if best is not None and best.rate and goal.days is not None and not row.fits and best.rate < goal.rate:
+        days = f"{tokens / best.rate / DAY:,.1f} days, {goal.days:g} are allowed"
+        return best.row.none(label, f"none found; {best.row.num_gpus} GPUs take at the least {days}")
+    return row.none(label, f"none found; {which}, {row.num_gpus} GPUs: {goal.missed(row)}")
 
 
 def _rounder(ask: Question, row: Row) -> str:
