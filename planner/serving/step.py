@@ -297,8 +297,7 @@ class _Step:
     def _host(self, gpu: Floats) -> Floats:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
-        rows = self.sequences * self.attn_dp
-        own = host["step"] + host["sequence"] * rows
+        own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
         waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 
