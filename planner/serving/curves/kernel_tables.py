@@ -105,7 +105,7 @@ def table(name: str) -> Mapping[str, Any]:
     path = library.find(KIND, name)
     return check_keys(
         library.read_yaml(path),
-        ("name", "source", "kernels", "all_reduce", "notes"),
+        ("name", "source", "kernels", "all_reduce"),
         path.name,
         required=("kernels", "all_reduce"),
     )
