@@ -209,7 +209,12 @@ def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
-        ("llama-8b", ("--precision", "fp8"), ["precision fp8: linear layers run and are priced in bf16"]),
+        ("llama-8b", ("--precision", "nvfp4", "--trainer", "megatron", "--hardware", "b200-sxm"),
+         ["precision nvfp4: linear layers"]),
+        ("deepseek-v3", ("--pp", "16", "--ep", "8", "--tp", "2", "--precision", "fp8"), [
+            "precision fp8 of routed experts: they run in bf16", "precision fp8 of MLA's down projections",
+            "routing of a trained router",
+        ]),
         ("deepseek-v3", ("--pp", "16", "--ep", "8"), ["routing of a trained router"]),
     ],
 )
@@ -227,7 +232,10 @@ def test_what_can_be_left_out_is_left_out_and_named(
     made = load_plan(file)
     asked = question(made)
     assert [one for one, word in zip(asked.unchecked, says, strict=True) if one.startswith(word)] == list(asked.unchecked)
-    assert asked.split.precision == asked.workload.precision == "bf16"
+    eight = "fp8" in flags
+    assert (asked.split.precision, asked.split.linear, asked.workload.precision) == (
+        ("bf16", "fp8", "fp8") if eight else ("bf16", "", "bf16")
+    )
     assert asked.split.model.mtp_layers == (model == "deepseek-v3")
     assert not asked.workload.model.is_moe or asked.workload.expert_imbalance == 1.0
     found = {"rung": "full", "outcome": "completed", "unchecked": list(asked.unchecked)}
@@ -305,7 +313,7 @@ def test_states_on_the_host_are_counted_there_and_not_in_the_peak(tmp_path: Path
         ("moe", {"pp": 2, "zero": 3, "recompute": 1}, {}, "FSDP gathers them anew"),
         ("window", {}, {}, "has 4 norms per layer"),
         ("parallel", {}, {}, "parallel attention"),
-        ("gqa", {}, {"precision": "fp8"}, "precision fp8"),
+        ("gqa", {}, {"precision": "nvfp4"}, "precision nvfp4"),
         ("gqa", {}, {"lora_rank": 8}, "lora_rank 8"),
     ],
 )

@@ -7,15 +7,24 @@ Each call imports what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Result
-from planner.api.serving_calls import ServePlan, ServePlans, serve, serve_estimate
+from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
+from planner.api.serving_calls import (
+    ServePlan,
+    ServePlans,
+    load_serve,
+    serve,
+    serve_cheapest,
+    serve_compare,
+    serve_estimate,
+    serve_what_if,
+)
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
@@ -40,14 +49,6 @@ if TYPE_CHECKING:
     from planner.questions.hardware.diff import ProfileDiff
     from planner.questions.sensitivity.numbers import Sensitivity
     from planner.questions.what_if.numbers import WhatIf
-
-Progress = Callable[[str], None]
-"""Called with what is looked at now."""
-
-
-def silent(_: str) -> None:
-    """No progress is shown."""
-
 
 def plan(
     *,
@@ -386,7 +387,8 @@ def import_config(
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result",
-    "ServePlan", "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
-    "load", "plan", "plot_profile", "sensitivity", "serve", "serve_estimate", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
+    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load",
+    "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
+    "serve_what_if", "show_profile", "what_if",
 ]  # fmt: skip

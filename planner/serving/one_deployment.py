@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
-from planner.serving.serve_plan import ServePlan
+from planner.serving.serve_plan import ServePlan, predict_serving
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
@@ -77,3 +79,17 @@ def priced_plan(question: Question, one: Choice) -> ServePlan:
     missing = misses(one)
     why = f"{missing[:1].upper()}{missing[1:]}." if missing else binding(one)
     return plan_of(question, one, why, gpus=question.gpus if asked else one.num_gpus)
+
+
+def price_again(plan: ServePlan) -> ServePlan:
+    """A plan with the estimate of now. Raises PlannerError where it breaks a rule of its engine."""
+    served = Served(
+        model=plan.model,
+        hardware=load_hardware(plan.hardware),
+        engine=load_engine(plan.engine),
+        precision=plan.precision,
+    )
+    broken = violations(served.model, served.hardware, served.engine, served.precision, plan.layout)
+    if broken:
+        raise PlannerError("; ".join(broken))
+    return replace(plan, prediction=predict_serving(estimate(served, plan.layout, plan.traffic)))

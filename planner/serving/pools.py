@@ -37,7 +37,7 @@ def estimate(
     alone = replace(traffic, speculation=None)
     prompts, answers = load.Engine(served, prefill, alone), load.Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
-    service, own = _prompt(prompts)
+    service, own = prompt_time(prompts)
     sent = transfer_time(served, prefill, decode, traffic, memory)
     output = np.maximum(answers.output - 1.0, 0.0)
     room = np.maximum(most, 1.0) * decoders
@@ -58,14 +58,13 @@ def estimate(
         ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate / decoders, running=batch, waiting=outside * rate, prompt=0.0 * wait,
         decode=seconds,
     )  # fmt: skip
-    first = flow.ttft
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
-        first = first + np.maximum(burst - flow.ttft, 0.0) / traffic.waves
-    return result(served, decode, traffic, memory, most, flow, first)
+        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+    return result(answers, memory, most, flow)
 
 
-def _prompt(engine: load.Engine) -> tuple[Any, Any]:
+def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
     """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
     number, tokens = engine.chunks(0.0)
     work = Pass(

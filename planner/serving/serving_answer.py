@@ -68,7 +68,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     plans: list[ServePlan] = []
     named: list[str] = []
     for purpose in purposes:
-        for plan in _best(question, main, objective or purpose, purpose, top):
+        for plan in best_plans(question, main, objective or purpose, purpose, top):
             plans.append(plan)
             named.append(purpose)
     fit = bool(len(main))
@@ -80,7 +80,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
         table = _searched(question, precision, progress)
         tables.append(table)
         if len(table):
-            others += _best(question, table, objective or purposes[0], precision_text(precision), 1)
+            others += best_plans(question, table, objective or purposes[0], precision_text(precision), 1)
     points = () if question.task.loaded else tuple(_front(question, main))
     return Answered(
         question=question, best=tuple(plans), purposes=tuple(named[: len(plans)]), fit=fit, kept=kept, front=points,
@@ -102,16 +102,17 @@ def _searched(question: Question, precision: Precision | None, progress: Callabl
     return joined(tables)
 
 
-def _best(question: Question, table: Priced, objective: str, purpose: str, top: int) -> list[ServePlan]:
+def best_plans(question: Question, table: Priced, objective: str, purpose: str, top: int) -> list[ServePlan]:
     """The best plans of a purpose, the first with its reason, the others with how far behind they are."""
     rows = ranked(table, question.task, objective, top + 1)
     found = [chosen(table, question.task, int(row), purpose) for row in rows]
     plans = []
     for number, one in enumerate(found[:top]):
         following = found[number + 1] if number + 1 < len(found) else None
-        why = why_first(question, one, following if number == 0 else None)
         missing = misses(one)
-        plans.append(plan_of(question, one, f"{missing}. {why}" if missing else why))
+        plans.append(
+            plan_of(question, one, f"{missing}." if missing else why_first(one, following if number == 0 else None))
+        )
     return plans
 
 

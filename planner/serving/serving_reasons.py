@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from planner.serving.result import StepTime
-from planner.serving.serving_question import Question
 from planner.serving.serving_rows import degrees_text
 from planner.serving.serving_search import Choice
 from planner.units import GIB, format_seconds
 
 PART_TEXT = {
     "linear": "matrix products", "attention": "attention", "experts": "experts", "memory_bound": "norms and activations",
-    "communication": "communication", "head": "head and sampling", "host": "the engine's host loop",
+    "communication": "communication", "head": "head and sampling", "host": "host work",
 }  # fmt: skip
 NEAR = 0.97
 """What reaches this part of a limit is bound by it."""
@@ -23,7 +22,7 @@ SMALL = 0.005
 """Parts of a step below this share are not worth a word."""
 
 
-def why_first(question: Question, first: Choice, second: Choice | None) -> str:
+def why_first(first: Choice, second: Choice | None) -> str:
     """What binds the best deployment, and what the runner-up pays for."""
     sentences = [binding(first)]
     if second is not None:
@@ -36,8 +35,7 @@ def binding(one: Choice) -> str:
     ttft, tpot = (_number(latency.of(one.limits.percentile)) for latency in (one.found.ttft, one.found.tpot))
     for name, value, limit in (("TTFT", ttft, one.limits.ttft), ("TPOT", tpot, one.limits.tpot)):
         if np.isfinite(limit) and value >= NEAR**3 * limit:
-            word = "keeps" if value <= limit else "breaks"
-            return f"{name} {format_seconds(value)} {word} its limit of {format_seconds(limit)} narrowly: more load would not."
+            return f"{name} {format_seconds(value)} is all but its limit of {format_seconds(limit)}: more load would break it."
     most = _number(one.found.max_concurrency)
     if one.traffic.load == "concurrency" and one.traffic.value >= 0.9 * most:
         return f"The cache is full: it holds {most:,.0f} requests of this length."

@@ -37,6 +37,7 @@ class ServeRow:
     concurrency: float | None
     """Requests in flight, by Little's law where a rate was asked; None where the queue grows for ever."""
     requests_per_second: float
+    """0, and no latencies, where it does not start."""
     tokens_per_second: float
     tokens_per_second_per_gpu: float
     tokens_per_second_per_user: float | None
@@ -64,25 +65,23 @@ def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
     assert found is not None, "a plan without a prediction has no line"
     ttft, tpot = (found.latency(name, plan.limits.percentile) for name in ("ttft", "tpot"))
     mean, e2e = found.latency("tpot"), found.latency("e2e")
-    running = found.output_tokens_per_second > 0 and math.isfinite(e2e)
+    running = found.fits and found.output_tokens_per_second > 0 and math.isfinite(e2e)
+    output = found.output_tokens_per_second if found.fits else 0.0
     step = sum(found.step_s.values())
     keeps_up = plan.traffic.load != "rate" or not found.saturated
     return ServeRow(
         purpose=purpose, engine=plan.engine.replace("@", " "), layout=plan_layout_text(plan),
         precision=precision_text(plan.precision),
         gpus=plan.gpus, load=load_text(plan), concurrency=found.requests_per_second * e2e if running else None,
-        requests_per_second=found.requests_per_second, tokens_per_second=found.output_tokens_per_second,
-        tokens_per_second_per_gpu=found.output_tokens_per_second / plan.gpus,
-        tokens_per_second_per_user=1.0 / mean if 0 < mean < math.inf else None, figure=plan.limits.percentile,
-        ttft_s=_finite(ttft), tpot_s=_finite(tpot), memory_gib=found.memory_peak_gib, memory_limit_gib=found.memory_limit_gib,
+        requests_per_second=found.requests_per_second if found.fits else 0.0, tokens_per_second=output,
+        tokens_per_second_per_gpu=output / plan.gpus,
+        tokens_per_second_per_user=1.0 / mean if found.fits and 0 < mean < math.inf else None, figure=plan.limits.percentile,
+        ttft_s=ttft if found.fits and math.isfinite(ttft) else None, tpot_s=tpot if found.fits and math.isfinite(tpot) else None,
+        memory_gib=found.memory_peak_gib, memory_limit_gib=found.memory_limit_gib,
         preemption=found.preemption, communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
         keeps_up=keeps_up, limits_kept=found.fits and keeps_up and ttft <= plan.limits.ttft and tpot <= plan.limits.tpot,
-        **_money(rates, plan.gpus, found.output_tokens_per_second, found.total_tokens_per_second),
+        **_money(rates, plan.gpus, output, found.total_tokens_per_second),
     )  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _money(rates: Rates, gpus: int, output: float, total: float) -> dict[str, float | None]:

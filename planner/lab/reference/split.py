@@ -12,7 +12,7 @@ from planner.workload import Workload
 SCHEDULES = dict(sorted({**fully_shard.SCHEDULES, Schedule.ZB_H1: "InterleavedZeroBubble"}.items()))
 """Names of torch.distributed.pipelining."""
 EIGHT_BITS = ("fp8", "fp8_row", "fp8_block", "mxfp8")
-"""Precisions whose linear layers multiply values of 8 bits; ``low_precision.RECIPES``."""
+"""Precisions whose linear layers multiply values of 8 bits; ``eight_bits.RECIPES``."""
 LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
 
@@ -64,7 +64,7 @@ class Split:
     precision: str = "fp32"
     """bf16 (fp32 shards, gradients reduced in fp32), fp32 or fp64."""
     linear: str = ""
-    """Of ``low_precision.RECIPES``, how linear layers get operands in 8 bits; none = as all else."""
+    """Of ``eight_bits.RECIPES``, how linear layers get operands in 8 bits; none = as all else."""
     scale_block: int = 0
     """Values that share a scale where the recipe has blocks; 0 = as many as it says."""
     optimizer: str = "sgd"
@@ -121,7 +121,8 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision="bf16" if workload.precision in EIGHT_BITS else workload.precision,
-        linear=workload.precision if workload.precision in EIGHT_BITS else "", optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
+        linear=workload.precision if workload.precision in EIGHT_BITS else "",
+        optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4, attention=trainer.kernels.attention_kernel, host_states=int(layout.offload_optimizer),
     )  # fmt: skip
 

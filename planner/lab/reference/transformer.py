@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.lab.reference.attention_kernel import RAN, attend_by
+from planner.lab.reference.eight_bits import QuantisedLinear, remembers
 from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
 from planner.lab.reference.local_part import whole
-from planner.lab.reference.low_precision import QuantisedLinear, remembers
 from planner.lab.reference.split import Split
 from planner.model import ModelSpec
 

@@ -110,10 +110,12 @@ def _without(workload: Workload, layout: Layout) -> tuple[Workload, list[str]]:
     """The workload without what the torch model has not, and can be left out of the run and of the prediction alike; each named."""
     unchecked = []
     if workload.precision in EIGHT_BITS and workload.model.is_moe:
-        unchecked.append(f"precision {workload.precision} of routed experts: they run in bf16 and are priced in {workload.precision}")
+        unchecked.append(
+            f"precision {workload.precision} of routed experts: they run in bf16 and are priced in {workload.precision}"
+        )
     if workload.precision in EIGHT_BITS and workload.model.is_mla and int(layout.tp) > 1:
         unchecked.append(
-            f"precision {workload.precision} of MLA's down projections, which every tensor-parallel rank has whole: they run in bf16"
+            f"precision {workload.precision} of MLA's down projections, whole on each tensor-parallel rank: they run in bf16"
         )
     if workload.precision in LOW_PRECISIONS and workload.precision not in EIGHT_BITS:
         unchecked.append(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
 """Bits behind the point, exponent of the least normal number, largest number."""
@@ -53,7 +54,7 @@ def _rounded(x: Tensor, most: Tensor, kind: tuple[int, int, float], power: bool)
     return ((y / step).round() * step).clamp(-largest, largest) / scale
 
 
-class RoundedProduct(torch.autograd.Function):
+class RoundedProduct(Function):
     """Y = X W^T of tokens (n, in) and a weight (out, in), each rounded, as are dY and both in the backward pass."""
 
     @staticmethod

@@ -9,9 +9,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
 from planner.lab.reference import transformer
-from planner.lab.reference.low_precision import RECIPES, QuantisedLinear, Shared, gathered_input
+from planner.lab.reference.eight_bits import RECIPES, QuantisedLinear, Shared, gathered_input
 from planner.lab.reference.split import Split
 from planner.lab.reference.virtual_stage import Part
+
 
 def split_tensors(part: Part, mesh: DeviceMesh) -> None:
     """Tensor parallelism with sequence parallelism: norms work on tokens of this rank, matrices on its heads and columns."""
@@ -84,16 +85,21 @@ def _split_quantised(part: Part, mesh: DeviceMesh) -> None:
         if isinstance(module, QuantisedLinear) and module.how.split is not None:
             _spread(module, mesh, Shard(module.how.split))
         if isinstance(module, transformer.LatentAttention):  # its down projections read what is gathered as it is
-            _gathers(module, dataclasses.replace(_how(module.out), recipe=dataclasses.replace(_how(module.out).recipe, gathers=False)))
+            how = _how(module.out)
+            _gathers(module, dataclasses.replace(how, recipe=dataclasses.replace(how.recipe, gathers=False)))
         elif isinstance(module, transformer.Attention):
             _gathers(module, _how(module.q))
         elif isinstance(module, transformer.Mlp):
             _gathers(module, _how(module.up))
     for module in part.ahead:
         _gathers(module.projection, _how(module.projection))
-        module.projection.register_forward_hook(
-            lambda _, __, y: DTensor.from_local(y, mesh, [Shard(-1)], run_check=False).redistribute(placements=[Shard(1)]).to_local()
-        )
+        module.projection.register_forward_hook(lambda _, __, y: _tokens_of_columns(y, mesh))
+
+
+def _tokens_of_columns(y: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Of some columns of all tokens, all columns of some tokens."""
+    shared = DTensor.from_local(y, mesh, [Shard(-1)], run_check=False)
+    return shared.redistribute(placements=[Shard(1)]).to_local()
 
 
 def _how(linear: nn.Module) -> Shared:

@@ -103,6 +103,8 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     """Processes of the job."""
     program = Path(before[0]).name if before else ""
     seen = _visible(script)
+    if is_open(launcher.text("nnodes", "num_nodes", "num_machines") or ""):
+        return None
     nodes = launcher.number("nnodes", "num_nodes", "num_machines") or _variable(script, "NNODES") or 1
     if "deepspeed" in before:
         if (hosts := launcher.text("include")) and re.fullmatch(r"[\w.-]+:\d+(,\d+)*", hosts):

@@ -5,9 +5,9 @@ is of a tile of the operand as it lies on all tensor-parallel ranks: where it sp
 largest of all ranks, so that a split layer rounds as a whole one does.
 [torchao float8, hp_tensor_to_float8_dynamic on DTensor; Transformer Engine, with_amax_reduction]
 
-An eager layer keeps its input as it is [torchao, matmul_with_hp_or_float8_args]. A compiled one keeps none that one kernel makes again
-from what is kept anyway (a norm, SwiGLU), else the operand of the weight gradient in 8 bits: the cut of torch.compile through
-layers of torchao 0.18 (torch 2.13, 2026-11), without the copies of weights that it keeps besides under tensor parallelism.
+An eager layer keeps its input as it is [torchao, matmul_with_hp_or_float8_args]. A compiled one keeps none that one kernel makes
+again from what is kept anyway (a norm, SwiGLU), else the operand of the weight gradient in 8 bits: the cut of torch.compile
+through layers of torchao 0.18 (torch 2.13, 2026-11), without the copies of weights that it keeps under tensor parallelism.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ RECIPES = {
 """By precision of a plan. [torchao 0.18, Float8LinearConfig.from_recipe_name; Transformer Engine, Format.HYBRID with one scale per
 tensor, Float8BlockScaling, MXFP8BlockScaling; DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
 KERNELS = ("fp8", "fp8_row")
-"""Precisions whose products torch has a kernel for on every GPU with fp8; the others are multiplied as what their operands stand for."""
+"""Precisions whose products are a kernel of a GPU; those of others, and on a processor, are products of what operands stand for."""
 
 
 class Quantised(NamedTuple):
@@ -200,10 +200,6 @@ class Shared:
         return self.quantised(w, axis, self.recipe.weights, self.split)
 
 
-Again = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
-"""A function and what it makes a tensor of."""
-
-
 def remembers(x: Tensor, function: Callable[..., Tensor], *of: Tensor) -> Tensor:
     """x, which a compiled layer makes again by one kernel where it is needed again."""
     x.made = (function, of)  # type: ignore[attr-defined]
@@ -272,8 +268,8 @@ class Product(Function):
     """Y of X (batch, tokens, in) and W (out, in), as the module's text says; where ranks share out the input, this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, how: Shared, again: Again | None, ready: Made, dy: Made) -> Tensor:
-        ctx.how, ctx.dy, ctx.shape, ctx.dtype = how, dy, x.shape, x.dtype
+    def forward(ctx: Any, x: Tensor, w: Tensor, how: Shared, ready: Made, dy: Made) -> Tensor:
+        ctx.how, ctx.dy, ctx.shape, ctx.dtype, again = how, dy, x.shape, x.dtype, getattr(x, "made", None)
         if 1 not in ready:
             ready[1] = how.input(x.flatten(0, -2), 1)
         if how.fused and again is not None and not how.over_ranks(0, how.recipe.tile, 1 if how.split == 1 else None):
@@ -306,7 +302,7 @@ class Product(Function):
             else:
                 x = how.input((ctx.again(*kept) if ctx.kind == "again" else kept[0]).flatten(0, -2), 0)
             to_w = product(dy[0].turned, x.turned, w.dtype)
-        return to_x, to_w, None, None, None, None
+        return to_x, to_w, None, None, None
 
 
 class ScatteredOutput(Function):
@@ -341,7 +337,7 @@ class QuantisedLinear(nn.Linear):
         """Tokens of all tensor-parallel ranks in; out as well, or those of this rank where the input is shared out."""
         dy: Made = {}
         kept = self.how.fused or hasattr(x, "stands_in")  # eager code casts for each layer, and keeps the input
-        y: Tensor = Product.apply(x, whole(self.weight), self.how, getattr(x, "made", None), operands(x) if kept else {}, dy)
+        y: Tensor = Product.apply(x, whole(self.weight), self.how, operands(x) if kept else {}, dy)
         if self.how.split == 1 and self.how.group is not None:
             y = ScatteredOutput.apply(y, self.how, dy)
         return y if self.bias is None else y + whole(self.bias)
