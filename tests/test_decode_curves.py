@@ -54,6 +54,17 @@ def test_products(curves: DecodeCurves, weights: str) -> None:
     grows(curves.linear_time(100, 3000, SIZES, weights), bytes_of * SIZES * 3000 / bandwidth)
 
 
+def test_a_fused_quantisation_is_not_paid_for(curves: DecodeCurves) -> None:
+    """The product alone is at most as long, never below reading its weights, and on small shapes no longer than that of bf16."""
+    for weights in WEIGHTS:
+        for n, k in ((1280.0, 8192.0), (8192.0, 8192.0)):
+            alone, whole = (curves.linear_time(SIZES, n, k, weights, fused=one) for one in (True, False))
+            grows(alone[SIZES <= 128])
+            assert np.all(alone <= whole + 1e-9)
+            if weights in ("fp8", "nvfp4") and curves.hardware.arch.startswith(("Hopper", "Blackwell")):
+                assert alone[0] <= 1.1 * curves.linear_time(1, n, k, "bf16")
+
+
 def test_many_rows_follow_the_profile(curves: DecodeCurves) -> None:
     """Above the tables: no step at their end, and the profile's own curve from four times as many rows on."""
     for n, k in ((4096.0, 4096.0), (10240.0, 8192.0)):
@@ -200,7 +211,7 @@ def test_measured_rows_come_back() -> None:
     """Some rows of the tables, microseconds: 8192 x 8192 in bf16 and fp8, 64 sequences of 2,048 tokens, small all-reduces."""
     curves = decode_curves(load_hardware("h100-sxm"))
     assert curves.linear_time(64, 8192, 8192, "bf16") * 1e6 == pytest.approx(49, rel=0.1)
-    assert curves.linear_time(8, 8192, 8192, "fp8") * 1e6 == pytest.approx(29.2, rel=0.1)
+    assert curves.linear_time(8, 8192, 8192, "fp8", fused=False) * 1e6 == pytest.approx(29.2, rel=0.1)
     heads = {"heads": 8, "kv_heads": 1, "head_dim": 128}
     assert curves.decode_attention_time(batch=64, context=2048, **heads) * 1e6 == pytest.approx(37.8, rel=0.1)
     assert curves.all_reduce_time(2048, 8, "graph", "trtllm") * 1e6 == pytest.approx(3.4, rel=0.1)

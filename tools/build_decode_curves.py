@@ -291,7 +291,7 @@ def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     return entries
 
 
-ROWS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (128, 512, 2048, 8192, 32768, 131072)
+ROWS, GROUPS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (1, 4, 16), (128, 512, 2048, 8192, 32768, 131072)
 WINDOW = 128.0
 """The one window that was measured, tokens."""
 
@@ -318,7 +318,7 @@ def decode_attention(hardware: HardwareProfile, rows: Rows) -> tuple[dict[str, A
         data = Data(sizes, us * 1e-6, versions(own))
         axes: dict[str, tuple[float, ...]] = {
             "rows": ROWS,
-            "group": (1,),
+            "group": GROUPS,
             "context": CONTEXTS,
             "head_dim": (float(width),),
         }
@@ -380,6 +380,8 @@ def drawn(tokens: int, top_k: int, experts: int, ep: int) -> tuple[float, float]
     return _DRAWN[key]
 
 
+GROUPED = ("7168", "256")
+"""Hidden size and experts of DeepSeek-V3, whose router picks 4 of 8 groups first: the rows touch half of what their routing says."""
 _DRAWN: dict[tuple[int, int, int, int], tuple[float, float]] = {}
 
 
@@ -392,6 +394,7 @@ def experts(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     for (dtype, engine), own in grouped(rows, "dtype", "engine"):
         if dtype == "fp8" and hardware.name in ("h100-sxm", "h200-sxm"):
             continue  # 5 times slower than bf16: a fallback that no server should run; fp8_block stands for it
+        own = [row for row in own if (row["hidden"], row["experts"]) != GROUPED]
         tokens, hidden, ffn, top_k, number, moe_tp, ep, us = floats(
             own, "tokens", "hidden", "ffn", "topk", "experts", "moe_tp", "ep", "time_us"
         )
@@ -514,8 +517,7 @@ def all_reduce(rows: Rows) -> dict[str, Any]:
         for (gpus,), of_group in grouped(own, "gpus"):
             us = {int(row["elements"]): float(row["time_us"]) for row in of_group}
             logs = np.interp(np.log2(octaves), np.log2(sorted(us)), np.log([us[e] for e in sorted(us)]))
-            rising = pooled(np.exp(logs), np.ones(len(octaves)))
-            table_us[int(gpus)] = " ".join(f"{value:.3g}" for value in rising)
+            table_us[int(gpus)] = " ".join(f"{value:.3g}" for value in np.exp(logs))
         entries[f"{engine} {kind}"] = {
             "from": f"{engine} {newest}",
             "first_bytes": 2 * octaves[0],
