@@ -95,12 +95,15 @@ class DecodeCurves:
         curve = hardware.gemm_curve(dtype)
         if fused and curve.quantise:
             curve = curve.without_quantisation(hardware.gemm["bf16"])
-        rows, n, k = np.broadcast_arrays(sizes["m"], sizes["n"], sizes["k"])
-        both = np.stack([np.maximum(rows, TABLE_ROWS), np.full_like(rows, TABLE_ROWS)])
-        times = curve.time(both, n, k, hardware.peak(dtype), hardware.memory_bandwidth)
-        many, start = times * (UNPACKING if dtype == "bf16" and weights in ("int4", "nvfp4", "mxfp4") else 1.0)
-        away = np.clip(np.log2(both[0] / TABLE_ROWS) / JOINED_BY, 0.0, 1.0)
-        return np.maximum(few, many + (1.0 - away) * np.minimum(few - start, 0.0))
+        slower = UNPACKING if dtype == "bf16" and weights in ("int4", "nvfp4", "mxfp4") else 1.0
+        rows, n, k = np.maximum(sizes["m"], TABLE_ROWS), sizes["n"], sizes["k"]
+        peak, bandwidth = hardware.peak(dtype), hardware.memory_bandwidth
+        many = slower * curve.time(rows, n, k, peak, bandwidth)
+        away = np.log2(rows / TABLE_ROWS) / JOINED_BY
+        if (away >= 1.0).all():
+            return np.maximum(few, many)
+        start = slower * curve.time(np.full_like(rows, TABLE_ROWS), n, k, peak, bandwidth)
+        return np.maximum(few, many + np.maximum(1.0 - away, 0.0) * np.minimum(few - start, 0.0))
 
     def decode_attention_time(
         self, *, batch: npt.ArrayLike, context: npt.ArrayLike, cache: str = "bf16", window: npt.ArrayLike = 0,

@@ -46,10 +46,19 @@ class Mesh:
             corners = (corners[:, None] + np.array([0, stride])).ravel()
         return corners
 
+    @cached_property
+    def _ends(self) -> list[tuple[str, float, float]]:
+        """Per axis: name, first and last node."""
+        return [(name, float(nodes[0]), float(nodes[-1])) for name, nodes in self.axes.items()]
+
     def inside(self, sizes: Sizes) -> tuple[dict[str, Column], bool]:
         """The sizes with those of the axes clamped to the range of the nodes, and whether any was above it."""
-        clamped = {name: np.minimum(np.maximum(sizes[name], nodes[0]), nodes[-1]) for name, nodes in self.axes.items()}
-        return {**sizes, **clamped}, any((sizes[name] > nodes[-1]).any() for name, nodes in self.axes.items())
+        clamped, beyond = dict(sizes), False
+        for name, first, last in self._ends:
+            size = sizes[name]
+            beyond = beyond or bool((size > last).any())
+            clamped[name] = np.minimum(np.maximum(size, first), last)
+        return clamped, beyond
 
     def time(self, inside: Sizes) -> Column:
         """Seconds of sizes within the nodes: linear along each axis of the cell in turn."""
