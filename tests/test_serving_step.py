@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,11 @@ def test_a_step_grows_with_batch_context_and_prompt(model: str, layout: ServingL
         for n in (256, 1024, 4096, 8192)
     ]
     for times in (by_batch, by_context, by_prompt):
-        assert all(later >= earlier * (1.0 - 1e-9) for earlier, later in zip(times, times[1:], strict=False))
+        assert all(later >= earlier * (1.0 - 1e-9) for earlier, later in pairwise(times))
 
 
 def test_decode_reads_the_weights_once() -> None:
-    """B = 1: no layer of a dense model can be faster than its weights over the bandwidth, and is not much slower for a large one."""
+    """B = 1: no layer is faster than its weights over the bandwidth, and one of a large model is not much slower."""
     layout = ServingLayout(tp=1, max_batch=8)
     time = step_time(DENSE, layout, Pass(batch=1.0, context=128.0))
     model, bandwidth = DENSE.model, DENSE.hardware.memory_bandwidth
