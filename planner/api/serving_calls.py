@@ -152,6 +152,7 @@ def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ())
 
     require_known(call, keywords, (*ASKED, *LAYOUT, *further))
     said = {name: keywords[name] for name in ASKED if keywords.get(name) is not None}
+    said |= {name: keywords[name] for name in further if keywords.get(name) is not None}
     return ServeRequest(**said, layout={name: keywords[name] for name in LAYOUT if keywords.get(name) is not None})
 
 
@@ -162,7 +163,7 @@ def serve_estimate(**keywords: Any) -> ServePlan:
     """
     from planner.serving.one_deployment import one_plan
 
-    return ServePlan(one_plan(request_of("serve_estimate", keywords)), keywords.get("price"))
+    return ServePlan(one_plan(request_of("serve_estimate", keywords, ("prefill",))), keywords.get("price"))
 
 
 def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any) -> Answer[Changed]:

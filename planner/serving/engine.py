@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
@@ -23,8 +23,9 @@ from planner.linear_attention import KINDS as LINEAR_KINDS
 from planner.schema import Bytes, Line, Name, Positive, Seconds, Text, check_keys, keys, one_of, read, within
 from planner.serving.serving_layout import WEIGHTS, ServingLayout
 
-HOST = ("step", "sequence", "prefill_token", "first_token")
-"""Host times: of one step; of one sequence in it; of one prompt token; of a request before its first token (client, tokeniser)."""
+HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
+"""Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
+token (tokeniser) and of a request (client, server)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
 PARTS = ("context", "group", "graphs")
 FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))
@@ -206,8 +207,18 @@ class Engine:
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
     """Of KINDS those that it runs."""
+    fused_quantisation: Annotated[
+        dict[str, Annotated[str, one_of(("all", "plain"))]], keys(WEIGHTS, required=False)
+    ] = field(default_factory=dict)
+    """Formats of weights whose inputs are quantised by the kernel before: in all models, or in plain ones (no norm of queries and
+    keys, no experts); in all others a kernel of its own does it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
+
+    def fuses(self, weights: str, plain: bool) -> bool:
+        """Whether the input of a product in this format is quantised by the kernel before it."""
+        where = self.fused_quantisation.get(weights)
+        return where == "all" or (where == "plain" and plain)
 
     @property
     def admits(self) -> str:
