@@ -287,10 +287,7 @@ def test_the_classic_comparison() -> None:
     compared = planner.serve_compare(model="llama-70b", gpus=8, hardware="a100", engine="vllm")
     rows = {one["layout"]: one for one in compared.to_dict()["splits"]}
     assert {"tp 8", "tp 1 pp 4 x 2", "tp 4 pp 2", "tp 2 pp 4", "tp 1 x 8"} <= rows.keys()
-    assert (
-        not rows["tp 1 x 8"]["runs"]
-        and "GiB too much" in rows["tp 1 x 8"]["why_not"]
-    )
+    assert not rows["tp 1 x 8"]["runs"] and "GiB too much" in rows["tp 1 x 8"]["why_not"]
     running = [one["row"] for one in rows.values() if one["runs"]]
     assert len(running) == 9 and all(one["gpus"] == 8 for one in running)
     speeds = [one["tokens_per_second"] for one in running]

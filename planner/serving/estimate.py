@@ -59,7 +59,8 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
     """An estimate from the flow of one engine, with the client's part of the time to first token."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    client = served.engine.host["first_token"] if traffic.client == "http" and traffic.load != "static" else 0.0
+    host, outside = served.engine.host, traffic.client == "http" and traffic.load != "static"
+    client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
     ttft = flow.ttft + client
     queued = np.where(np.isinf(flow.wait), 0.0, flow.wait)
     plain = ttft - queued
@@ -74,11 +75,21 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
         ttft=Quantiles(mean=ttft, **{name: plain + queued * tail for name, tail in TAILS.items()}),
         tpot=Quantiles(mean=flow.tpot, p50=flow.tpot, p90=flow.tpot, p99=flow.tpot),
         itl=Quantiles(
-            mean=flow.tpot, p50=flow.decode, p90=np.where(share > 0.1, mixed, flow.decode), p99=np.where(share > 0.01, mixed, flow.decode)
+            mean=flow.tpot,
+            p50=flow.decode,
+            p90=np.where(share > 0.1, mixed, flow.decode),
+            p99=np.where(share > 0.01, mixed, flow.decode),
         ),
         e2e=Quantiles(mean=ttft + rest, **{name: plain + queued * tail + rest for name, tail in TAILS.items()}),
-        requests_per_second=rate, output_tokens_per_second=rate * output, total_tokens_per_second=rate * total,
-        running=flow.running, waiting=flow.waiting, step=step, memory=memory, saturated=saturated,
-        fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0), max_concurrency=most * replicas,
+        requests_per_second=rate,
+        output_tokens_per_second=rate * output,
+        total_tokens_per_second=rate * total,
+        running=flow.running,
+        waiting=flow.waiting,
+        step=step,
+        memory=memory,
+        saturated=saturated,
+        fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),
+        max_concurrency=most * replicas,
         preemption=np.zeros_like(np.asarray(most)),
-    )  # fmt: skip
+    )

@@ -147,18 +147,27 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     wait = queue_wait(rate, added, inside, step)
     outside = np.maximum(requests - inside, 0.0) / rate
     return Flow(
-        ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate, running=batch, waiting=outside * rate, prompt=added,
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate,
+        running=batch,
+        waiting=outside * rate,
+        prompt=added,
         decode=decode,
-    )  # fmt: skip
+    )
 
 
 def queue_wait(rate: Any, added: Any, requests: Any, step: LockStep | None = None) -> Floats:
-    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; and for half of the others in the bulk."""
+    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; and for half of
+    the others in the bulk."""
     step = step or AT_RANDOM
     busy = rate * added
     others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
     random = np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0)
-    return np.asarray(random * (requests - step.bulk) / np.maximum(requests - 1.0, 1.0) + 0.5 * (step.bulk - 1.0) * added)
+    return np.asarray(
+        random * (requests - step.bulk) / np.maximum(requests - 1.0, 1.0) + 0.5 * (step.bulk - 1.0) * added
+    )
 
 
 def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep | None = None) -> Floats:
@@ -195,10 +204,15 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     wait = rate * second / (2.0 * (1.0 - busy))
     ttft = 0.5 * engine.receive * decode + own + wait
     return Flow(
-        ttft=np.where(over, np.inf, ttft), tpot=np.where(over, full.tpot, tpot), wait=np.where(over, np.inf, wait), rate=rate,
-        running=np.where(over, full.running, batch), waiting=np.where(over, np.inf, rate * wait), prompt=added,
+        ttft=np.where(over, np.inf, ttft),
+        tpot=np.where(over, full.tpot, tpot),
+        wait=np.where(over, np.inf, wait),
+        rate=rate,
+        running=np.where(over, full.running, batch),
+        waiting=np.where(over, np.inf, rate * wait),
+        prompt=added,
         decode=np.where(over, full.decode, decode),
-    )  # fmt: skip
+    )
 
 
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
@@ -230,6 +244,12 @@ def static(engine: Engine, requests: Any, most: Any) -> Flow:
     decode = engine.decode(inside)
     latency = requests / inside * (prompts + np.maximum(engine.output - 1.0, 0.0) * decode / engine.speed)
     return Flow(
-        ttft=prompts, tpot=decode / engine.speed, wait=0.0 * prompts, rate=requests / latency, running=inside, waiting=requests - inside,
-        prompt=prompts, decode=decode,
-    )  # fmt: skip
+        ttft=prompts,
+        tpot=decode / engine.speed,
+        wait=0.0 * prompts,
+        rate=requests / latency,
+        running=inside,
+        waiting=requests - inside,
+        prompt=prompts,
+        decode=decode,
+    )

@@ -24,7 +24,7 @@ from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
 CONNECTION = 2e-3
-"""Seconds to agree on a transfer between two workers: metadata exchange and registration of blocks, two round trips of the router."""
+"""Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
 
 
 APART = load.LockStep(bulk=1.0, share=0.0)
@@ -33,7 +33,7 @@ APART = load.LockStep(bulk=1.0, share=0.0)
 
 def estimate(
     served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
-) -> ServingEstimate:  # fmt: skip
+) -> ServingEstimate:
     """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
@@ -62,9 +62,15 @@ def estimate(
         wait = np.maximum(inside / rate - base - output * tpot, 0.0)
     outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
     flow = load.Flow(
-        ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate / decoders, running=batch, waiting=outside * rate, prompt=0.0 * wait,
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate / decoders,
+        running=batch,
+        waiting=outside * rate,
+        prompt=0.0 * wait,
         decode=seconds,
-    )  # fmt: skip
+    )
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
         flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)

@@ -32,7 +32,7 @@ class Quantiles:
 
     def of(self, name: str) -> Numbers:
         """mean, p50, p90 or p99 by name."""
-        return getattr(self, name)  # type: ignore[no-any-return]
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class StepTime:
     @property
     def total(self) -> Numbers:
         """Sum of the parts."""
-        return sum(getattr(self, one.name) for one in fields(self))  # type: ignore[no-any-return]
+        return sum(getattr(self, one.name) for one in fields(self))
 
 
 @dataclass(frozen=True, kw_only=True)

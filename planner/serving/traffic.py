@@ -40,7 +40,7 @@ class Lengths:
     @property
     def variation(self) -> float:
         """Squared coefficient of variation, Var[x] / E[x]^2; 0 = fixed."""
-        return np.maximum(self.squared / self.mean**2 - 1.0, 0.0)  # type: ignore[return-value]
+        return np.maximum(self.squared / self.mean**2 - 1.0, 0.0)
 
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:

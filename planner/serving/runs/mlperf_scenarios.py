@@ -100,4 +100,5 @@ def _tiled(lengths: Lengths) -> Lengths:
 
 def _repeated(layout: ServingLayout, times: int) -> ServingLayout:
     """The columns of a layout several times over."""
-    return ServingLayout(**{one.name: np.tile(getattr(layout, one.name), times) for one in fields(layout)})
+    columns = {one.name: getattr(layout, one.name) for one in fields(layout)}
+    return ServingLayout(**{name: np.tile(one, times) if np.ndim(one) else one for name, one in columns.items()})

@@ -41,6 +41,8 @@ class ServingRun:
     split: Split
     max_tokens: int | None = None
     """Token budget of a step as the row or its method states it; None = the engine's default."""
+    receive: int = 1
+    """Steps between two looks for new requests, as its method states it."""
     traffic: Traffic | None = None
     """Of a row of MLPerf with the lengths of its data set."""
     assumed: tuple[str, ...] = ()
@@ -129,6 +131,8 @@ def _run_of(row: ServingRow) -> ServingRun:
             row, found["model"], found["hardware"]
         )
         found["max_tokens"] = row.get("load.max_tokens") or settings.get("max_tokens")
+        flight = row.get("load.value") or 0.0
+        found["receive"] = max((steps for least, steps in settings.get("receive", ()) if flight >= least), default=1)
         found["split"] = split_of(row, found["model"], found["hardware"])
         found["traffic"], said = traffic_of(row, found["split"])
         first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
@@ -163,6 +167,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         prefix_hit=hit,
         speculation=speculation,
         waves=_waves(row, kind, value),
+        client=method_of(row).get("client", "http"),
     )
     return traffic, said
 
