@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import yaml
 from trainer_samples import plan_of
 
-from planner.layout import Layout
+from planner.layout import Layout, Module
 from planner.model import load_model
 from planner.trainers.bundle.folder import make_bundle
 from planner.trainers.bundle.target import ExportJob
+from planner.trainers.reading import read
+from planner.trainers.reading.given import Given
 from planner.trainers.targets import load_target
 
 
@@ -186,13 +189,26 @@ def test_primus_overrides_are_megatrons_arguments() -> None:
     files = files_of("primus", job)
     run, smoke = (yaml.safe_load(files[name])["modules"]["pre_trainer"] for name in ("primus.yaml", "primus-smoke.yaml"))
     one = run["overrides"]
-    assert (run["framework"], one["pipeline_model_parallel_layout"], one["norm_epsilon"]) == ("megatron", "Et*16|t*16L", 1e-5)
+    assert (run["framework"], one["pipeline_model_parallel_layout"], one["layernorm_epsilon"]) == ("megatron", "Et*16|t*16L", 1e-5)
     assert one["use_distributed_optimizer"] is False and one["add_bias_linear"] is False  # its defaults are others
     assert (one["mock_data"], smoke["overrides"]["mock_data"]) == (False, True)
+    assert one["vocab_size"] == 128256 == 2 * one["make_vocab_size_divisible_by"]  # the rows as planned
     assert "primus-smoke.yaml" in files["smoke.sh"] and one["train_iters"] == "${TRAIN_ITERS:1000}"
+
+
+def test_an_export_of_primus_is_read_back_without_a_question(tmp_path: Path) -> None:
+    """Its variables of the corpus and the tokenizer have no default, and decide nothing."""
+    layout = {"zero": 1, "ep": 8, "recompute": 1, "recompute_modules": int(Module.MOE)}
+    for model, more in (("llama-3.1-8b", {"zero": 1, "cp": 2, "dp": 4}), ("gpt-oss-20b", layout), ("deepseek-v3", layout)):
+        job = job_of("megatron", model=model, hardware="mi300x", **more)
+        (tmp_path / "primus.yaml").write_text(files_of("primus", job)["primus.yaml"])
+        found = read(tmp_path / "primus.yaml", given=Given(num_gpus=8))
+        assert not found.unread and not [note for note in found.notes if "None" in note], (found.unread, found.notes)
+        same = [name for name, value in found.fields.items() if value == getattr(job.layout, name)]
+        assert {*more, "tp", "pp"} - {"dp"} <= set(same), (model, found.fields)
+        assert found.model is not None and found.model.num_layers == job.model.num_layers
 
 
 def test_what_primus_has_not_is_refused() -> None:
     assert "Primus is AMD's" in said("primus", job_of("megatron", zero=1))
-    assert "softmax_type" in said("primus", job_of("megatron", model="gpt-oss-20b", hardware="mi300x", zero=1, ep=8))
     assert "optimizer muon" in said("primus", job_of("megatron", hardware="mi300x", zero=1, work={"optimizer": "muon"}))

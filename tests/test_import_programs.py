@@ -77,7 +77,8 @@ def test_a_program_takes_the_defaults_of_its_dataclasses(tmp_path: Path) -> None
         ("--use_peft True --lora_rank 8 --target_modules all --torch_dtype bfloat16", 8, "all", "bf16"),
         ("--lora_rank 64 --trainable q_proj,v_proj --load_in_kbits 8", 64, "qv", "int8"),
         ("--use_qlora 1 --quant_bit 4 --lora_r 8 --lora_target_modules all-linear", 8, "all", "nf4"),
-        ("--use_lora True --q_lora False --load_in_4bit False --lora_r 8 --lora_target all --torch_dtype bfloat16", 8, "all", "bf16"),
+        ("--use_lora True --q_lora False --load_in_4bit False --lora_r 8 --lora_target all --torch_dtype bfloat16", 8, "all",
+         "bf16"),
         ("--use_lora False --lora_r 8", 0, "all", None),
     ],
 )  # fmt: skip
@@ -159,7 +160,8 @@ def test_a_recipe_of_megatron_bridge_in_yaml(tmp_path: Path) -> None:
 
 def test_a_byte_pair_encoding_of_its_own_leaves_the_vocabulary_open(tmp_path: Path) -> None:
     sizes = "--num-layers 24 --hidden-size 1088 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --bf16 "
-    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --global-batch-size 8 --tokenizer-type GPT2BPETokenizer --vocab-file "
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --global-batch-size 8 --tokenizer-type GPT2BPETokenizer "
+    text += "--vocab-file "
     (tmp_path / "own.sh").write_text(text + "/data/nordic_tokenizer_131072/vocab.json")
     with pytest.raises(OpenQuestionsError, match=r"'nordic_tokenizer_131072/vocab.json' is a tokenizer that is not read"):
         read(tmp_path / "own.sh", None, Given())

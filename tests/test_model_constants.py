@@ -114,7 +114,7 @@ WRITTEN: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "torchtune": (Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtune", precision="bf16_true", top=1), "torchtune.yaml",
                   ("rope_base: 500000", "norm_eps: 1", "scale_factor: 8")),
     "primus": (Wanted(model="llama-3.1-8b", gpus=8, hardware="mi300x", top=1), "primus.yaml",
-               ("rotary_base: 500000", "norm_epsilon: 1", "rope_scaling_factor: 8")),
+               ("rotary_base: 500000", "layernorm_epsilon: 1", "rope_scaling_factor: 8")),
 }  # fmt: skip
 
 

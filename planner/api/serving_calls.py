@@ -3,19 +3,21 @@ companions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from planner.api.results import File, Result
+from planner.api.results import Answer, File, Progress, Result, silent
 from planner.errors import PlannerError
 from planner.keywords import require_known
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from planner.questions.serve.show_several import Changed, ComparedSplits, PlansBeside
     from planner.serving import serve_plan
+    from planner.serving.other_sizes import Change
     from planner.serving.serving_answer import Answered
     from planner.serving.serving_question import ServeRequest
     from planner.serving.serving_rows import ServeRow
@@ -46,7 +48,14 @@ class ServePlan(Result):
         from planner.hardware import load_hardware
         from planner.serving.serving_rows import row_of_plan
 
-        return row_of_plan(self.file, rates_of(load_hardware(self.file.hardware), price=self.price))
+        return row_of_plan(self.priced, rates_of(load_hardware(self.file.hardware), price=self.price))
+
+    @property
+    def priced(self) -> serve_plan.ServePlan:
+        """The plan with its estimate; priced now where its file holds none."""
+        from planner.serving.one_deployment import price_again
+
+        return self.file if self.file.prediction is not None else price_again(self.file)
 
     @property
     def why(self) -> str:
@@ -57,13 +66,13 @@ class ServePlan(Result):
         """Plain data: what ``plan serve estimate --json`` prints."""
         from planner.questions.serve.show import plan_data
 
-        return plan_data(self.file, self.price)
+        return plan_data(self.priced, self.price)
 
     def show(self, console: Console) -> None:
         """Print all of it on a console of rich."""
         from planner.questions.serve.show import print_plan
 
-        print_plan(console, self.file, self.price)
+        print_plan(console, self.priced, self.price)
 
     def save(self, path: File) -> None:
         """Write the plan file, whole or not at all. Raises PlannerError."""
@@ -76,6 +85,8 @@ class ServePlans(Result, Sequence[ServePlan]):
     much."""
 
     found: Answered
+    ways: tuple[Change, ...] = ()
+    """Changes that would serve, where nothing does."""
 
     def __len__(self) -> int:
         return len(self.found.best) if self.found.kept else 0
@@ -98,34 +109,41 @@ class ServePlans(Result, Sequence[ServePlan]):
     def why(self) -> str:
         """Why the first is the first; where nothing serves, by how much the nearest misses."""
         first = self.found.best[0].why
-        return first if self.found.kept else f"nothing serves that: the nearest {first}"
+        if self.found.kept:
+            return first
+        would = "; ".join(one.change for one in self.ways) or "no single change of those that were tried"
+        return f"nothing serves that: the nearest: {first} What would serve: {would}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what ``plan serve --json`` prints."""
         from planner.questions.serve.show import answer_data
 
-        return answer_data(self.found)
+        return answer_data(self.found, self.ways)
 
     def show(self, console: Console) -> None:
         """Print the tables on a console of rich."""
         from planner.questions.serve.show import print_answer
 
-        print_answer(console, self.found)
+        print_answer(console, self.found, self.ways)
 
 
-def serve(*, top: int = 3, progress: Callable[[str], None] = lambda _: None, **keywords: Any) -> ServePlans:
+def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silent, **keywords: Any) -> ServePlans:
     """The best deployments of a model: ``serve(model="llama-70b", gpus=8, ttft="500ms", tpot="30ms")``.
 
     Without limits and load the best for throughput, for both, and for one user; with limits those that answer most within them;
-    with ``rate`` or ``concurrency`` those with the shortest answers at that load. Fields of a layout that are given stay. Raises
-    PlannerError.
+    with ``rate`` or ``concurrency`` those with the shortest answers at that load; with ``fewest_gpus`` on as few GPUs as do. Fields
+    of a layout that are given stay. Raises PlannerError.
     """
+    from planner.serving.other_sizes import on_fewest, ways_out
     from planner.serving.serving_answer import answer
     from planner.serving.serving_question import ask
 
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 100:
         raise PlannerError(f"top is {top!r}; it must be a whole number from 1 to 100")
-    return ServePlans(answer(ask(request_of("serve", keywords)), top, progress))
+    request = request_of("serve", keywords)
+    question = on_fewest(request, progress) if fewest_gpus else ask(request)
+    found = answer(question, top, progress)
+    return ServePlans(found, () if found.kept else tuple(ways_out(found, progress)))
 
 
 def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ()) -> ServeRequest:
@@ -134,6 +152,7 @@ def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ())
 
     require_known(call, keywords, (*ASKED, *LAYOUT, *further))
     said = {name: keywords[name] for name in ASKED if keywords.get(name) is not None}
+    said |= {name: keywords[name] for name in further if keywords.get(name) is not None}
     return ServeRequest(**said, layout={name: keywords[name] for name in LAYOUT if keywords.get(name) is not None})
 
 
@@ -144,4 +163,72 @@ def serve_estimate(**keywords: Any) -> ServePlan:
     """
     from planner.serving.one_deployment import one_plan
 
-    return ServePlan(one_plan(request_of("serve_estimate", keywords)), keywords.get("price"))
+    return ServePlan(one_plan(request_of("serve_estimate", keywords, ("prefill",))), keywords.get("price"))
+
+
+def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any) -> Answer[Changed]:
+    """Hardware by price: ``serve_cheapest("h100-sxm", "b200-sxm", model="llama-70b", rate="5/s", ttft="1s")``; without names all
+    that
+    has a price. Under a load by dollars an hour on the fewest GPUs that serve it; else, with ``gpus``, by those of a million
+    tokens.
+    Raises PlannerError."""
+    from planner.questions.serve.show_several import Changed, printed
+    from planner.serving.other_sizes import cheapest, priced_hardware
+
+    request = request_of("serve_cheapest", keywords)
+    if request.gpus is None and request.rate is None and request.concurrency is None:
+        raise PlannerError("which is cheapest for what? give --gpus, or a load: --rate, like 5/s, or --concurrency")
+    return Answer(Changed(cheapest(request, hardware or priced_hardware(), progress)), printed)
+
+
+def serve_compare(
+    *plans: ServePlan | File, splits: Sequence[str] = (), **keywords: Any
+) -> Answer[ComparedSplits] | Answer[PlansBeside]:
+    """Splits beside each other: ``serve_compare(model="llama-70b", gpus=8, hardware="a100", splits=["tp=8", "tp=4,pp=2"])``.
+
+    Without ``splits`` every one of tensor ranks, stages and replicas that takes all GPUs; with plans or their files those instead.
+    At the load that is given, else each at the load at which it answers most. Raises PlannerError.
+    """
+    from planner.questions.serve.show_several import ComparedSplits, PlansBeside, printed
+    from planner.serving.serving_changes import compare_splits
+
+    if plans:
+        require_known("serve_compare", keywords, ("price",))
+        read = [one if isinstance(one, ServePlan) else load_serve(one) for one in plans]
+        return Answer(PlansBeside([one.priced for one in read]), printed)
+    return Answer(ComparedSplits(*compare_splits(request_of("serve_compare", keywords), splits)), printed)
+
+
+def load_serve(path: File) -> ServePlan:
+    """The plan of a serve plan's file. Raises PlannerError when it is damaged, or newer than this planner."""
+    from planner.serving.serve_plan import load_serve_plan
+
+    return ServePlan(load_serve_plan(Path(path)))
+
+
+def serve_what_if(
+    base: ServePlan | File | None = None, /, *, objective: str = "balanced", progress: Progress = silent, **changes: Any
+) -> Answer[Changed]:
+    """The same question with one thing changed, the best plan each: ``serve_what_if(plan, hardware=["h200-sxm"], gpus=[16, 32])``.
+
+    With a plan or its file every value is a change; without, the first value of each keyword describes the question. Where there
+    is neither load nor limit, plans are the best for ``objective``. Raises PlannerError.
+    """
+    from planner.questions.serve.show_several import Changed, printed
+    from planner.serving.serving_changes import CHANGED, request_of_plan, values_of, what_if
+    from planner.serving.serving_search import OBJECTIVES
+
+    require_known("serve_what_if", changes, (*ASKED, *LAYOUT))
+    if objective not in OBJECTIVES:
+        raise PlannerError(f"objective is {objective!r}; it must be {', '.join(OBJECTIVES)}")
+    given = {name: values_of(name, value) for name, value in changes.items() if value not in (None, (), [])}
+    fixed = {name: values[0] for name, values in given.items() if name not in CHANGED and values}
+    varied = {name: values for name, values in given.items() if name in CHANGED and values}
+    if base is None:
+        first = {name: values[0] for name, values in varied.items()}
+        request = request_of("serve_what_if", {**fixed, **first})
+        varied = {name: values[1:] for name, values in varied.items()}
+    else:
+        plan = base if isinstance(base, ServePlan) else load_serve(base)
+        request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
+    return Answer(Changed(what_if(request, varied, objective, progress)), printed)

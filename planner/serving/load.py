@@ -64,6 +64,7 @@ class Engine:
         """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
         self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
         self.pp = np.asarray(layout.pp, dtype=np.float64)
+        self.receive = np.asarray(layout.receive_interval, dtype=np.float64)
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
@@ -73,16 +74,17 @@ class Engine:
         work = Pass(batch=np.maximum(batch, 1e-6), context=self.context)
         return np.asarray(step_time(self.served, self.layout, work).total)
 
-    def lock_step(self, requests: Any, added: Any, decode: Any) -> LockStep:
-        """Where prompts stop the decodes, all that wait are decoded together afterwards and end within the spread of their lengths,
-        W = sqrt(12 Var[O]) D; their next prompts come within W and take N S: what does not fit into W stays in step."""
+    def lock_step(self, requests: Any) -> LockStep:
+        """Where prompts stop the decodes, all that waited decode on together and end within the spread of their lengths, which is
+        sqrt(12 Var[O]) decodes wide: a decode ends g = N / (sqrt(12 Var[O])) requests, between 1 and N, whose next prompts come at
+        once. A prompt holds up all but those of its own passes and of later ones of the same bulk."""
         if self.served.engine.mixes_prefill:
             return AT_RANDOM
-        window = np.sqrt(12.0 * self.traffic.output.variation) * self.output * decode
-        work = np.maximum(requests * added, 1e-12)
-        part = np.clip((work - window) / work, 0.0, 1.0)
-        packed = np.clip(np.floor(self.budget / self.input) * self.dp, 1.0, np.maximum(requests, 1.0))
-        return LockStep(part=part, share=1.0 - part * 0.5 * (requests + packed) / np.maximum(requests, 1.0))
+        requests = np.maximum(requests, 1.0)
+        width = np.maximum(np.sqrt(12.0 * self.traffic.output.variation) * self.output, 1.0)
+        bulk = np.clip(requests / width, 1.0, requests)
+        packed = np.clip(np.floor(self.budget / self.input) * self.dp, 1.0, bulk)
+        return LockStep(bulk=bulk, share=(requests - bulk + 0.5 * (bulk - packed)) / requests)
 
     def chunks(self, batch: Any) -> tuple[Floats, Floats]:
         """Passes that one prompt takes, and its tokens in each."""
@@ -119,13 +121,13 @@ class Engine:
 class LockStep:
     """How far requests of an engine whose prompts stop the decodes start and end together."""
 
-    part: Any
-    """0 = at random, 1 = all at once."""
+    bulk: Any
+    """g: requests that end in the same step."""
     share: Any
-    """Part of the prompts' time that falls into decodes: in lock step only prompts of later passes hold up those that are done."""
+    """Part of the prompts' time that falls into decodes."""
 
 
-AT_RANDOM = LockStep(part=0.0, share=1.0)
+AT_RANDOM = LockStep(bulk=1.0, share=1.0)
 
 
 def closed(engine: Engine, requests: Any, most: Any) -> Flow:
@@ -137,26 +139,35 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     for _ in range(ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
-        base = 0.5 * decode + own
-        step = engine.lock_step(inside, added, decode)
+        base = 0.5 * engine.receive * decode + own
+        step = engine.lock_step(inside)
         rate = closed_rate(inside, base, added, output * decode / engine.speed, step)
         tpot = decode / engine.speed / (1.0 - rate * added * step.share)
         batch = np.clip(rate * output * tpot, 1e-6, inside)
     wait = queue_wait(rate, added, inside, step)
     outside = np.maximum(requests - inside, 0.0) / rate
     return Flow(
-        ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate, running=batch, waiting=outside * rate, prompt=added,
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate,
+        running=batch,
+        waiting=outside * rate,
+        prompt=added,
         decode=decode,
-    )  # fmt: skip
+    )
 
 
 def queue_wait(rate: Any, added: Any, requests: Any, step: LockStep | None = None) -> Floats:
-    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; in lock step half of all others."""
+    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; and for half of
+    the others in the bulk."""
     step = step or AT_RANDOM
     busy = rate * added
     others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
     random = np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0)
-    return np.asarray((1.0 - step.part) * random + step.part * 0.5 * np.maximum(requests - 1.0, 0.0) * added)
+    return np.asarray(
+        random * (requests - step.bulk) / np.maximum(requests - 1.0, 1.0) + 0.5 * (step.bulk - 1.0) * added
+    )
 
 
 def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep | None = None) -> Floats:
@@ -191,12 +202,17 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
-    ttft = 0.5 * decode + own + wait
+    ttft = 0.5 * engine.receive * decode + own + wait
     return Flow(
-        ttft=np.where(over, np.inf, ttft), tpot=np.where(over, full.tpot, tpot), wait=np.where(over, np.inf, wait), rate=rate,
-        running=np.where(over, full.running, batch), waiting=np.where(over, np.inf, rate * wait), prompt=added,
+        ttft=np.where(over, np.inf, ttft),
+        tpot=np.where(over, full.tpot, tpot),
+        wait=np.where(over, np.inf, wait),
+        rate=rate,
+        running=np.where(over, full.running, batch),
+        waiting=np.where(over, np.inf, rate * wait),
+        prompt=added,
         decode=np.where(over, full.decode, decode),
-    )  # fmt: skip
+    )
 
 
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
@@ -212,3 +228,28 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
     passes = number * np.ceil(inside / packed)
     decodes = half if engine.served.engine.mixes_prefill else 0.0
     return flow.prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
+
+
+def static(engine: Engine, requests: Any, most: Any) -> Flow:
+    """One batch: all prompts in full passes, then O - 1 decodes; what does not run at once follows in rounds."""
+    inside = np.minimum(requests, most)
+    number, tokens = engine.chunks(0.0)
+    packed = np.clip(np.floor(engine.budget / tokens), 1.0, np.maximum(inside / engine.dp, 1.0))
+    work = Pass(
+        batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens
+    )
+    passes = number * np.maximum(inside / (packed * engine.dp), 1.0)
+    whole = np.asarray(step_time(engine.served, engine.layout, work).total)
+    prompts = whole * (1.0 + (passes - 1.0) / engine.pp)
+    decode = engine.decode(inside)
+    latency = requests / inside * (prompts + np.maximum(engine.output - 1.0, 0.0) * decode / engine.speed)
+    return Flow(
+        ttft=prompts,
+        tpot=decode / engine.speed,
+        wait=0.0 * prompts,
+        rate=requests / latency,
+        running=inside,
+        waiting=requests - inside,
+        prompt=prompts,
+        decode=decode,
+    )

@@ -24,12 +24,16 @@ from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
 CONNECTION = 2e-3
-"""Seconds to agree on a transfer between two workers: metadata exchange and registration of blocks, two round trips of the router."""
+"""Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
+
+
+APART = load.LockStep(bulk=1.0, share=0.0)
+"""Prompts hold up no decodes: they are computed elsewhere."""
 
 
 def estimate(
     served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
-) -> ServingEstimate:  # fmt: skip
+) -> ServingEstimate:
     """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
@@ -37,7 +41,7 @@ def estimate(
     alone = replace(traffic, speculation=None)
     prompts, answers = load.Engine(served, prefill, alone), load.Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
-    service, own = _prompt(prompts)
+    service, own = prompt_time(prompts)
     sent = transfer_time(served, prefill, decode, traffic, memory)
     output = np.maximum(answers.output - 1.0, 0.0)
     room = np.maximum(most, 1.0) * decoders
@@ -49,23 +53,35 @@ def estimate(
         if traffic.load == "rate":
             rate = np.minimum(load_value, 0.995 * workers / service)
         else:
-            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed)
+            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, APART)
         tpot = seconds / answers.speed
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
-    wait = load.queue_wait(rate, service / workers, inside)
+    if traffic.load == "rate":
+        wait = load.queue_wait(rate, service / workers, inside, APART)
+    else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
+        wait = np.maximum(inside / rate - base - output * tpot, 0.0)
     outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
     flow = load.Flow(
-        ttft=base + wait + outside, tpot=tpot, wait=wait + outside, rate=rate / decoders, running=batch, waiting=outside * rate, prompt=0.0 * wait,
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate / decoders,
+        running=batch,
+        waiting=outside * rate,
+        prompt=0.0 * wait,
         decode=seconds,
-    )  # fmt: skip
-    first = flow.ttft
+    )
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
-        first = first + np.maximum(burst - flow.ttft, 0.0) / traffic.waves
-    return result(served, decode, traffic, memory, most, flow, first)
+        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+    found = result(answers, memory, most, flow)
+    if traffic.load != "rate":
+        return found
+    full = rate * output * tpot / decoders >= np.maximum(most, 1.0) * load.SATURATED
+    return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
 
 
-def _prompt(engine: load.Engine) -> tuple[Any, Any]:
+def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
     """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
     number, tokens = engine.chunks(0.0)
     work = Pass(

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from planner import arrays as npt
 
 Numbers = float | npt.Floats
 """A number, or a column of numbers."""
+
+
+def normal_share(deviations: Numbers) -> Numbers:
+    """Share of a normal distribution below ``deviations`` standard deviations, to 0.02 %: 1 / (1 + exp(-1.5976 x - 0.07056 x^3)).
+
+    [Bowling et al. 2009, Journal of Industrial Engineering and Management 2 (1), 114-127]
+    """
+    x = np.clip(np.asarray(deviations), -8.0, 8.0)
+    return 1.0 / (1.0 + np.exp(-1.5976 * x - 0.07056 * x**3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +32,7 @@ class Quantiles:
 
     def of(self, name: str) -> Numbers:
         """mean, p50, p90 or p99 by name."""
-        return getattr(self, name)  # type: ignore[no-any-return]
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +57,7 @@ class StepTime:
     @property
     def total(self) -> Numbers:
         """Sum of the parts."""
-        return sum(getattr(self, one.name) for one in fields(self))  # type: ignore[no-any-return]
+        return sum(getattr(self, one.name) for one in fields(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +83,20 @@ class ServingMemory:
     """State of one sequence that does not grow (linear attention, windows that are full), and half a block of waste."""
     capacity: Numbers
     """Tokens that the cache of one engine holds, over all its attention ranks."""
+    spread: Numbers = 0.0
+    """Standard deviation of ``cache``: what is not known of weights, peak and runtime."""
+    raised: object = False
+    """The engine's default would not hold one request: its share of the memory is raised as far as it goes."""
 
     @property
     def fits(self) -> object:
-        """Whether the engine starts: some cache is left."""
-        return self.cache > 0
+        """Whether the engine may start: some cache is left, or would be if the parts were two standard deviations smaller."""
+        return np.asarray(self.cache) + 2.0 * np.asarray(self.spread) > 0
+
+    @property
+    def start_chance(self) -> Numbers:
+        """Chance that some cache is left, from 0 to 1: cache / spread normally distributed."""
+        return normal_share(np.asarray(self.cache) / np.maximum(self.spread, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)

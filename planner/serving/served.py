@@ -25,7 +25,7 @@ class Served:
     @cached_property
     def curves(self) -> DecodeCurves:
         """Measured kernels of the GPU."""
-        return decode_curves(self.hardware)
+        return decode_curves(self.hardware, self.engine.name)
 
     @cached_property
     def cluster(self) -> Cluster:

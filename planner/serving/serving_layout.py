@@ -68,6 +68,8 @@ class ServingLayout:
     """Sequences in one step of one engine at most, over its attn_dp ranks together."""
     max_tokens: Degree = 8192
     """Token budget of one step of one attention rank."""
+    receive_interval: Degree = 1
+    """Steps between two looks for new requests (SGLang's --scheduler-recv-interval)."""
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -79,6 +79,10 @@ class ServeRequest:
     price: float | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ServingLayout that are fixed."""
+    prefill: str | None = None
+    """The pool of prompts of a stated deployment, like tp=4,replicas=2."""
+    fixed: Precision | None = None
+    """A whole format, in place of ``weights`` and ``cache``."""
     any_number: bool = False
     """The number of GPUs is what is asked for."""
 
@@ -115,7 +119,7 @@ class Question:
 
     def _cached(self, engine: Engine) -> Precision:
         """The main format with the engine's own cache where none is asked for."""
-        if self.request.cache is not None:
+        if self.request.cache is not None or self.request.fixed is not None:
             return self.precision
         return dataclasses.replace(self.precision, cache=engine.cache_dtype_default(self.precision.weights))
 
@@ -225,6 +229,15 @@ def _precision(
     request: ServeRequest, model: ModelSpec, hardware: HardwareProfile, assumed: list[Assumption]
 ) -> tuple[Precision, tuple[Precision, ...]]:
     """The main format, and the quantised ones to set beside it."""
+    if request.fixed is not None:
+        said = {"weights": request.weights, "cache": request.cache}
+        kept = {
+            name: _format(text, WEIGHTS if name == "weights" else CACHES, f"--{name}")
+            for name, text in said.items()
+            if text
+        }
+        changed = {**kept, **({"experts": "", "attention": ""} if "weights" in kept else {})}
+        return dataclasses.replace(request.fixed, **changed), ()
     usual = published(model)
     cache = None if request.cache is None else _format(request.cache, CACHES, "--cache")
     if request.weights is not None and request.weights != "auto":

@@ -7,9 +7,8 @@ ranked above what does.
 
 from __future__ import annotations
 
-import time as clock
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +66,8 @@ class Priced:
     """Which of ``served``."""
     layout: ServingLayout
     """Columns, replicas included."""
+    prefill: ServingLayout | None = None
+    """Columns of the pool of prompts; None: aggregated."""
     columns: Mapping[str, Floats]
     """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure
     that
@@ -85,12 +86,33 @@ class Priced:
     def take(self, rows: Any) -> Priced:
         """Some rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return replace(self, source=self.source[rows], layout=take(self.layout, rows), columns=columns)
+        prefill = None if self.prefill is None else take(self.prefill, rows)
+        return replace(self, source=self.source[rows], layout=take(self.layout, rows), prefill=prefill, columns=columns)
+
+    @classmethod
+    def of(
+        cls, one: Served, layout: ServingLayout, columns: Mapping[str, Floats], counts: Mapping[str, int],
+        prefill: ServingLayout | None = None,
+    ) -> Priced:  # fmt: skip
+        """Rows of one engine and format that start."""
+        keep = np.flatnonzero(np.isfinite(columns["total"]))
+        every = np.zeros(len(columns["total"]), dtype=np.intp)
+        return cls(served=(one,), source=every, layout=layout, prefill=prefill, columns=columns, **counts).take(keep)
+
+    @classmethod
+    def nothing(cls, one: Served, layout: ServingLayout, counts: Mapping[str, int]) -> Priced:
+        """No rows."""
+        columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
+        none = np.zeros(0, dtype=np.intp)
+        return cls(served=(one,), source=none, layout=take(layout, none), columns=columns, **counts)
 
     @property
     def keys(self) -> NDArray[np.int64]:
         """A number for each deployment: engine, format and split; loads of one have the same."""
-        names = [np.broadcast_to(getattr(self.layout, name), self.source.shape) for name in (*DEGREES, "replicas")]
+        pools = [self.layout] if self.prefill is None else [self.layout, self.prefill]
+        names = [
+            np.broadcast_to(getattr(one, name), self.source.shape) for one in pools for name in (*DEGREES, "replicas")
+        ]
         return np.unique(np.stack([self.source, *names], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
@@ -108,8 +130,6 @@ class Choice:
     found: ServingEstimate
     """Scalars."""
     limits: Limits = field(default_factory=Limits)
-    purpose: str = ""
-    """One of OBJECTIVES, or what it was chosen for."""
 
     @property
     def num_gpus(self) -> int:
@@ -140,8 +160,11 @@ class Choice:
 
 def score_of(found: ServingEstimate, limits: Limits) -> Any:
     """Largest of TTFT and TPOT over their limits; 0 without limits."""
-    ttft, tpot = (np.asarray(one.of(limits.percentile)) for one in (found.ttft, found.tpot))
-    return np.maximum(ttft / limits.ttft, tpot / limits.tpot)
+    shares = [
+        np.asarray(one.of(limits.percentile)) / limit if np.isfinite(limit) else 0.0
+        for one, limit in ((found.ttft, limits.ttft), (found.tpot, limits.tpot))
+    ]
+    return np.maximum(*shares)
 
 
 def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
@@ -230,50 +253,63 @@ def _table(
     one: Served, task: Task, layout: ServingLayout, load: Any, counts: dict[str, int], split: Any = None
 ) -> Priced:
     """Price rows; those that do not start are left out."""
-    count = len(load)
-    columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
-    if count:
-        found = estimate(one, layout, task.traffic if task.loaded else replace(task.traffic, load="concurrency"), load)
-        limits = task.limits
-        columns = {
-            "load": load, "total": found.output_tokens_per_second, "user": 1.0 / np.asarray(found.tpot.mean),
-            "ttft": found.ttft.of(limits.percentile), "tpot": found.tpot.of(limits.percentile), "e2e": found.e2e.mean,
-            "score": score_of(found, limits), "requests": found.requests_per_second,
-            "split": np.arange(count) if split is None else split,
-        }  # fmt: skip
-        columns = {name: np.array(_broadcast(value, count), dtype=np.float64) for name, value in columns.items()}
-        late = (
-            _broadcast(found.saturated, count) if task.loaded and task.traffic.load == "rate" else np.zeros(count, bool)
-        )
-        columns["score"] = np.where(late, np.inf, columns["score"])
-        keep = np.flatnonzero(_broadcast(found.fits, count) & np.isfinite(columns["total"]))
-        columns = {name: column[keep] for name, column in columns.items()}
-        layout, count = take(layout, keep), len(keep)
-    return Priced(served=(one,), source=np.zeros(count, dtype=np.intp), layout=layout, columns=columns, **counts)
+    if not len(load):
+        return Priced.nothing(one, layout, counts)
+    found = estimate(one, layout, task.traffic if task.loaded else replace(task.traffic, load="concurrency"), load)
+    return Priced.of(one, layout, columns_of(found, task, load, split), counts)
+
+
+def columns_of(found: ServingEstimate, task: Task, load: Any, split: Any = None) -> dict[str, Floats]:
+    """The columns of ``Priced`` from an estimate of rows; what does not start has none that is finite."""
+    limits, count = task.limits, len(load)
+    columns = {
+        "load": load, "total": found.output_tokens_per_second, "user": 1.0 / np.asarray(found.tpot.mean),
+        "ttft": found.ttft.of(limits.percentile), "tpot": found.tpot.of(limits.percentile), "e2e": found.e2e.mean,
+        "score": score_of(found, limits), "requests": found.requests_per_second,
+        "split": np.arange(count) if split is None else split,
+    }  # fmt: skip
+    columns = {name: np.array(_broadcast(value, count), dtype=np.float64) for name, value in columns.items()}
+    if task.loaded and task.traffic.load == "rate":
+        columns["score"] = np.where(_broadcast(found.saturated, count), np.inf, columns["score"])
+    columns["total"] = np.where(_broadcast(found.fits, count), columns["total"], np.nan)
+    return columns
 
 
 def joined(tables: Sequence[Priced]) -> Priced:
     """Tables of several engines and formats as one."""
     sources = np.concatenate([one.source + at for at, one in enumerate(tables)])
-    names = vars(ServingLayout())
-    layout = ServingLayout(**{
-        name: np.concatenate([_broadcast(getattr(one.layout, name), len(one)) for one in tables]) for name in names
-    })  # fmt: skip
+    layout = _joined_layouts([(one.layout, len(one)) for one in tables])
     columns = {name: np.concatenate([one.columns[name] for one in tables]) for name in tables[0].columns}
+    prefill = _joined_layouts([(one.prefill, len(one)) for one in tables if one.prefill is not None and len(one)])
     sums = {name: sum(getattr(one, name) for one in tables) for name in ("looked_at", "legal", "fitting")}
-    return Priced(served=tuple(one.served[0] for one in tables), source=sources, layout=layout, columns=columns, **sums)
+    assert layout is not None
+    served = tuple(one.served[0] for one in tables)
+    return Priced(served=served, source=sources, layout=layout, prefill=prefill, columns=columns, **sums)
 
 
-def value_of(table: Priced, task: Task, objective: str) -> Floats:
-    """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much."""
+def _joined_layouts(parts: Sequence[tuple[ServingLayout, int]]) -> ServingLayout | None:
+    """Columns of several tables below each other; None without any."""
+    if not parts:
+        return None
+    names = vars(ServingLayout())
+    return ServingLayout(
+        **{name: np.concatenate([_broadcast(getattr(one, name), count) for one, count in parts]) for name in names}
+    )
+
+
+def value_of(table: Priced, task: Task, objective: str, fastest: float = 0.0) -> Floats:
+    """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much.
+
+    ``fastest``: tokens/s of a user that another table reaches.
+    """
     if task.loaded:
         worth = 1.0 / table["e2e"]
-    elif objective == "offline":
+    elif task.limited or objective == "offline":
         worth = table["total"]
     elif objective == "balanced":
         worth = table["total"] * table["user"]
     else:
-        fastest = np.max(table["user"], initial=0.0, where=table["score"] <= 1.0)
+        fastest = np.max(table["user"], initial=fastest, where=table["score"] <= 1.0)
         near = table["user"] >= NEAR_FASTEST * fastest
         worth = np.where(near, table["total"], table["user"] / max(fastest, 1e-30) * np.finfo(float).eps)
     return np.where(table["score"] <= 1.0, worth, -table["score"])
@@ -310,41 +346,44 @@ def finalists(table: Priced, task: Task) -> NDArray[np.intp]:
 
 def front(table: Priced) -> NDArray[np.intp]:
     """Rows of the Pareto front: no other row has both more tokens/s and more tokens/s per user. From fast to many."""
-    order = np.lexsort((-table["total"], -table["user"]))
-    total = table["total"][order]
+    return front_of(table["user"], table["total"])
+
+
+def front_of(speed: Floats, total: Floats) -> NDArray[np.intp]:
+    """Rows that no other beats in both, from the fastest on."""
+    order = np.lexsort((-total, -speed))
+    total = total[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(total)[:-1]]) if len(total) else total
     return order[total > before]  # type: ignore[no-any-return]
 
 
-def chosen(table: Priced, task: Task, row: int, purpose: str = "") -> Choice:
-    """One row as a deployment of its own, priced alone."""
-    one = table.served[int(table.source[row])]
-    layout = row_of(table.layout, int(row))
+def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
+    """Rows of aggregated deployments, priced again with all that an estimate says."""
+    found: dict[int, Choice] = {}
+    for source in sorted({int(table.source[row]) for row in rows}):
+        one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
+        layout, traffics = take(table.layout, np.array(mine)), [traffic_of(table, task, row) for row in mine]
+        answers = estimate(one, layout, traffics[0], table["load"][mine])
+        for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
+            found[row] = Choice(
+                served=one,
+                layout=row_of(layout, at),
+                traffic=traffic,
+                found=estimate_row(answers, at),
+                limits=task.limits,
+            )
+    return [found[int(row)] for row in rows]
+
+
+def traffic_of(table: Priced, task: Task, row: int) -> Traffic:
+    """The traffic of a row, its load included."""
     load = task.traffic.load if task.loaded else "concurrency"
-    traffic = replace(task.traffic, load=load, value=float(table["load"][row]))
-    return Choice(
-        served=one,
-        layout=layout,
-        traffic=traffic,
-        found=estimate(one, layout, traffic),
-        limits=task.limits,
-        purpose=purpose,
-    )
+    return replace(task.traffic, load=load, value=float(table["load"][row]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeFinding:
-    """What a search found."""
-
-    task: Task
-    table: Priced
-    """All engines at the main formats."""
-    seconds: float
-    """Wall time."""
-
-
-def search(served: Sequence[Served], task: Task) -> ServeFinding:
-    """Price all engines and formats."""
-    started = clock.perf_counter()
-    table = joined([priced(one, task) for one in served])
-    return ServeFinding(task=task, table=table, seconds=clock.perf_counter() - started)
+def estimate_row(found: Any, row: int) -> Any:
+    """One row of an estimate of columns, its fields numbers."""
+    if is_dataclass(found) and not isinstance(found, type):
+        return replace(found, **{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
+    value = np.asarray(found)
+    return found if value.ndim == 0 else value.reshape(-1)[row if value.size > 1 else 0]

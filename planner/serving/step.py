@@ -15,7 +15,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.serving.result import StepTime
 from planner.serving.served import Served
-from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES, ServingLayout
+from planner.serving.serving_layout import ServingLayout
 
 ACTIVATION = 2.0
 """Bytes of an activation between kernels: 16 bits in every engine."""
@@ -88,15 +88,23 @@ class _Step:
         if model.linear:
             states, inner = self._linear_attention()
             linear, attention = linear + model.linear.num_layers * inner, attention + model.linear.num_layers * states
-        return StepTime(
-            linear=linear + router, attention=attention, experts=experts, memory_bound=self._memory_bound(attends, mlps * model.num_layers),
-            communication=self._communication(), head=self._head(), host=self._host(),
-        )  # fmt: skip
+        parts = StepTime(
+            linear=linear + router,
+            attention=attention,
+            experts=experts,
+            memory_bound=self._memory_bound(attends, mlps * model.num_layers),
+            communication=self._communication(),
+            head=self._head(),
+            host=0.0,
+        )
+        return replace(parts, host=self._host(np.asarray(parts.total)))
 
     # ------------------------------------------------------------------------------------------------ products
 
     def _product(self, n: Any, k: Any, weights: str, tokens: Any = None) -> Floats:
-        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights)  # type: ignore[no-any-return]
+        plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
+        fused = self.served.engine.fuses(weights, plain)
+        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights)  # fused
 
     def _projections(self) -> Floats:
         """Products around attention of one layer; KV heads below tp are repeated.
@@ -116,7 +124,7 @@ class _Step:
         query = self._product(m.query_size / tp, float(m.q_lora_rank or h), weights)
         heads = m.num_heads / tp
         up = self._product(heads * (m.qk_nope_head_dim + m.v_head_dim), rank, "bf16")
-        index = 0.0
+        index = np.zeros_like(up)
         if m.is_sparse:
             wide = float(m.index_heads * m.index_head_dim)
             index = self._product(wide, float(m.q_lora_rank), weights) + self._product(
@@ -136,14 +144,19 @@ class _Step:
         m, layout = self.model, self.layout
         tokens = self.tokens * self.attn_dp
         routed = self.curves.experts_time(
-            tokens, hidden=float(m.routed_size), ffn=float(m.expert_ffn_size), top_k=float(m.top_k), experts=float(m.num_experts),
-            moe_tp=np.asarray(layout.moe_tp, dtype=np.float64), ep=np.asarray(layout.ep, dtype=np.float64),
+            tokens,
+            hidden=float(m.routed_size),
+            ffn=float(m.expert_ffn_size),
+            top_k=float(m.top_k),
+            experts=float(m.num_experts),
+            moe_tp=np.asarray(layout.moe_tp, dtype=np.float64),
+            ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
-        )  # fmt: skip
+        )
         if not m.num_shared_experts:
-            return routed  # type: ignore[no-any-return]
+            return routed
         width = float(m.num_shared_experts * m.shared_expert_ffn_size)
-        return routed + self._mlp(width, self.tp, self.served.precision.weights)  # type: ignore[no-any-return]
+        return routed + self._mlp(width, self.tp, self.served.precision.weights)
 
     # ------------------------------------------------------------------------------------------------ attention
 
@@ -152,7 +165,7 @@ class _Step:
         m = self.model
         windowed = float(m.num_windowed_layers)
         total = (layers - windowed) * self._attention_layer(0)
-        return total + windowed * self._attention_layer(m.window) if windowed else total  # type: ignore[no-any-return]
+        return total + windowed * self._attention_layer(m.window) if windowed else total
 
     def _attention_layer(self, window: int) -> Floats:
         m, cache = self.model, self.served.precision.cache
@@ -169,18 +182,28 @@ class _Step:
         else:
             kv = np.maximum(m.num_kv_heads / self.tp, 1.0)
             decode = self.curves.decode_attention_time(
-                batch=batch, heads=heads, kv_heads=kv, head_dim=float(m.head_dim), context=np.maximum(context / dcp, 1.0), cache=cache,
+                batch=batch,
+                heads=heads,
+                kv_heads=kv,
+                head_dim=float(m.head_dim),
+                context=np.maximum(context / dcp, 1.0),
+                cache=cache,
                 window=float(window),
-            )  # fmt: skip
+            )
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
             return np.where(some, decode, 0.0)
         keys = np.minimum(cached + new, m.index_top_k) if m.is_sparse else cached + new
         prefill = self.curves.prefill_attention_time(
-            queries=np.maximum(new, 1.0), keys=np.maximum(keys, 1.0), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
-            head_dim=float(m.head_dim), value_dim=float(m.value_head_size), window=float(window),
+            queries=np.maximum(new, 1.0),
+            keys=np.maximum(keys, 1.0),
+            heads=heads,
+            kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
+            head_dim=float(m.head_dim),
+            value_dim=float(m.value_head_size),
+            window=float(window),
             batch=np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9),
-        )  # fmt: skip
+        )
         return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
     def _linear_attention(self) -> tuple[Floats, Floats]:
@@ -204,25 +227,25 @@ class _Step:
     # ------------------------------------------------------------------------------------------------ the rest
 
     def _memory_bound(self, attends: float, mlps: float) -> Floats:
-        """Kernels between the products: two norms with the residual sum, rotary embedding with the write to the cache, the
-        activation of the MLP; 8-bit weights quantise the input of each product, fused with what made it.
+        """Kernels between the products: norms with the residual sum, rotary embedding with the write to the cache, activation.
 
-        t = launches x floor + bytes / (W u); the floor is that inside a graph where the pass is captured.
+        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states, absorbed
+        heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where there are
+        experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, as they wait for each other.
         """
         m = self.model
-        h = float(m.hidden_size)
-        floor = np.where(self.graph, self.hardware.graph_launch_floor, self.hardware.launch_floor)
-        rows = self.tokens
-        norms = 2.0 * (4.0 * ACTIVATION * rows * h)
+        h, rows = float(m.hidden_size), self.tokens
+        norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
         width = float(m.top_k * m.expert_ffn_size if m.is_moe else m.ffn_size)
         act = 3.0 * ACTIVATION * rows * width / self.ranks
-        per_attention = 2.0 * floor + self.hardware.memory_time(norms / 2.0 + rope, "norm_forward")
-        per_mlp = 2.0 * floor + self.hardware.memory_time(norms / 2.0 + act, "norm_forward")
+        floor = self.hardware.launch_floor
+        per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
+        per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
         return attends * per_attention + mlps * per_mlp
 
     def _communication(self) -> Floats:
-        """All-reduces after attention and after the MLP, or the gathers of attention data parallelism, and messages of pipelines."""
+        """All-reduces after attention and MLP, or the gathers of attention data parallelism, and messages of pipelines."""
         m = self.model
         size = ACTIVATION * self.tokens * m.hidden_size
         layers = float(m.num_layers)
@@ -251,11 +274,7 @@ class _Step:
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
         engine = self.served.engine
-        own = np.where(
-            self.graph,
-            self.curves.all_reduce_time(size, n, "graph", engine.name),
-            self.curves.all_reduce_time(size, n, "eager", engine.name),
-        )
+        own = self.curves.all_reduce_time(size, n, "graph", engine.name)
         nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
         within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
         return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
@@ -273,25 +292,18 @@ class _Step:
         sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
             LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy"
         )
-        return product + gather + sample  # type: ignore[no-any-return]
+        return product + gather + sample
 
-    def _host(self) -> Floats:
-        """What the engine adds per step and per sequence, beside the kernels."""
+    def _host(self, gpu: Floats) -> Floats:
+        """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
-        rows = self.sequences * self.attn_dp
-        return np.asarray(
-            host["step"] + host["sequence"] * rows + host["prefill_token"] * self.prompt_tokens * self.attn_dp
-        )
+        own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
+        waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
+        return own + np.where(self.graph, 0.0, waits)
 
-
-def weight_bytes_of(name: str) -> float:
-    """Bytes of one weight in a format, scales included."""
-    return WEIGHT_BYTES[name]
-
-
-def scaled(time: StepTime, factor: Any) -> StepTime:
-    """All parts times a factor."""
-    return replace(time, **{name: getattr(time, name) * factor for name in time.__dataclass_fields__})
-
-
-__all__ = ["CACHE_BYTES", "Pass", "scaled", "step_time", "weight_bytes_of"]
+    def _launches(self) -> float:
+        """Kernels of a pass. Attention: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce,
+        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm, router,
+        choice, order, two products, activation, sum, all-reduce."""
+        m = self.model
+        return m.num_attention_layers * (8.0 + 6.0 * m.is_mla) + 5.0 * m.num_plain_layers + 9.0 * m.num_moe_layers

@@ -13,6 +13,7 @@ from planner.schema import check, one_of, within
 
 LOADS = ("concurrency", "rate", "offline", "static")
 """Closed loop, open loop (Poisson), all requests at once, one fixed batch without a queue."""
+CLIENTS = ("http", "process")
 Tokens = Annotated[float, within(1, 1e8)]
 
 
@@ -39,7 +40,7 @@ class Lengths:
     @property
     def variation(self) -> float:
         """Squared coefficient of variation, Var[x] / E[x]^2; 0 = fixed."""
-        return np.maximum(self.squared / self.mean**2 - 1.0, 0.0)  # type: ignore[return-value]
+        return np.maximum(self.squared / self.mean**2 - 1.0, 0.0)
 
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
@@ -93,6 +94,8 @@ class Traffic:
     prefix_hit: Annotated[float, within(0, 0.999)] = 0.0
     """Part of the prompt found in the prefix cache: it costs no time, but room."""
     speculation: Speculation | None = None
+    client: Annotated[str, one_of(CLIENTS)] = "http"
+    """http: requests and tokens go through a server and its client; process: the load is made inside the engine's process."""
     waves: Annotated[float, within(1, 1e9)] | None = None
     """Closed loop: requests sent over requests in flight where the run is short; the first wave queues as a burst. None: steady."""
 

@@ -49,6 +49,7 @@ class Cases:
 
 PARTS = {"sequence_parallel": 1}
 PURE = {"precision": "bf16_true"}
+AMD = {"hardware": "mi300x"}
 LLAMA, QWEN_MOE = "llama-3.1-8b", "qwen3-30b-a3b"
 CASES = {
     "automodel": Cases(
@@ -151,6 +152,36 @@ CASES = {
             ("olmo_train.py", "n_layers=32", "n_layers=31"),
             ("olmo_train.py", "hidden_size=14336", "hidden_size=14335"),
             ("olmo_train.py", "max_grad_norm", "max_norm"),
+        ),
+    ),
+    "primus": Cases(
+        "primus",
+        (
+            ("megatron", LLAMA, AMD, {"zero": 1}),
+            ("megatron", LLAMA, AMD, {"zero": 1, "tp": 2, "pp": 2, "vpp": 2, "schedule": 2, "dp": 2, **PARTS}),
+            ("megatron", LLAMA, AMD, {"tp": 8, "dp": 1, **PARTS}),  # 128256 rows are no multiple of 8 x 128
+            ("megatron", LLAMA, AMD, {"zero": 1, "cp": 2, "dp": 4, "recompute": 2}),
+            ("megatron", LLAMA, AMD, {"zero": 1, "pp": 4, "dp": 2, "first_stage_layers": 7, "last_stage_layers": 7}),
+            ("megatron", LLAMA, {**AMD, "precision": "fp16", "optimizer": "sgd"}, {"zero": 1}),
+            ("megatron", LLAMA, AMD, {"zero": 1, "offload_optimizer": 100}),
+            ("megatron", "qwen2.5-7b", {**AMD, "precision": "fp8"}, {"zero": 1}),
+            ("megatron", "gpt3-13b", {**AMD, "sequence_length": 2048}, {"zero": 1, "tp": 2, "dp": 4, **PARTS}),
+            ("megatron", "phi-3-mini", AMD, {"zero": 1}),
+            ("megatron", QWEN_MOE, AMD, {"zero": 1, "ep": 8, "recompute": 1, "recompute_modules": int(Module.MOE)}),
+            ("megatron", "deepseek-v3", AMD, {"zero": 1, "ep": 8}),
+            ("megatron", "gpt-oss-20b", AMD, {"zero": 1, "ep": 8}),
+        ),
+        (
+            ("primus.yaml", "layernorm_epsilon", "norm_epsilon"),
+            ("primus.yaml", "rotary_base: 500000", "rotary_base: 10000"),
+            ("primus.yaml", "overlap_grad_reduce: true", "overlap_grad_reduce: false"),
+            ("primus.yaml", "tensor_model_parallel_size: 1", "tensor_model_parallel_size: 2"),
+            ("primus.yaml", "num_layers: 32", "num_layer: 32"),
+            ("primus.yaml", "global_batch_size: 128", "global_batch_size: 256"),
+            ("primus.yaml", "model: language_model.yaml", "model: language_modell.yaml"),
+            ("primus.yaml", "overrides:", "override:"),
+            ("primus-smoke.yaml", "mock_data", "mock_date"),
+            ("primus-smoke.yaml", r"make_vocab_size_divisible_by: \d+", "micro_batch_size: 3"),
         ),
     ),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.serving.intervals import kind_of
 from planner.serving.runs.predicted_runs import DOES_NOT_FIT, PREDICTED, ServingAnswer
 from planner.serving.runs.serving_run import ServingRun
 
@@ -42,9 +43,9 @@ class ServingPair:
         return next((one for name in names if (one := self.error(name)) is not None), None)
 
     @property
-    def model_kind(self) -> str:
-        """dense or experts."""
-        return "experts" if self.run.moe else "dense"
+    def kind(self) -> str:
+        """Kind of ``serving.intervals``."""
+        return kind_of(self.run.kind, self.run.moe, self.answer.saturated)
 
     @property
     def saturated(self) -> bool:

@@ -116,18 +116,18 @@ def told(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
     "--disaggregated/--aggregated", default=None, help="Two pools, for prompts and for answers, alone; or none."
 )
 @click.option(
-    "--top", type=click.IntRange(1, 100), default=3, show_default=True, help="Plans to show of every purpose."
+    "--fewest-gpus", is_flag=True, help="On as few GPUs as serve the load within the limits; --gpus is the most."
 )
+@click.option("--cheapest", is_flag=True, help="Hardware by price: the values of --hardware, or all that has a price.")
+@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, help="Plans of every purpose.")
 @OUTPUT
 @JSON
-def search(top: int, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """How to serve a model: engine, split, format and load, for throughput, for one user, and between.
 
-    Without limits and load: the best for most tokens/s (offline), for one user (interactive),
-    and between (balanced). With --ttft and
-    --tpot: what answers most within them. With --rate or --concurrency: the shortest answers at that load. Flags of a layout pin
-    it.
-    Further questions: plan serve estimate, compare, what-if.
+    Without limits and load: the best for most tokens/s (offline), for one user (interactive), and between (balanced). With
+    --ttft and --tpot: what answers most within them. With --rate or --concurrency: the shortest answers at that load. Flags
+    of a layout pin it. Further questions: plan serve estimate, plan serve compare, plan serve what-if.
 
     \b
     Examples:
@@ -135,10 +135,15 @@ def search(top: int, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> N
       plan serve --model llama-70b --gpus 8 --input 2048 --output 256 --ttft 500ms --tpot 30ms
       plan serve --model llama-70b --gpus 8 --ttft 500ms --tpot 30ms --percentile p99 --rate 5/s --output serve.yaml
       plan serve --model deepseek-v3 --gpus 32 --hardware h200-sxm --engine sglang --concurrency 256
+      plan serve --model llama-70b --fewest-gpus --rate 50/s --ttft 1s --tpot 50ms
+      plan serve --model llama-70b --cheapest --hardware h100,h200,b200 --rate 5/s --ttft 1s
     """
     from planner import api
 
     length, file = told(outputs)
+    if cheapest:
+        _cheapest(length, file, as_json, flags)
+        return
     with progress("searching") as say:
         found = api.serve(top=top, progress=say, output=length, **flags)
     if file is not None and found:
@@ -151,8 +156,28 @@ def search(top: int, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> N
         sys.exit(NOTHING_SERVES)
 
 
+def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
+    """Hardware by price."""
+    from planner import api
+
+    if file is not None:
+        raise click.UsageError("--cheapest compares hardware and writes no plan; plan the one it names with --output")
+    names = [one.strip() for one in (flags.pop("hardware") or "").split(",") if one.strip()]
+    flags.pop("fewest_gpus")
+    with progress("pricing hardware") as say:
+        found = api.serve_cheapest(*names, progress=say, output=length, **flags)
+    emit(found, as_json)
+    if not any(one.kept for one in found.found.rows):
+        sys.exit(NOTHING_SERVES)
+
+
 @serve.command()
 @question_options
+@click.option(
+    "--prefill",
+    metavar="LIST",
+    help="A pool that computes the prompts: tp=4,replicas=2; the other flags are the answers'.",
+)
 @OUTPUT
 @JSON
 def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
@@ -165,6 +190,7 @@ def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     Examples:
       plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
       plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
+      plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
       plan serve estimate --model deepseek-v3 --hardware h200 --tp 1 --attn-dp 8 --ep 8 --engine sglang --output serve.yaml
     """
     from planner import api
@@ -175,3 +201,70 @@ def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
         found.save(file)
         click.echo(f"wrote {file}", err=True)
     emit(found, as_json)
+
+
+@serve.command()
+@click.argument("files", nargs=-1, metavar="[A.yaml B.yaml ...]", type=YAML_FILE)
+@question_options
+@click.option(
+    "--split", "splits", multiple=True, metavar="LIST", help="A split to compare: tp=4,pp=2; may be repeated."
+)
+@OUTPUT
+@JSON
+def compare(
+    files: tuple[Path, ...], splits: tuple[str, ...], outputs: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
+    """Splits of one model beside each other: throughput, memory, communication, and which cannot run and why.
+
+    Without --split: every one of tensor ranks, pipeline stages and replicas that takes all GPUs. FILES are plans of --output
+    instead.
+
+    \b
+    Examples:
+      plan serve compare --model llama-70b --gpus 8 --hardware a100
+      plan serve compare --model llama-70b --gpus 8 --split tp=8 --split tp=4,pp=2 --split tp=2,pp=4 --concurrency 64
+      plan serve compare today.yaml best.yaml
+    """
+    from planner import api
+
+    length, file = told(outputs)
+    if file is not None:
+        raise click.UsageError("a comparison writes no plan; --output is the number of generated tokens here")
+    said = {name: value for name, value in {**flags, "output": length}.items() if value is not None}
+    emit(api.serve_compare(*files, **said, **({"splits": splits} if splits else {})), as_json)
+
+
+def changed_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags of a question, most with any number of values."""
+    for name, kind, value, text in reversed((*QUESTION, ("output", str, "N", "Generated tokens, likewise. [256]"))):
+        once = name in ("model", "nodes", "price")
+        function = click.option(
+            flag(name), name, type=kind if once else str, multiple=not once, metavar=value, help=text
+        )(function)  # fmt: skip
+    return function
+
+
+@serve.command("what-if")
+@click.argument("file", required=False, type=YAML_FILE)
+@changed_options
+@click.option("--objective", type=click.Choice(["offline", "balanced", "interactive"]), default="balanced", show_default=True,
+              help="What plans are the best for where there is neither load nor limit.")  # fmt: skip
+@JSON
+def what_if(file: Path | None, objective: str, as_json: bool, **changes: Any) -> None:
+    """The same question with one thing changed, the best deployment each.
+
+    The base is FILE, a plan of --output: then every value of a flag is a change, a row of its own. Without a file the first value
+    of each flag describes the base. Several values: repeat the flag, or separate them by commas; --gpus 8..64 doubles.
+
+    \b
+    Examples:
+      plan serve what-if serve.yaml --hardware h200,b200 --gpus 16,32 --weights fp8
+      plan serve what-if --model llama-70b --gpus 8 --ttft 500ms --tpot 30ms --tpot 50ms --prefix-hit 0,0.5
+    """
+    from planner import api
+
+    with progress("searching") as say:
+        found = api.serve_what_if(file, objective=objective, progress=say, **changes)
+    emit(found, as_json)
+    if not any(one.kept for one in found.found.rows):
+        sys.exit(NOTHING_SERVES)

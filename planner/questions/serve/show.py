@@ -12,12 +12,14 @@ from rich.text import Text
 
 from planner.costs import Rates, rates_of
 from planner.hardware import load_hardware
+from planner.serving.other_sizes import Change
 from planner.serving.published import QUALITY
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.serving_answer import Answered
 from planner.serving.serving_question import Question, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_data, row_of_plan
+from planner.serving.serving_search import OBJECTIVES
 from planner.terminal.tables import assumptions_table, percent, plain_table, seconds, table
 
 MEMORY_TEXT = {
@@ -32,7 +34,7 @@ LATENCY_TEXT = {
 }
 
 
-def print_answer(console: Console, found: Answered) -> None:
+def print_answer(console: Console, found: Answered, ways: Sequence[Change] = ()) -> None:
     """The question, the best deployments, why, alternatives, the front, the first in parts, assumptions."""
     question = found.question
     console.print(title(question))
@@ -42,11 +44,14 @@ def print_answer(console: Console, found: Answered) -> None:
     first = found.best[0] if found.best else None
     for text in _verdict(found):
         console.print(text)
-    if found.others:
+    if found.beside:
+        console.print(escape(found.beside))
+    if not found.kept:
+        console.print(ways_table(ways) if ways else "No single change of those that were tried serves it.")
+    if found.others and found.kept:
         others = [row_of_plan(plan, rates) for plan in found.others]
-        console.print(
-            rows_table(others, f"In quantised formats (for {found.purposes[0] if found.purposes else 'this'})")
-        )
+        what = f", {found.purposes[0]}" if found.purposes[0] in OBJECTIVES else ""
+        console.print(rows_table(others, f"In quantised formats{what}"))
         console.print(Text(f"{QUALITY[:1].upper()}{QUALITY[1:]}.", style="yellow"))
     if len(found.front) > 1:
         console.print(
@@ -121,7 +126,7 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -
 
 def number(value: float | None) -> str:
     """A rate: 1,234, 45.6."""
-    if value is None:
+    if not value:
         return "-"
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
@@ -141,6 +146,12 @@ def print_parts(console: Console, plan: ServePlan) -> None:
     found = plan.prediction
     assert found is not None
     console.print(latency_table(found))
+    if found.ranges and (ends := found.ranges.get("output_tokens_per_second")):
+        console.print(
+            f"Output tokens/s: {found.output_tokens_per_second:,.0f}, {ends[0]:,.0f} to {ends[1]:,.0f} in nine of ten runs, by "
+            f"{found.ranges_basis}.",
+            soft_wrap=not console.is_terminal,
+        )
     console.print(step_table(found))
     console.print(memory_table(plan, found))
 
@@ -216,6 +227,12 @@ def print_plan(console: Console, plan: ServePlan, price: float | None = None) ->
     print_notes(console, rates)
 
 
+def ways_table(ways: Sequence[Change]) -> Table:
+    """Changes that serve, each with its best plan and its price."""
+    rows = [row_of_plan(one.plan, one.question.rates, one.change) for one in ways if one.plan is not None]
+    return rows_table(rows, "What would serve", purposes=True)
+
+
 def rates_line(row: ServeRow) -> str:
     """Rates of the whole, dollars and energy in one line."""
     total = (
@@ -245,7 +262,7 @@ def plan_data(plan: ServePlan, price: float | None = None) -> dict[str, Any]:
     }
 
 
-def answer_data(found: Answered) -> dict[str, Any]:
+def answer_data(found: Answered, ways: Sequence[Change] = ()) -> dict[str, Any]:
     """Everything that the tables show."""
     question, rates = found.question, found.question.rates
     task = question.task
@@ -259,13 +276,21 @@ def answer_data(found: Answered) -> dict[str, Any]:
 
     return {
         "model": question.model.name, "hardware": question.hardware_name, "gpus": question.gpus,
-        "traffic": traffic_text(task.traffic, task.loaded), "limits": limits_text(task.limits), "starts": found.fit,
+        "disaggregated": found.beside, "traffic": traffic_text(task.traffic, task.loaded), "limits": limits_text(task.limits),
+        "starts": found.fit,
         "kept": found.kept,
         "assumptions": [vars(one) for one in question.assumptions], "plans": lines(found.best, found.purposes),
         "quantised": lines(found.others), "front": [row_data(row_of_plan(one, rates)) for one in found.front],
-        "price": vars(rates.basis[0]), "power": vars(rates.basis[1]), "definitions": list(DEFINITIONS),
+        "would_serve": [change_data(one) for one in ways], "price": vars(rates.basis[0]), "power": vars(rates.basis[1]),
+        "definitions": list(DEFINITIONS),
         "searched": {
             "splits": found.looked_at, "legal": found.legal, "start": found.fitting, "priced": found.priced,
             "seconds": found.seconds,
         },
     }  # fmt: skip
+
+
+def change_data(one: Change) -> dict[str, Any]:
+    """A change with its plan."""
+    row = None if one.plan is None else row_data(row_of_plan(one.plan, one.question.rates, one.change))
+    return {"change": one.change, "flag": one.flag, "kept": one.kept, "why_not": one.why_not, "row": row}

@@ -181,6 +181,12 @@ class ServeJob:
         return {"bf16": "bfloat16", "fp16": "float16"}.get(self.plan.precision.weights, "auto")
 
     @property
+    def cache(self) -> str:
+        """Format of the cache; '' where it is what the engine takes for these weights anyway, which its flags call auto."""
+        asked = self.plan.precision.cache
+        return "" if asked == self.engine.cache_dtype_default(self.plan.precision.weights) else asked
+
+    @property
     def native(self) -> bool:
         """The published weights are in the format of the plan."""
         name, weights = self.plan.model.name.lower(), self.plan.precision.experts or self.plan.precision.weights

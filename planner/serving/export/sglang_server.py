@@ -12,7 +12,7 @@ CHECKED = "sglang.launch_server"
 ROUTER, ROUTER_PROGRAM = "sglang-router", ("python", "-m", "sglang_router.launch_router")
 INSTALL = ("pip install 'sglang>=0.5.23,<0.6'",)
 ROUTER_INSTALL = "pip install sglang-router"
-CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8_e4m3"}
+CACHE = {"": "auto", "bf16": "bf16", "fp16": "auto", "fp8": "fp8_e4m3"}
 
 
 def refusals(job: ServeJob) -> list[str]:
@@ -48,7 +48,7 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
         "--dtype",
         job.dtype,
         "--kv-cache-dtype",
-        CACHE[job.plan.precision.cache],
+        CACHE[job.cache],
     ]
     found += names.quantization
     if options.memory_share is not None:

@@ -18,7 +18,7 @@ INSTALL = (
 ROUTER_INSTALL = "apt-get install nginx"
 BLOCK = 32
 """Tokens of a block of its cache, of which max_num_tokens is a multiple."""
-CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8"}
+CACHE = {"": "auto", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 
 
 def refusals(job: ServeJob) -> list[str]:
@@ -54,7 +54,7 @@ def config(job: ServeJob, pool: Pool, names: ModelNames) -> dict[str, Any]:
         "max_batch_size": pool.rank_batch, "max_num_tokens": tokens, "max_seq_len": job.length,
         "enable_chunked_prefill": bool(chunked or tokens < job.plan.traffic.input.longest),
         "kv_cache_config": {
-            "dtype": CACHE[job.plan.precision.cache], "enable_block_reuse": options.prefix_caching is not False,
+            "dtype": CACHE[job.cache], "enable_block_reuse": options.prefix_caching is not False,
             "free_gpu_memory_fraction": 0.9 if options.memory_share is None else options.memory_share,
         },
         "cuda_graph_config": None if options.eager else {"enable_padding": True, "max_batch_size": pool.rank_batch},

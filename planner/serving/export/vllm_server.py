@@ -11,7 +11,7 @@ ROUTER, ROUTER_PROGRAM = "vllm-router", ("vllm-router",)
 """Name of its flags in the record, and its words."""
 INSTALL = ("pip install 'vllm>=0.33,<0.34'",)
 ROUTER_INSTALL = "pip install vllm-router"
-CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8"}
+CACHE = {"": "auto", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 
 
 def refusals(job: ServeJob) -> list[str]:
@@ -45,7 +45,7 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
     if int(one.dcp) > 1:
         found += ["--decode-context-parallel-size", str(one.dcp)]
     found += ["--max-num-seqs", str(pool.rank_batch), "--max-num-batched-tokens", str(one.max_tokens)]
-    found += ["--max-model-len", str(job.length), "--dtype", job.dtype, "--kv-cache-dtype", CACHE[plan.precision.cache]]
+    found += ["--max-model-len", str(job.length), "--dtype", job.dtype, "--kv-cache-dtype", CACHE[job.cache]]
     found += names.quantization
     if options.memory_share is not None:
         found += ["--gpu-memory-utilization", f"{options.memory_share:g}"]

@@ -9,6 +9,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.serving.runs.methods import dies
 from planner.serving.runs.run_schema import ServingRow
 
 MOST_GPUS = 1_000_000
@@ -54,18 +55,20 @@ class Split:
 
 def split_of(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> Split:
     """The layout of a row. Raises PlannerError where its numbers contradict each other."""
-    count = row.get("hardware.count")
+    each = dies(str(row.get("hardware.gpu")))
+    count = each * row.get("hardware.count") if row.get("hardware.count") else None
     if row.get("decode") is not None or row.get("prefill") is not None:
         pools = [_pool(row.get(name) or {}, model, name) for name in ("prefill", "decode")]
         (prefill, first), (decode, second) = pools
         if count and prefill.num_gpus + decode.num_gpus != count:
             first += (f"workers of {prefill.num_gpus} + {decode.num_gpus} GPUs, {count} stated",)
         return Split(prefill=prefill, decode=decode, assumed=first + second, stated=not first + second)
-    given = row.get("parallel") or {}
+    given = dict(row.get("parallel") or {})
+    given |= {"tp": each * given["tp"]} if given.get("tp") else {}
     if given.get("tp") is None and given.get("attn_dp") is None and given.get("dp") is None:
         return Split(stated=False, assumed=("layout: the best of the search",))
     base, assumed = _repaired(given, model, hardware)
-    replicas = _replicas(row, given, base, model)
+    replicas = _replicas(row, count, given, base, model)
     layouts = _experts(row, given, {**base, "replicas": replicas}, model)
     assumed += ("split of experts: the best of those the engine takes",) if len(layouts) > 1 else ()
     assumed += () if count else (f"{layouts[0].num_gpus} GPUs",)
@@ -85,10 +88,12 @@ def _repaired(
     return found, ()
 
 
-def _replicas(row: ServingRow, given: Mapping[str, Any], base: Mapping[str, int], model: ModelSpec) -> int:
+def _replicas(
+    row: ServingRow, count: int | None, given: Mapping[str, Any], base: Mapping[str, int], model: ModelSpec
+) -> int:
     """Whole copies: as stated, else GPUs over those of one engine, else what the batch of one rank says."""
     engine = base["tp"] * base["pp"] * base["attn_dp"]
-    count, batch, value = row.get("hardware.count"), row.get("load.batch_per_rank"), row.get("load.value")
+    batch, value = row.get("load.batch_per_rank"), row.get("load.value")
     if not model.is_moe and given.get("dp"):
         engine_copies = int(given["dp"])
     elif count and base["tp"] == (given.get("tp") or 1):

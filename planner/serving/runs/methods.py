@@ -36,6 +36,16 @@ def method_of(row: ServingRow) -> dict[str, Any]:
     return dict(next((one for pattern, one in _sources() if pattern.search(text)), {}))
 
 
+def settings_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Mapping[str, Any]:
+    """Flags that the method of a row's source gives an engine: kv, max_tokens; empty = its defaults."""
+    weights = str(row.get("precision.weights") or "")
+    for one in method_of(row).get("settings", ()):
+        fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
+        if fits and hardware.arch.startswith(one.get("arch", "")):
+            return one  # type: ignore[no-any-return]
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOf:
     """The engine of a row."""
@@ -90,7 +100,7 @@ def _number(text: str, name: str) -> str:
 def _inside_dynamo(image: str, name: str) -> str:
     """Version of the engine inside an image of Dynamo: the longest release that its tag begins with."""
     tag = image.rpartition(":")[2]
-    known = [one for one in methods()["dynamo"] if tag == one or tag.startswith(f"{one}.") or tag.startswith(f"{one}-")]
+    known = [one for one in methods()["dynamo"] if tag == one or tag.startswith((f"{one}.", f"{one}-"))]
     return str(methods()["dynamo"][max(known, key=len)].get(name, "")) if known else ""
 
 
@@ -101,6 +111,11 @@ def _newest(name: str, row: ServingRow) -> tuple[str, str]:
     versions = {str(key): str(one) for key, one in methods()["releases"][name].items()}
     before = [one for one in sorted(versions) if one <= day] if day else []
     return (versions[before[-1]], day) if before else ("", "")
+
+
+def dies(name: str) -> int:
+    """Devices, as a program sees them, of one that a file counts: two of a package with two dies."""
+    return int(methods()["hardware"].get(name.lower(), {}).get("dies", 1))
 
 
 @cache

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.errors import PlannerError
 from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
@@ -17,9 +17,9 @@ from planner.serving.runs.run_schema import ServingRow
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_rules import legal
-from planner.serving.traffic import Traffic
+from planner.serving.traffic import Lengths, Traffic
 
-LOADS = np.linspace(0.1, 1.0, 19)
+LOADS = np.linspace(0.1, 1.0, 10)
 """Parts of the offline rate at which a server is tried."""
 
 
@@ -53,31 +53,52 @@ def _candidates(served: Served, count: int, node: int) -> Iterator[Degrees]:
 
 
 def best_within(
-    served: Served, layout: ServingLayout, traffic: Traffic, kind: str, row: ServingRow
-) -> tuple[ServingEstimate, Any]:
-    """The estimate of every layout at the highest load that keeps the limits of the scenario, and those loads.
+    served: Served, layout: ServingLayout, traffic: Traffic, values: Floats, rows: Sequence[ServingRow]
+) -> ServingEstimate:
+    """The estimate of every column at the highest load that keeps the limits of its row's scenario; offline at ``values``.
 
-    A layout that keeps them at no load counts as one that does not fit.
+    A column that keeps them at no load counts as one that does not fit. Raises PlannerError for a scenario without known limits.
     """
-    offline = estimate(served, layout, traffic)
-    scenario = kind.removeprefix("mlperf-")
-    if scenario == "offline":
-        return offline, traffic.value
-    name = str(row.get("load.dataset")).removesuffix("-99").removesuffix("-99.9")
-    limits = methods()["datasets"].get(name, {}).get(scenario)
-    if limits is None:
-        raise PlannerError(f"the limits of MLPerf's scenario {scenario} of {name} are not known")
-    most = np.asarray(offline.requests_per_second)
-    open_loop, number = replace(traffic, load="rate"), len(most)
+    offline = estimate(served, layout, traffic, values)
+    limits = np.array([_limits(row) for row in rows])
+    if np.isinf(limits).all():
+        return offline
+    most, number = np.asarray(offline.requests_per_second), len(rows)
+    many = replace(traffic, load="rate", input=_tiled(traffic.input), output=_tiled(traffic.output))
     tried = (LOADS[:, None] * most).reshape(-1)
-    found = estimate(served, _repeated(layout, len(LOADS)), open_loop, tried)
-    keeps = (np.asarray(found.ttft.p99) <= limits[0]) & (np.asarray(found.tpot.p99) <= limits[1])
+    found = estimate(served, _repeated(layout, len(LOADS)), many, tried)
+    first, token = (np.tile(limits[:, which], len(LOADS)) for which in (0, 1))
+    keeps = (np.asarray(found.ttft.p99) <= first) & (np.asarray(found.tpot.p99) <= token)
     keeps &= ~np.asarray(found.saturated, dtype=bool)
     rates = np.where(keeps, tried, 0.0).reshape(len(LOADS), number).max(axis=0)
-    found = estimate(served, layout, open_loop, np.where(rates > 0, rates, LOADS[0] * most))
-    return replace(found, fits=np.asarray(found.fits) & (rates > 0)), rates
+    limited = ~np.isinf(limits).any(axis=1)
+    found = estimate(served, layout, replace(traffic, load="rate"), np.where(rates > 0, rates, LOADS[0] * most))
+    rate = np.where(limited, found.output_tokens_per_second, offline.output_tokens_per_second)
+    return replace(
+        found, fits=np.asarray(found.fits) & ((rates > 0) | ~limited), output_tokens_per_second=rate,
+        total_tokens_per_second=np.where(limited, found.total_tokens_per_second, offline.total_tokens_per_second),
+        requests_per_second=np.where(limited, found.requests_per_second, offline.requests_per_second),
+    )  # fmt: skip
+
+
+def _limits(row: ServingRow) -> tuple[float, float]:
+    """99th percentiles of first token and time per token that a scenario allows, seconds; infinite offline."""
+    scenario = str(row.get("load.kind")).removeprefix("mlperf-")
+    if scenario == "offline":
+        return np.inf, np.inf
+    name = str(row.get("load.dataset")).removesuffix("-99").removesuffix("-99.9")
+    found = methods()["datasets"].get(name, {}).get(scenario)
+    if found is None:
+        raise PlannerError(f"the limits of MLPerf's scenario {scenario} of {name} are not known")
+    return float(found[0]), float(found[1])
+
+
+def _tiled(lengths: Lengths) -> Lengths:
+    """Columns of lengths once for each load."""
+    return replace(lengths, **{one.name: np.tile(getattr(lengths, one.name), len(LOADS)) for one in fields(lengths)})
 
 
 def _repeated(layout: ServingLayout, times: int) -> ServingLayout:
     """The columns of a layout several times over."""
-    return ServingLayout(**{one.name: np.tile(getattr(layout, one.name), times) for one in fields(layout)})
+    columns = {one.name: getattr(layout, one.name) for one in fields(layout)}
+    return ServingLayout(**{name: np.tile(one, times) if np.ndim(one) else one for name, one in columns.items()})

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.serving.engine import Engine, load_engine
+from planner.serving import pools
+from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
+from planner.serving.runs.length_columns import columns_of
 from planner.serving.runs.mlperf_scenarios import best_within, search_layouts
 from planner.serving.runs.run_schema import LATENCIES, RATES
 from planner.serving.runs.serving_run import ServingRun
 from planner.serving.served import Served
 from planner.serving.serving_layout import Precision, ServingLayout
-from planner.serving.traffic import Traffic
 from planner.units import GIGA, KILO
 
 TUNED_BATCH = 8192
@@ -86,7 +87,9 @@ def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) 
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
         known[key] = Served(model=run.model, hardware=run.hardware, engine=engine, precision=Precision(**cache))
     served, layouts = known[key], run.split.layouts
-    if not layouts and run.split.decode is None:
+    if run.split.decode is not None:
+        layouts = (run.split.decode,)
+    elif not layouts:
         layouts = search_layouts(
             served, int(run.row.get("hardware.count") or 1), int(run.row.get("hardware.nodes") or 1)
         )
@@ -100,63 +103,87 @@ def _facts(engine: str) -> str:
 
 
 def _shared(case: Case) -> tuple[object, ...]:
-    """What one call of the model shares: everything but layout and value of the load."""
-    assert case.run.traffic is not None
-    if case.run.kind == "mlperf":
-        row = case.run.row
-        return (
-            id(case.served),
-            *(row.get(f"load.{one}") for one in ("kind", "dataset")),
-            len(case.layouts),
-            case.layouts[0],
-        )
-    alone = case.index if case.run.kind == "disaggregated" else None
-    return id(case.served), replace(case.run.traffic, value=1.0), alone
+    """What one call of the model shares: everything but layout, lengths and value of the load."""
+    traffic = case.run.traffic
+    assert traffic is not None
+    return (
+        id(case.served),
+        case.run.kind,
+        traffic.load,
+        traffic.prefix_hit,
+        traffic.speculation,
+        traffic.waves,
+        traffic.client,
+    )
 
 
 def _priced(cases: list[Case]) -> list[ServingAnswer]:
     """Answers of one group; what the model refuses, all its rows carry."""
-    first = cases[0]
-    traffic = first.run.traffic
-    assert traffic is not None
+    once = list({_same(case): case for case in cases}.values())
+    starts, columns = {}, 0
+    for case in once:
+        starts[_same(case)] = columns
+        columns += len(case.layouts)
     try:
-        if first.run.kind == "disaggregated":
-            return [_disaggregated(first, traffic)]
-        once = cases[:1] if first.run.kind == "mlperf" else cases  # the same question, asked by many submitters
-        columns = [(case, layout) for case in once for layout in case.layouts]
-        layout = _stacked(first.served, [_limits(case, one, case.served.engine) for case, one in columns])
-        if first.run.kind == "mlperf":
-            found, values = best_within(
-                first.served, layout, traffic, str(first.run.row.get("load.kind")), first.run.row
-            )
-        else:
-            values = np.array([case.run.traffic.value for case, _ in columns if case.run.traffic], dtype=np.float64)
-            found = estimate(first.served, layout, traffic, values)
+        found = _estimated(cases[0].served, once)
     except PlannerError as error:
-        return [ServingAnswer(status=REFUSED, reason=str(error)) for _ in cases]
-    answers, start = [], 0
+        if len(cases) > 1:
+            return [answer for case in cases for answer in _priced([case])]
+        return [ServingAnswer(status=REFUSED, reason=str(error))]
+    answers = []
     for case in cases:
-        stop = start + len(case.layouts)
-        answers.append(_answer(case, found, _taken(found, start, stop), start))
-        start = stop if len(once) == len(cases) else 0
+        start = starts[_same(case)]
+        answers.append(_answer(case, found, _taken(found, start, start + len(case.layouts)), start))
     return answers
 
 
-def _limits(case: Case, degrees: Degrees, engine: Engine) -> tuple[Degrees, float, float]:
-    """Layout with its batch limit and token budget: as stated, else the engine's, which clients of closed loops raise."""
-    hardware, traffic = case.served.hardware, case.run.traffic
+def _same(case: Case) -> tuple[object, ...]:
+    """What makes two rows of a group one question: repetitions, and the submitters of one benchmark."""
+    run, row = case.run, case.run.row
+    own = (
+        row.get("load.kind"),
+        row.get("load.dataset"),
+        row.get("load.max_batch"),
+        str(row.get("options").get("max_num_seqs")),
+    )
+    return run.traffic, case.layouts, run.split.prefill, run.max_tokens, run.receive, own
+
+
+def _estimated(served: Served, cases: Sequence[Case]) -> ServingEstimate:
+    """One column for each case and each of its layouts."""
+    columns = [(case, layout) for case in cases for layout in case.layouts]
+    layout = _stacked([_layout(case, one) for case, one in columns])
+    traffics = [case.run.traffic for case, _ in columns if case.run.traffic]
+    traffic = replace(
+        traffics[0],
+        value=1.0,
+        input=columns_of([one.input for one in traffics]),
+        output=columns_of([one.output for one in traffics]),
+    )
+    values = np.array([one.value for one in traffics], dtype=np.float64)
+    if cases[0].run.kind == "mlperf":
+        return best_within(served, layout, traffic, values, [case.run.row for case, _ in columns])
+    if cases[0].run.kind != "disaggregated":
+        return estimate(served, layout, traffic, values)
+    prefill = [(case, case.run.split.prefill) for case in cases]
+    first = _stacked([_layout(case, one) for case, one in prefill if one is not None])
+    return pools.estimate(served, first, layout, traffic, values)
+
+
+def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
+    """Fields of a layout with its batch limit and token budget: as stated, else the engine's, raised to what was in flight."""
+    hardware, traffic, run = case.served.hardware, case.run.traffic, case.run
     plain = ServingLayout(**vars(degrees))
-    batch, tokens = engine.default_max_batch(hardware, plain), engine.default_max_tokens(hardware, plain)
-    stated = case.run.row.get("load.max_batch") or _whole(case.run.row.get("options").get("max_num_seqs"))
+    batch = float(case.served.engine.default_max_batch(hardware, plain))
+    tokens = run.max_tokens or float(case.served.engine.default_max_tokens(hardware, plain))
+    stated = run.row.get("load.max_batch") or _whole(run.row.get("options").get("max_num_seqs"))
     if stated:
-        most = float(stated)
-    elif case.run.kind in ("offline", "mlperf"):
-        most = max(float(batch), TUNED_BATCH * degrees.attn_dp)
-    else:
-        most = max(
-            float(batch), math.ceil(traffic.value / degrees.replicas) if traffic and case.run.kind != "open" else 1.0
-        )
-    return degrees, most, float(case.run.row.get("load.max_tokens") or tokens)
+        batch = float(stated)
+    elif run.kind in ("offline", "mlperf"):
+        batch = max(batch, TUNED_BATCH * degrees.attn_dp)
+    elif traffic and run.kind != "open":
+        batch = max(batch, math.ceil(traffic.value / degrees.replicas))
+    return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), "receive_interval": run.receive}
 
 
 def _whole(value: object) -> int | None:
@@ -164,12 +191,9 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, (int, str)) and str(value).isdigit() and 0 < int(value) < 10**9 else None
 
 
-def _stacked(served: Served, columns: Sequence[tuple[Degrees, float, float]]) -> ServingLayout:
+def _stacked(layouts: Sequence[dict[str, int]]) -> ServingLayout:
     """Layouts of many rows as columns."""
-    names = Degrees.__dataclass_fields__
-    values = {name: np.array([getattr(one, name) for one, _, _ in columns], dtype=np.int64) for name in names}
-    batch, tokens = (np.array([column[which] for column in columns], dtype=np.int64) for which in (1, 2))
-    return ServingLayout(**values, max_batch=batch, max_tokens=tokens)
+    return ServingLayout(**{name: np.array([one[name] for one in layouts], dtype=np.int64) for name in layouts[0]})
 
 
 def _taken(found: ServingEstimate, start: int, stop: int) -> int:
@@ -225,23 +249,3 @@ def _at(values: Any, column: int) -> float:
     """One column of a figure that may be the same for all."""
     array = np.asarray(values)
     return float(array[column] if array.ndim and array.size > 1 else array.reshape(-1)[0])
-
-
-def _disaggregated(case: Case, traffic: Traffic) -> ServingAnswer:
-    try:
-        from planner.serving import pools
-    except ImportError:
-        raise PlannerError("two pools are not priced yet") from None
-
-    split = case.run.split
-    assert split.prefill is not None and split.decode is not None
-    prefill, decode = (_one(case, one) for one in (split.prefill, split.decode))
-    found = pools.estimate(case.served, prefill, decode, traffic)
-    gpus = split.prefill.num_gpus + split.decode.num_gpus
-    return _said(case.run, figures(found, 0, gpus), _at(found.fits, 0), _at(found.saturated, 0), split.decode)
-
-
-def _one(case: Case, degrees: Degrees) -> ServingLayout:
-    """One pool's layout with its limits."""
-    _, batch, tokens = _limits(case, degrees, case.served.engine)
-    return ServingLayout(**vars(degrees), max_batch=int(batch), max_tokens=int(tokens))

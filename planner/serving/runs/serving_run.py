@@ -14,7 +14,8 @@ from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.serving.runs.layout_of_row import Split, split_of
 from planner.serving.runs.littles_law import broken
-from planner.serving.runs.methods import EngineOf, device, engine_of, method_of, methods
+from planner.serving.runs.memory_floor import impossible
+from planner.serving.runs.methods import EngineOf, device, engine_of, method_of, methods, settings_of
 from planner.serving.runs.run_models import formats, served_model
 from planner.serving.runs.run_schema import ServingRow, read_serving_file
 from planner.serving.traffic import Lengths, Speculation, Traffic
@@ -38,10 +39,16 @@ class ServingRun:
     formats: Mapping[str, str]
     """Fields of ``Precision`` that are known; without ``cache`` it is what the engine takes by itself."""
     split: Split
+    max_tokens: int | None = None
+    """Token budget of a step as the row or its method states it; None = the engine's default."""
+    receive: int = 1
+    """Steps between two looks for new requests, as its method states it."""
     traffic: Traffic | None = None
     """Of a row of MLPerf with the lengths of its data set."""
     assumed: tuple[str, ...] = ()
     """What the row does not say and how it was filled."""
+    impossible: str = ""
+    """How its figures contradict physics; such a row is predicted and not counted."""
     unsupported: str = ""
     """Why it cannot be priced; '' = it can."""
 
@@ -93,7 +100,7 @@ class ServingRun:
     @property
     def counts(self) -> bool:
         """In the figures of accuracy: its configuration is known and it is no copy of another row."""
-        return not any(flag.startswith(NOT_COUNTED) for flag in self.row.flags)
+        return not self.impossible and not any(flag.startswith(NOT_COUNTED) for flag in self.row.flags)
 
     @property
     def stated(self) -> bool:
@@ -119,9 +126,17 @@ def _run_of(row: ServingRow) -> ServingRun:
         found["hardware"], said = device(str(row.get("hardware.gpu")))
         assumed += [said] if said else []
         found["engine"] = engine_of(row)
-        found["formats"] = formats(row, found["model"], found["hardware"])
+        settings = settings_of(row, found["engine"].name, found["model"].name, found["hardware"])
+        found["formats"] = ({"cache": settings["kv"]} if "kv" in settings else {}) | formats(
+            row, found["model"], found["hardware"]
+        )
+        found["max_tokens"] = row.get("load.max_tokens") or settings.get("max_tokens")
+        flight = row.get("load.value") or 0.0
+        found["receive"] = max((steps for least, steps in settings.get("receive", ()) if flight >= least), default=1)
         found["split"] = split_of(row, found["model"], found["hardware"])
         found["traffic"], said = traffic_of(row, found["split"])
+        first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
+        found["impossible"] = impossible(row, found["model"], found["hardware"], found["formats"]["weights"], first)
         assumed += [*found["engine"].assumed, *found["split"].assumed, *([said] if said else [])]
     except PlannerError as error:
         found["unsupported"] = str(error)
@@ -152,6 +167,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         prefix_hit=hit,
         speculation=speculation,
         waves=_waves(row, kind, value),
+        client=method_of(row).get("client", "http"),
     )
     return traffic, said
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,18 @@ def _read_help_once() -> None:
 
 def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder; ``dump`` asks for what rank 0 prints of its arguments, ``deep`` for models."""
+    in_place_of_rank(_check, asked, answer)
+
+
+def in_place_of_rank(check: Callable[[Request, Checked], None], asked: Request, answer: Checked) -> None:
+    """A check in the environment of a rank of the job, which is put back after it."""
     known = {"WORLD_SIZE": str(asked["world"]), "RANK": str(0 if asked.get("dump") else asked["rank"]), "LOCAL_RANK": "0"}
     before = dict(os.environ)
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     os.environ.update({**known, **asked["environment"]})
     try:
-        _check(asked, answer)
+        pretend_gpu(*asked["capability"])
+        check(asked, answer)
     finally:
         _forget()
         os.environ.clear()  # building a model leaves choices of kernels there
@@ -98,24 +105,38 @@ def one(asked: Request, answer: Checked) -> None:
 
 
 def _check(asked: Request, answer: Checked) -> None:
-    pretend_gpu(*asked["capability"])
     words, scripts = _arguments(Path(asked["folder"])), Path(asked["folder"], "run.sh").is_file()
     if scripts:
         _smoke(asked)
         words = _started(asked, "run.sh")
-    args = _parsed(words)
+    args = parsed(words)
     answer.reached("parsed")
+    config = as_planned(args, asked, answer)
+    if asked.get("dump"):
+        answer.details.append(_dump(args))
+        return
+    placed(args, config, asked, answer)
+    if asked.get("deep") and asked["parameters"]:
+        found = {rank: _parameters(words, int(rank), asked["world"]) for rank in asked["parameters"]}
+        answer.same("parameters", found, asked["parameters"])
+        answer.reached("model built")
+
+
+def as_planned(args: Any, asked: Request, answer: Checked) -> Any:
+    """What Megatron's validation makes of arguments is what was planned; the configuration of its layers."""
     said = {name: getattr(args, name, None) for name in asked["recompute"]}
     answer.same("recompute", said, asked["recompute"])
-    config = _validated(args)
+    config = validated(args)
     answer.same("sequence parallel", args.sequence_parallel, bool(asked["layout"]["sequence_parallel"]))
     answer.same("microbatches", _microbatches(args), asked["layout"]["num_microbatches"])
     if asked["strategy"] or args.use_megatron_fsdp:
         answer.same("sharding", _strategy(args), asked["strategy"])
     answer.reached("validated")
-    if asked.get("dump"):
-        answer.details.append(_dump(args))
-        return
+    return config
+
+
+def placed(args: Any, config: Any, asked: Request, answer: Checked) -> None:
+    """Megatron's process groups of one rank, and its layers per virtual stage, are those of the plan."""
     groups = _groups(args, asked["rank"], asked["world"])
     answer.same("groups", {name: groups[name] for name in asked["groups"]}, asked["groups"])
     chunks = args.virtual_pipeline_model_parallel_size
@@ -125,10 +146,6 @@ def _check(asked: Request, answer: Checked) -> None:
     ]
     answer.same("layers", layers, asked["layers"])
     answer.reached("groups built")
-    if asked.get("deep") and asked["parameters"]:
-        found = {rank: _parameters(words, int(rank), asked["world"]) for rank in asked["parameters"]}
-        answer.same("parameters", found, asked["parameters"])
-        answer.reached("model built")
 
 
 def _arguments(folder: Path) -> list[str]:
@@ -147,10 +164,11 @@ def _started(asked: Request, script: str) -> list[str]:
 
 def _smoke(asked: Request) -> None:
     """The smoke run's own words are accepted too."""
-    _validated(_parsed(_started(asked, "smoke.sh")))
+    validated(parsed(_started(asked, "smoke.sh")))
 
 
-def _parsed(words: list[str]) -> Any:
+def parsed(words: list[str]) -> Any:
+    """Words as Megatron's own parser reads them. Raises ValueError."""
     from megatron.training.arguments import parse_args
 
     sys.argv = ["pretrain_gpt.py", *(word for word in words if word not in NEED_KERNELS), "--no-rope-fusion"]
@@ -163,7 +181,8 @@ def _parsed(words: list[str]) -> Any:
         raise ValueError(said[-1] if said else "the parser refused the arguments") from error
 
 
-def _validated(args: Any) -> Any:
+def validated(args: Any) -> Any:
+    """The configuration of the layers, after Megatron's validation of arguments, which changes them."""
     from megatron.training.argument_utils import core_transformer_config_from_args
     from megatron.training.arguments import validate_args
 
@@ -248,8 +267,8 @@ def _parameters(words: list[str], rank: int, world: int) -> int:
     from megatron.training.models.gpt import GPTModelBuilder
 
     words = [word for word in _weights_only(words) if word not in ("--moe-grouped-gemm", "--sequence-parallel")]
-    args = _parsed([*words, "--micro-batch-size", "1", "--global-batch-size", str(world), *MODEL_ONLY])
-    config = _validated(args)
+    args = parsed([*words, "--micro-batch-size", "1", "--global-batch-size", str(world), *MODEL_ONLY])
+    config = validated(args)
     _build_groups(args, rank, world)
 
     def attention(self: Any, config: Any, *_: Any, **__: Any) -> None:

@@ -102,6 +102,10 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
     """The model with the vocabulary of the preset of the same sizes, of the tokenizer, or with a question."""
     named = [preset for one in NAMED if (preset := _preset(found, one))]
     alike = same_sizes(model)
+    for one in named if found.get("use_checkpoint_args") else []:  # whose groups and experts are those of the checkpoint
+        if all(getattr(one, size) == getattr(model, size) for size in ("num_layers", "hidden_size", "num_heads", "ffn_size")):
+            found.notes.append(f"model: {one.name}, by the name of its checkpoint, whose arguments it takes")
+            return one
     for one in named:
         if one in alike or one.name in [preset.name for preset in alike]:
             found.notes.append(f"vocabulary: {one.vocab_size}, of {one.name}, which has these sizes")

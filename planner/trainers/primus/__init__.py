@@ -4,10 +4,10 @@ PLACE = 8
 TITLE = "Primus (YAML with overrides, Megatron back end, AMD)"
 TRAINERS = ("megatron",)
 PACKAGE, VERSIONS = "primus", ">=26.5,<26.6"
-LEVEL = "name known"
+LEVEL = "groups built"
 SOURCE = (
     "AMD-AGI/Primus fd1eeabb (26.5): configs/modules/megatron, configs/models/megatron, core/launcher/parser.py, "
-    "examples/run_pretrain.sh"
+    "core/runtime/train_runtime.py, core/config/schema_check.py, examples/run_pretrain.sh"
 )
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
 OPTIONS = ("router_dtype", "gradient_overlap", "gradient_dtype", "loss_fusion", "attention_kernel", "dropout")

@@ -9,18 +9,17 @@ from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.export import SMOKE_STEPS, arguments, smoke_batch
 
 OPTIMIZERS = ("adam", "adam_bf16", "sgd")
-RENAMED = {"fp8_format": "fp8"}
-TURNED = {"disable_bias_linear": "add_bias_linear", "no_bias_dropout_fusion": "bias_dropout_fusion"}
+RENAMED = {"fp8_format": "fp8", "norm_epsilon": "layernorm_epsilon"}
+TURNED = {
+    "disable_bias_linear": "add_bias_linear", "no_bias_dropout_fusion": "bias_dropout_fusion",
+    "no_yarn_correction_range_round_to_int": "yarn_correction_range_round_to_int",
+}  # fmt: skip
 """Flags that turn a key off."""
-UNKNOWN = (
-    "softmax_type", "window_size", "window_attn_skip_freq", "recompute_modules", "glu_linear_offset", "yarn_beta_fast",
-    "yarn_beta_slow", "yarn_original_max_position_embeddings", "no_yarn_correction_range_round_to_int",
-    "cpu_offloading_num_layers",
-)  # fmt: skip
-"""Flags of Megatron-LM that Primus's configuration has no key for."""
+LISTS = ("recompute_modules", "window_size", "window_attn_skip_freq")
+"""Flags that may have several words, or one that commas part: a list, also of one."""
 OFF = {
     "use_distributed_optimizer": False, "swiglu": False, "add_bias_linear": True, "bf16": False, "sequence_parallel": False,
-    "untie_embeddings_and_output_weights": False,
+    "untie_embeddings_and_output_weights": False, "add_position_embedding": True,
 }  # fmt: skip
 """Keys whose default is not Megatron-LM's: said where no flag is."""
 EXTRA = {"enable_primus_turbo": False, "gradient_accumulation_fusion": False}
@@ -35,9 +34,11 @@ def overrides(job: ExportJob) -> dict[str, Any]:
         if name in TURNED:
             found[TURNED[name]] = False
         else:
-            found[RENAMED.get(name, name)] = _value(words[1:])
-    rows = found.pop("padded_vocab_size", None)
-    return {**OFF, **found, **EXTRA, "vocab_size": rows or job.model.vocab_size}
+            several = [part for word in words[1:] for part in word.strip("[]").split(",")]
+            found[RENAMED.get(name, name)] = [_value((one,)) for one in several] if name in LISTS else _value(words[1:])
+    rows = found.pop("padded_vocab_size", None) or job.model.vocab_size
+    # Primus has no key for the rows as they are: Megatron pads to a multiple of this times tp.
+    return {**OFF, **found, **EXTRA, "vocab_size": rows, "make_vocab_size_divisible_by": rows // job.layout.tp}
 
 
 def _value(words: tuple[str, ...]) -> Any:
@@ -54,9 +55,7 @@ def _value(words: tuple[str, ...]) -> Any:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Primus cannot run, with its rule."""
-    found = mcore.refusals(job, "Megatron-LM", OPTIMIZERS, ("bf16", "fp16", "fp8"))
-    named = {words[0][2:].replace("-", "_") for flags in arguments(job).values() for words in flags} if not found else set()
-    return found + refused(job, "primus", unknown=[one for one in UNKNOWN if one in named])
+    return mcore.refusals(job, "Megatron-LM", OPTIMIZERS, ("bf16", "fp16", "fp8")) + refused(job, "primus")
 
 
 def render(job: ExportJob) -> Rendered:

@@ -31,14 +31,15 @@ NO_DROPOUT = re.compile(r"(llama|qwen2\.5|qwen3_235B|glm|minimax|lfm)")
 """Families whose files switch dropout off; others inherit 0.1."""
 QUIET = re.compile(r"(.*sink_level|log_avg_.*|disable_(wandb|tensorboard|last_saving)|wandb_.*|enable_primus_turbo|use_turbo_.*|"
                    r"auto_continue_train|gradient_accumulation_fusion|turbo_.*|moe_use_.*|patch_.*|pp_warmup|mlflow.*|dump_.*|"
-                   r"use_rocm_.*|trainable|micro_?batch_.*warmup.*|.*rmsnorm.*)")  # fmt: skip
+                   r"use_rocm_.*|trainable|micro_?batch_.*warmup.*|.*rmsnorm.*|add_position_embedding)")  # fmt: skip
+PLACE = re.compile(r".*(path|dir|folder)|tokenizer_model|save|load|workspace|exp_name|user_name|work_group")
+"""Keys that decide neither time nor memory: a variable there needs no value."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^${}]*))?\}")
 
 
 def read(path: Path, given: Given) -> Reading:
     """The training of an experiment. Raises PlannerError, OpenQuestionsError for variables without a default."""
-    text, open_ = _filled(read_text(path), given)
-    data = library.parse_yaml(text, str(path))
+    data, open_ = _filled(library.parse_yaml(read_text(path), str(path)), given)
     modules = data.get("modules")
     trainer = next((one for one in modules.values() if isinstance(one, dict) and "framework" in one), None) if isinstance(
         modules, dict) else None  # fmt: skip
@@ -48,7 +49,7 @@ def read(path: Path, given: Given) -> Reading:
     if not isinstance(overrides, dict):
         raise PlannerError(f"{path}: overrides is {shown(overrides)}; it must be a mapping")
     if open_:
-        ask(str(path), [Question(name=name, about="a variable without a default") for name in open_])
+        ask(str(path), [Question(name=name, about="a variable without a default") for name in dict.fromkeys(open_)])
     called, framework = str(trainer.get("model", "")).removesuffix(".yaml"), str(trainer.get("framework"))
     preset = preset_of(re.sub(r"^(llama)(?=\d)", r"\1-", re.sub(r"[-_](fp8|bf16)$", "", called, flags=re.IGNORECASE)))
     said = given if given.model or preset is None else _with_model(given, preset)
@@ -92,10 +93,8 @@ def _megatron(path: Path, overrides: Mapping[str, Any], said: Given, called: str
     found = of_mapping({name: value for name, value in data.items() if name not in quiet}, str(path), said)
     ask_for_gaps(found, None)
     reading = megatron_reading(found, said)
-    changed = sorted(name for name in ("num_layers", "hidden_size", "num_experts") if name in overrides)
-    note = (
-        f"model: {said.model}, by the name {called}; {', '.join(changed)} of the file is not taken" if changed else ""
-    )
+    changed = [name for name in ("hidden_size", "num_experts", "num_layers") if name in overrides and said.model]
+    note = f"model: {said.model}, by the name {called}; {', '.join(changed)} of the file is not taken" if changed else ""
     return _noted(reading, note, quiet)
 
 
@@ -109,15 +108,22 @@ def _with_model(given: Given, preset: str) -> Given:
     return dataclasses.replace(given, model=preset)
 
 
-def _filled(text: str, given: Given) -> tuple[str, list[str]]:
-    """The text with its variables ${NAME:default}, and those that have none and stand where something is decided."""
+def _filled(data: Any, given: Given, key: str = "") -> tuple[Any, list[str]]:
+    """Data with its variables ${NAME:default} as Primus fills them in; those without a default where something is decided."""
+    if isinstance(data, dict):
+        parts = {name: _filled(value, given, str(name)) for name, value in data.items()}
+        return {name: value for name, (value, _) in parts.items()}, [one for _, found in parts.values() for one in found]
+    if isinstance(data, list):
+        items = [_filled(value, given, key) for value in data]
+        return [value for value, _ in items], [one for _, found in items for one in found]
+    if not isinstance(data, str) or not _VARIABLE.search(data):
+        return data, []
     open_: list[str] = []
 
     def value(match: re.Match[str]) -> str:
         said = given.setting(match[1])
-        if said is None and match[2] is None:
+        if said is None and match[2] is None and not PLACE.fullmatch(key):
             open_.append(match[1])
         return str(value_of(said)) if said is not None else match[2] or ""
 
-    filled = _VARIABLE.sub(value, text)
-    return filled, list(dict.fromkeys(open_))
+    return value_of(_VARIABLE.sub(value, data)), open_

@@ -33,7 +33,7 @@ def extended(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     for name in named if isinstance(named, list) else [named]:
         if name == "_self_" or isinstance(name, Mapping):
             continue
-        base = beside(path, str(name))
+        base = beside(path, str(name)) or beside(path, f"{name}.yaml")
         if base is None or base.resolve() == path.resolve():
             raise PlannerError(
                 f"{path}: it extends {shown(name)}, which holds the rest of the settings and is not there; keep the folders "

@@ -8,7 +8,7 @@ from planner.model import ModelSpec, load_model
 from planner.model_names import aliases, preset_named, repositories
 
 _FORM = re.compile(
-    r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking)$"
+    r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|fp4|w4a16|w8a8|dynamic|2507|thinking)$"
 )
 """Endings that change neither sizes nor layers: tuned, converted, quantised. Versions stay: their sizes may differ."""
 _PART = re.compile(r"-(instruct|chat|base|it)\b")

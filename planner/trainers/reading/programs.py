@@ -1,4 +1,5 @@
-"""Defaults of the program that a command starts: fields of the dataclasses that it takes its options from. Nothing is executed."""
+"""Defaults of the program that a command starts: fields of the dataclasses that it takes its options from, and arguments of
+argparse. Nothing is executed."""
 
 import ast
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ DEEPEST = 6
 
 
 def usual_options(script: Path, program: str) -> dict[str, Any]:
-    """Options of a program with the defaults of its dataclasses; empty where it is not there. A module is looked for as a file."""
+    """Options of a program with their defaults; empty where it is not there. A module is looked for as a file."""
     name = program if program.endswith(".py") else f"{program.replace('.', '/')}.py"
     file = beside(script, name, (".py",))
     if file is None:
@@ -29,7 +30,19 @@ def usual_options(script: Path, program: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in named:
         found |= classes.fields(one)
+    for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) == "add_argument"):
+        found |= _argument(call)
     return found
+
+
+def _argument(call: ast.Call) -> Mapping[str, Any]:
+    """{name: default} of parser.add_argument; a switch that is not said is off."""
+    names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+    name = next((one.lstrip("-").replace("-", "_") for one in names if one.startswith("--")), "")
+    words = {one.arg: one.value for one in call.keywords}
+    if isinstance(action := words.get("action"), ast.Constant) and action.value == "store_true":
+        return {name: False}
+    return _default(name, words.get("default")) if name else {}
 
 
 class _Classes:

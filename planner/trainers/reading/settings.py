@@ -16,6 +16,10 @@ from planner.trainers.reading.values import MOST, json_mapping, percent, read_te
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
 
+_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,}|YOUR_\w+|<[^<>]{1,80}>)", re.IGNORECASE)
+"""What people leave to be filled in."""
+
+
 class Settings:
     """A mapping of settings that remembers which were asked for; sections are settings too, and share that memory."""
 
@@ -86,6 +90,9 @@ class Settings:
     def number(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int | None:
         """A whole number, also one written as text or as 1e3. Raises PlannerError."""
         value = self.get(name, default)
+        if isinstance(value, str) and _PLACEHOLDER.fullmatch(value):
+            self.ask(Question(name=f"{self.place}{name}", about=f"it is {value}"))
+            value = default
         if isinstance(value, str) and re.fullmatch(r"-?\d[\d_]{0,15}", value):
             value = int(value)
         if isinstance(value, float) and value.is_integer():

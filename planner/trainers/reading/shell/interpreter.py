@@ -336,7 +336,7 @@ class _Follower:
                 launched = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
                 return
-        if any(OPTION.search(word) for word in words):
+        if any(OPTION.search(word) or word.endswith("serve") for word in words):  # a server may be started without an option
             self.script.commands.append(Command(words))
 
     def nested(self, text: str) -> None:
