@@ -143,8 +143,7 @@ def shape_parts(
     later = np.maximum(stages.head.T - 1.0, 0.0)  # prediction modules, whose logits the main loss finds stored
     whole = np.asarray(layout.recompute) == Recompute.NONE
     joined = 2.0 * np.where(shard.split > 1, rows, boundary)  # what a module's projection reads; before it comes an embedding
-    each = boundary + whole * joined
-    predicted = head_saved - loss + logits + each
+    predicted = head_saved - loss + logits + (each := boundary + whole * joined)
     parts = {
         "layer": stored, "working": working, "transient": transient, "forward": forward,
         "norm": (head_saved - loss) * at_head + predicted * later,
