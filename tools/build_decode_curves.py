@@ -352,6 +352,47 @@ def decode_mla(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     return entries
 
 
+SPARSE = "deepseek-ai/DeepSeek-V3.2"
+LAUNCHES = 25.0
+"""Kernels of one module, about; the host took 0.2 to 0.4 ms to launch them where it was measured, which is left out."""
+
+
+def projections(hardware: HardwareProfile, row: Row) -> float:
+    """Seconds of the products of one module of DeepSeek-V3.2, with its absorbed up-projections, for the tokens of a row."""
+    tokens, heads = float(row["batch"]) * float(row["sequence_length"]), float(row["heads"])
+    dtype = FORMATS[row["gemm_dtype"]]
+    shapes = [(2112.0, 7168.0), (192.0 * heads, 1536.0), (8192.0, 1536.0), (192.0, 7168.0), (7168.0, 128.0 * heads)]
+    whole = sum(float(hardware.gemm_time(tokens, n, k, dtype)) for n, k in shapes)
+    return whole + 2.0 * float(hardware.gemm_time(tokens, 128.0 * heads, 512.0, "bf16"))
+
+
+def sparse_prefill(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
+    """DeepSeek sparse attention over whole prompts per engine and format of the cache: modules, less their projections."""
+    entries: dict[str, Any] = {}
+    for (cache, engine), own in grouped([row for row in rows if row["model"] == SPARSE], "kv_dtype", "engine"):
+        least = 8192 if engine == "vllm" else 4096  # shorter prompts attend to all keys, or wait for the host
+        own = [row for row in own if int(row["sequence_length"]) >= least]
+        batch, length, heads, us = floats(own, "batch", "sequence_length", "heads", "time_us")
+        left = us * 1e-6 - np.array([projections(hardware, row) for row in own])
+        queries, kept = batch * length, left > 0.3e-6 * us
+        sizes = {
+            "queries": queries, "pairs": 0.5 * queries * length, "heads": heads, "selected": np.full(len(own), 2048.0),
+            "channels": np.full(len(own), 64.0 * 128.0),
+        }  # fmt: skip
+        data = Data(sizes, left, versions(own)).take(kept)
+        data.said = versions(own)
+        if kept.sum() < 10:
+            continue
+        found = entry("sparse_prefill", hardware, FORMATS[cache], data, Form(least={}))
+        words = found["law"].split()
+        numbers = dict(zip(words[::2], words[1::2], strict=True)) | {
+            "launch": f"{1e6 * hardware.launch_floor * LAUNCHES:g}"
+        }
+        found["law"] = " ".join(f"{name} {value}" for name, value in numbers.items())
+        entries[f"{FORMATS[cache]} {engine}"] = found
+    return entries
+
+
 def drawn(tokens: int, top_k: int, experts: int, ep: int) -> tuple[float, float]:
     """(experts touched, copies) on the busiest rank, as the collector draws its power law of 1.2, mean of 60 draws.
 
@@ -550,7 +591,8 @@ def written(data: dict[str, Any]) -> str:
 
 TABLES = (
     "decode/gemm_decode", "decode/decode_attention", "decode/decode_mla", "decode/moe_decode", "decode/custom_allreduce",
-    "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "moe_a2a",
+    "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "hybrid/sparse_attention_context",
+    "moe_a2a",
 )  # fmt: skip
 
 
@@ -559,6 +601,7 @@ def kernels_of(hardware: HardwareProfile, rows: dict[str, Rows]) -> dict[str, An
     kernels: dict[str, Any] = {"linear": linear(hardware, rows["decode/gemm_decode"])}
     kernels["decode_attention"], kernels["window"] = decode_attention(hardware, rows["decode/decode_attention"])
     kernels["decode_mla"] = decode_mla(hardware, rows["decode/decode_mla"])
+    kernels["sparse_prefill"] = sparse_prefill(hardware, rows["hybrid/sparse_attention_context"])
     kernels["experts"] = experts(hardware, rows["decode/moe_decode"])
     thorough = [row for row in rows["moe_a2a"] if row["impl"] == "deepep-normal"]
     kernels["exchange"] = exchange(hardware, rows["decode/deepep_low_latency"], thorough)
