@@ -73,6 +73,8 @@ class Form:
 
     least: dict[str, float] = field(default_factory=lambda: {"memory": LEAST_MEMORY})
     without: tuple[str, ...] = ()
+    memory: float = 0.0
+    """Known share of the bandwidth: rows that a cache served show the other numbers all the same; 0 = fitted."""
     axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -214,8 +216,14 @@ def fit_mesh(kernel: Kernel, data: Data, axes: dict[str, tuple[float, ...]]) -> 
 
 def fitted(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> tuple[Kernel, Kernel]:
     """(law alone, law with its mesh) on these rows."""
-    fit_on = data if data.keep is None else data.take(data.keep)
-    law = Kernel(operator, dtype, hardware, fit_numbers(operator, hardware, dtype, fit_on, form))
+    fit_on = data if data.keep is None or form.memory else data.take(data.keep)
+    numbers = fit_numbers(operator, hardware, dtype, fit_on, form)
+    if form.memory:
+        numbers["memory"] = form.memory
+        numbers["compute"] = min(
+            numbers.get("compute", 0.0), form.memory
+        )  # rows too short for the rate say too little of it
+    law = Kernel(operator, dtype, hardware, numbers)
     return law, fit_mesh(law, data, form.axes) if form.axes else law
 
 
@@ -286,7 +294,7 @@ def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
             data.keep = from_memory(hardware, moved, data.seconds)
             form = Form(axes={} if data.keep is not None else PRODUCTS)
             if data.keep is not None:
-                form.least = {"memory": CACHED_MEMORY, "launch": 1e6 * hardware.graph_launch_floor}
+                form = Form(least={"launch": 1e6 * hardware.graph_launch_floor}, memory=CACHED_MEMORY)
             entries[f"{name}{engine}"] = entry("linear", hardware, name, data, form)
     return entries
 
