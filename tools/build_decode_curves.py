@@ -73,6 +73,8 @@ class Form:
 
     least: dict[str, float] = field(default_factory=lambda: {"memory": LEAST_MEMORY})
     without: tuple[str, ...] = ()
+    smooth: tuple[str, ...] = ()
+    """Two sizes along whose product the mesh is filled in (``between``)."""
     memory: float = 0.0
     """Known share of the bandwidth: rows that a cache served show the other numbers all the same; 0 = fitted."""
     axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -214,6 +216,33 @@ def fit_mesh(kernel: Kernel, data: Data, axes: dict[str, tuple[float, ...]]) -> 
     )
 
 
+def between(data: Data, first: str, second: str) -> Data:
+    """The rows, and others half-way in both sizes: (a, b) as the geometric mean of (2 a, b / 2) and (a / 2, 2 b), where it is missing.
+
+    Attention turns from waiting to reading at so many cached tokens, the product of both: along equal products it is smooth, while a
+    straight line from 512 to 2,048 tokens of context passes a third above the corner.
+    """
+    names = sorted(data.sizes)
+    known: dict[tuple[float, ...], list[float]] = {}
+    for row in zip(*(data.sizes[name] for name in names), data.seconds, strict=True):
+        known.setdefault(tuple(row[:-1]), []).append(row[-1])
+    a, b = names.index(first), names.index(second)
+
+    def moved(key: tuple[float, ...], up: float) -> tuple[float, ...]:
+        return tuple(
+            value * up if place == a else value / up if place == b else value for place, value in enumerate(key)
+        )
+
+    added = {}
+    for key, times in known.items():
+        middle, other = moved(key, 0.5), moved(key, 0.25)
+        if other in known and middle not in known:
+            added[middle] = float(np.sqrt(np.median(times) * np.median(known[other])))
+    rows = np.array([[*key, seconds] for key, seconds in added.items()]).reshape(-1, len(names) + 1)
+    sizes = {name: np.concatenate([data.sizes[name], rows[:, place]]) for place, name in enumerate(names)}
+    return Data(sizes, np.concatenate([data.seconds, rows[:, -1]]), data.said)
+
+
 def fitted(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> tuple[Kernel, Kernel]:
     """(law alone, law with its mesh) on these rows."""
     fit_on = data if data.keep is None or form.memory else data.take(data.keep)
@@ -224,7 +253,8 @@ def fitted(operator: str, hardware: HardwareProfile, dtype: str, data: Data, for
             numbers.get("compute", 0.0), form.memory
         )  # rows too short for the rate say too little of it
     law = Kernel(operator, dtype, hardware, numbers)
-    return law, fit_mesh(law, data, form.axes) if form.axes else law
+    shapes = between(data, *form.smooth) if form.smooth else data
+    return law, fit_mesh(law, shapes, form.axes) if form.axes else law
 
 
 def entry(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> dict[str, Any]:
@@ -299,7 +329,7 @@ def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     return entries
 
 
-ROWS, GROUPS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (1, 4, 16), (128, 512, 2048, 8192, 32768, 131072)
+ROWS, GROUPS, CONTEXTS = tuple(2.0**n for n in range(12)), (1.0, 4.0, 16.0), tuple(2.0**n for n in range(7, 18))
 WINDOW = 128.0
 """The one window that was measured, tokens."""
 
@@ -332,11 +362,11 @@ def decode_attention(hardware: HardwareProfile, rows: Rows) -> tuple[dict[str, A
         }
         if window == "0":
             data.keep = from_memory(hardware, 2.0 * blocks * context * float(width) * CACHE_BYTES[kind], data.seconds)
-            form = Form(axes=axes if data.keep is None else {})
+            form = Form(axes=axes if data.keep is None else {}, smooth=("rows", "context"))
             plain[key] = entry("decode_attention", hardware, kind, data, form)
             continue
         sizes |= {"context": np.full(len(own), WINDOW), "walked": context}
-        form = Form(without=("compute",), axes={**axes, "context": (WINDOW,), "walked": CONTEXTS[:-1]})
+        form = Form(without=("compute",), axes={**axes, "context": (WINDOW,), "walked": CONTEXTS[:9:2]})
         windowed[key] = entry("window", hardware, kind, data, form)
     return plain, windowed
 
@@ -348,14 +378,18 @@ def decode_mla(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
         batch, heads, context, us = floats(own, "batch", "heads_per_rank", "context", "time_us")
         data = Data({"batch": batch, "heads": heads, "context": context}, us * 1e-6, versions(own))
         axes = {
-            "batch": (1, 4, 16, 64, 256),
+            "batch": ROWS[:9],
             "heads": (8, 16, 32, 64, 128),
-            "context": (16, 128, 512, 2048, 8192, 32768, 131072),
+            "context": (16, *CONTEXTS),
         }
         moved = 576.0 * batch * context * CACHE_BYTES[FORMATS[cache]]
         data.keep = from_memory(hardware, moved, data.seconds)
         entries[f"{FORMATS[cache]} {engine}"] = entry(
-            "decode_mla", hardware, FORMATS[cache], data, Form(axes=axes if data.keep is None else {})
+            "decode_mla",
+            hardware,
+            FORMATS[cache],
+            data,
+            Form(axes=axes if data.keep is None else {}, smooth=("batch", "context")),
         )
     return entries
 
