@@ -13,8 +13,8 @@ from planner import api, library
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.questions.accuracy.serving_errors import CLASSES, ServingPair, coverage, figures_of, of_class
-from planner.questions.accuracy.serving_files import sorted_files
 from planner.questions.accuracy.serving_summary import PROMISED, serving_tables, summarise_serving
+from planner.questions.accuracy.training_and_serving import sorted_files
 from planner.serving import intervals
 from planner.serving.runs.predicted_runs import DOES_NOT_FIT, PREDICTED, ServingAnswer
 from planner.serving.runs.run_schema import serving_rows
