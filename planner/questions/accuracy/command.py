@@ -12,9 +12,7 @@ from planner.terminal.flags import emit, progress
 @click.option("--json", "as_json", is_flag=True, help="Print every run and the summary as JSON.")
 @click.option("--sweeps", is_flag=True, help="Also print every sweep of layouts: regret, rank correlation, the pick.")
 @click.option("--worst", type=click.IntRange(1, 1000), metavar="N", help="Also print the N worst rows.")
-@click.option(
-    "--generic", is_flag=True, help="Price each framework as the newest version of its trainer, without recipes."
-)
+@click.option("--generic", is_flag=True, help="Price each framework as the newest version of its trainer, without recipes.")
 @click.option(
     "--page", type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report as Markdown to this file, and the scatter plot next to it.",

@@ -47,12 +47,7 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        if (
-            pair.run.workload is None
-            or pair.run.cluster is None
-            or pair.predicted.step_time is None
-            or not pair.run.stated
-        ):
+        if pair.run.workload is None or pair.run.cluster is None or pair.predicted.step_time is None or not pair.run.stated:
             continue  # a layout that was filled in by what is fastest says nothing about an order
         if pair.time_error is not None:
             timed[(pair.run.source, pair.run.family, *_job(pair))].append(pair)

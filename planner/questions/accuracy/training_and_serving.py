@@ -46,7 +46,7 @@ def serving_pairs(files: Sequence[Path], progress: Callable[[int], object] = lam
 def accuracy_of(
     paths: Sequence[Path] | None, *, sweeps: bool, worst: int, generic: bool
 ) -> tuple[dict[str, Any], Callable[..., None], tuple[Pair, ...], tuple[ServingPair, ...]]:
-    """The report, what prints it, and both kinds of pairs; without paths of the runs that come with planner. Raises PlannerError."""
+    """The report, what prints it, and both kinds of pairs; without paths of those that come with planner. Raises PlannerError."""
     training, files = (None, shipped_serving()) if paths is None else sorted_files(paths)
     pairs = () if training == [] else tuple(pairs_of(read_runs(training, generic=generic)))
     report = report_of(pairs, bounded=() if paths is not None else GENERIC if generic else BOUNDS)
