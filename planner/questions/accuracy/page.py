@@ -95,19 +95,14 @@ def kinds_tables(summary: Mapping[str, Any]) -> dict[str, Table]:
         quantity: [{"name": kind, **one["verdicts"], **one[quantity]} for kind, one in kinds.items() if one[quantity]["n"]]
         for quantity in QUANTITIES
     }  # fmt: skip
-    return {
-        "kinds_time": table("kinds_time", lines["step_time"]),
-        "kinds_memory": table("kinds_memory", lines["memory"]),
-    }
+    return {"kinds_time": table("kinds_time", lines["step_time"]), "kinds_memory": table("kinds_memory", lines["memory"])}
 
 
 def bounds_table(bounds: Sequence[Line]) -> Table:
     """Every bound, what it is now, and whether it is met."""
     lines = []
     for one in bounds:
-        low, high, now = (
-            None if one[key] is None else cell(one[key], one["digits"]) for key in ("least", "most", "now")
-        )
+        low, high, now = (None if one[key] is None else cell(one[key], one["digits"]) for key in ("least", "most", "now"))
         asked = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
         met = {True: "yes", False: "no", None: "-"}[one["met"]]
         lines.append({"name": one["name"], "asked": asked, "shown": now, "met": met})
