@@ -78,6 +78,19 @@ def test_tables_of_serving_alone_are_those_of_serving(tmp_path: Path) -> None:
     assert "Step time" not in answer.output
 
 
+def test_page_of_serving_runs(tmp_path: Path) -> None:
+    page = tmp_path / "report.md"
+    some = write(tmp_path / "a.yaml", row(), row(id="b", model=MOE, hardware={"gpu": "h200-sxm", "count": 8}, parallel={"tp": 8}))
+    answer = CliRunner().invoke(main, ["accuracy", str(some), "--page", str(page)])
+    assert answer.exit_code == 0, answer.output
+    text = page.read_text(encoding="utf-8")
+    assert "## What is promised of serving" in text and "| TPOT, closed loop, dense | 1 |" in text
+    assert page.with_suffix(".png").stat().st_size > 1000
+    api.accuracy([TRAINING, some]).write_page(page)
+    both = page.read_text(encoding="utf-8")
+    assert both.startswith("# Accuracy") and both.rstrip().endswith("|") and "## Serving, the worst rows" in both
+
+
 def test_a_wrong_file_ends_with_one_sentence(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", row(load={"isl": "many"}))
     answer = CliRunner().invoke(main, ["accuracy", str(file)])

@@ -266,9 +266,9 @@ class Accuracy(Answer[dict[str, Any]]):
 
     def write_page(self, path: File) -> Path:
         """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
-        from planner.questions.accuracy.page import write_page
+        from planner.questions.accuracy.training_and_serving import write_both
 
-        return write_page(self.pairs, self.found["summary"], Path(path))
+        return write_both(self.pairs, self.serving, self.found["summary"], Path(path))
 
 
 def accuracy(

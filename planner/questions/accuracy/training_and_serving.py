@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.questions.accuracy.bounds import BOUNDS, GENERIC
-from planner.questions.accuracy.page import Table, print_accuracy
+from planner.questions.accuracy.page import Table, print_accuracy, write_page
 from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.questions.accuracy.serving_errors import ServingPair
+from planner.questions.accuracy.serving_page import serving_section, write_serving_page
 from planner.questions.accuracy.serving_summary import serving_entry, serving_tables, summarise_serving, worst_serving
 from planner.questions.accuracy.summary import report_of
 from planner.runs import read_runs
@@ -56,3 +57,11 @@ def accuracy_of(
         report["summary"]["serving"] = summarise_serving(serving)
         more = [*serving_tables(report["summary"]["serving"]), *([worst_serving(serving, worst)] if worst else [])]
     return report, partial(print_accuracy, pairs=pairs, serving=more, sweeps=sweeps, worst=worst), pairs, serving
+
+
+def write_both(pairs: Sequence[Pair], serving: Sequence[ServingPair], summary: Mapping[str, Any], path: Path) -> Path:
+    """The page of training runs with serving behind it, or of serving alone; the path of its picture. Raises PlannerError."""
+    if not pairs and serving:
+        return write_serving_page(serving, summary["serving"], path)
+    more = "\n" + serving_section(serving, summary["serving"]) if serving else ""
+    return write_page(pairs, summary, path, more=more)
