@@ -172,11 +172,12 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     for _ in range(2 * ROUNDS):
         rate = requests / (base + wait + output * tpot)
         wait = 0.5 * (wait + at_random * queue_wait(np.minimum(rate, 0.95 / added), added, requests))
+    wait = np.maximum(requests / rate - base - output * tpot, 0.0)  # Little's law, whatever is left of the iteration
     return Flow(
         ttft=base + wait,
         tpot=tpot,
         wait=wait + 0.5 * (step.bulk - 1.0) * added,
-        rate=requests / (base + wait + output * tpot),
+        rate=rate,
         running=requests,
         waiting=0.0 * wait,
         prompt=added,
