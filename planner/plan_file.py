@@ -91,7 +91,7 @@ def predict(
 ) -> Prediction:
     """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``.
 
-    ``unstated``: what options that were not stated would change, as ``options.ratios_of_unstated``; it widens the intervals.
+    ``unstated``: what options that were not stated would change, as ``options.Unstated.ratios``; it widens the intervals.
     """
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
     times, memory = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from planner.curves import Column
 from planner.hardware import HardwareProfile, load_hardware
+from planner.serving.curves.decode_curves import ENGINES
 from planner.serving.curves.kernel_laws import LAWS
 from planner.serving.curves.kernel_tables import INDEX, Kernel, Likeness, kernel_from
 from planner.serving.curves.message_times import exchange_sizes
 from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES
 
+DATE = "2026-11-22"
+"""Day the rows were read."""
 HEADER = "# Devices of profiles/decode: arch, scale-up domain, bf16 peak, memory bandwidth; written by tools/build_decode_curves.py."
 OUTPUT = Path(__file__).resolve().parent.parent / "profiles" / "decode"
+PAGE = OUTPUT.parent.parent / "docs" / "serving-kernels.md"
+MARKS = ("<!-- errors -->", "<!-- /errors -->")
 FORMATS = {
     "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4", "int8_wo": "int8",
     "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4",
@@ -286,7 +291,7 @@ def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     return entries
 
 
-ROWS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (128, 512, 2048, 8192, 32768, 131072)
+ROWS, GROUPS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (1, 4, 16), (128, 512, 2048, 8192, 32768, 131072)
 WINDOW = 128.0
 """The one window that was measured, tokens."""
 
@@ -313,7 +318,7 @@ def decode_attention(hardware: HardwareProfile, rows: Rows) -> tuple[dict[str, A
         data = Data(sizes, us * 1e-6, versions(own))
         axes: dict[str, tuple[float, ...]] = {
             "rows": ROWS,
-            "group": (1,),
+            "group": GROUPS,
             "context": CONTEXTS,
             "head_dim": (float(width),),
         }
@@ -375,6 +380,8 @@ def drawn(tokens: int, top_k: int, experts: int, ep: int) -> tuple[float, float]
     return _DRAWN[key]
 
 
+GROUPED = ("7168", "256")
+"""Hidden size and experts of DeepSeek-V3, whose router picks 4 of 8 groups first: the rows touch half of what their routing says."""
 _DRAWN: dict[tuple[int, int, int, int], tuple[float, float]] = {}
 
 
@@ -387,6 +394,7 @@ def experts(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     for (dtype, engine), own in grouped(rows, "dtype", "engine"):
         if dtype == "fp8" and hardware.name in ("h100-sxm", "h200-sxm"):
             continue  # 5 times slower than bf16: a fallback that no server should run; fp8_block stands for it
+        own = [row for row in own if (row["hidden"], row["experts"]) != GROUPED]
         tokens, hidden, ffn, top_k, number, moe_tp, ep, us = floats(
             own, "tokens", "hidden", "ffn", "topk", "experts", "moe_tp", "ep", "time_us"
         )
@@ -509,8 +517,7 @@ def all_reduce(rows: Rows) -> dict[str, Any]:
         for (gpus,), of_group in grouped(own, "gpus"):
             us = {int(row["elements"]): float(row["time_us"]) for row in of_group}
             logs = np.interp(np.log2(octaves), np.log2(sorted(us)), np.log([us[e] for e in sorted(us)]))
-            rising = pooled(np.exp(logs), np.ones(len(octaves)))
-            table_us[int(gpus)] = " ".join(f"{value:.3g}" for value in rising)
+            table_us[int(gpus)] = " ".join(f"{value:.3g}" for value in np.exp(logs))
         entries[f"{engine} {kind}"] = {
             "from": f"{engine} {newest}",
             "first_bytes": 2 * octaves[0],
@@ -522,86 +529,98 @@ def all_reduce(rows: Rows) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- files
 
 
+def flow(value: Any) -> str:
+    """YAML on one line."""
+    return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).splitlines()[0])
+
+
 def written(data: dict[str, Any]) -> str:
-    """YAML with one line per kernel, and texts of numbers that load fast."""
-    lines = [
-        f"# {data['name']}: written by tools/build_decode_curves.py; numbers of the laws of planner/serving/curves/kernel_laws.py."
-    ]
-    lines += [
-        f"name: {data['name']}",
-        f"source: {yaml.safe_dump(data['source'], default_flow_style=True, sort_keys=False, width=10**6).strip()}",
-    ]
-    if data["notes"]:
-        lines.append("notes:")
-        lines += [
-            f"  {key}: {yaml.safe_dump(text, width=10**6).splitlines()[0]}" for key, text in data["notes"].items()
-        ]
-    for section in ("kernels", "all_reduce"):
-        lines.append(f"{section}:")
-        groups = data[section].items() if section == "kernels" else [("", data[section])]
-        for operator, entries in groups:
-            indent = "  "
-            if operator:
-                lines.append(f"  {operator}:")
-                indent = "    "
-            for key, fields in entries.items():
-                lines.append(f"{indent}{key}:")
-                for name, value in fields.items():
-                    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).splitlines()[0]
-                    lines.append(f"{indent}  {name}: {text}")
+    """YAML with one line per field of a kernel, and texts of numbers that load fast."""
+    title = "written by tools/build_decode_curves.py; numbers of the laws in planner/serving/curves/kernel_laws.py."
+    lines = [f"# {data['name']}: {title}", f"name: {data['name']}", f"source: {flow(data['source'])}", "kernels:"]
+    for operator, entries in data["kernels"].items():
+        lines.append(f"  {operator}:")
+        for key, fields in entries.items():
+            lines += [f"    {key}:", *(f"      {name}: {flow(value)}" for name, value in fields.items())]
+    lines.append("all_reduce:")
+    for key, fields in data["all_reduce"].items():
+        lines += [f"  {key}:", *(f"    {name}: {flow(value)}" for name, value in fields.items())]
     return "\n".join(lines) + "\n"
 
 
-def build(directory: Path, names: list[str]) -> None:
-    """Write the file of every device that was measured."""
-    rows = {name: table(directory / f"{name}.csv") for name in (
-        "decode/gemm_decode", "decode/decode_attention", "decode/decode_mla", "decode/moe_decode", "decode/custom_allreduce",
-        "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "moe_a2a",
-    )}  # fmt: skip
+TABLES = (
+    "decode/gemm_decode", "decode/decode_attention", "decode/decode_mla", "decode/moe_decode", "decode/custom_allreduce",
+    "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "moe_a2a",
+)  # fmt: skip
+
+
+def kernels_of(hardware: HardwareProfile, rows: dict[str, Rows]) -> dict[str, Any]:
+    """Entries of every operator that was measured on a device."""
+    kernels: dict[str, Any] = {"linear": linear(hardware, rows["decode/gemm_decode"])}
+    kernels["decode_attention"], kernels["window"] = decode_attention(hardware, rows["decode/decode_attention"])
+    kernels["decode_mla"] = decode_mla(hardware, rows["decode/decode_mla"])
+    kernels["experts"] = experts(hardware, rows["decode/moe_decode"])
+    thorough = [row for row in rows["moe_a2a"] if row["impl"] == "deepep-normal"]
+    kernels["exchange"] = exchange(hardware, rows["decode/deepep_low_latency"], thorough)
+    kernels["linear_update"], kernels["linear_scan"] = {}, {}
+    for kind in ("gated_delta_net", "kimi_delta_attention"):
+        updates, scans = linear_attention(hardware, rows[f"hybrid/{kind}"], kind)
+        kernels["linear_update"] |= updates
+        kernels["linear_scan"] |= scans
+    return {operator: entries for operator, entries in kernels.items() if entries}
+
+
+def build(directory: Path, names: list[str], output: Path = OUTPUT) -> None:
+    """Write the file of every device that was measured, the index of devices, and the errors of all into the documentation."""
+    rows = {name: table(directory / f"{name}.csv") for name in TABLES}
     source = yaml.safe_load((directory / "sources.yaml").read_text(encoding="utf-8"))
     source = source.get("sources", source)["aic-012"]
-    devices = OUTPUT.parent / INDEX
+    said = {**{key: source[key] for key in ("package", "licence", "trust")}, "date": DATE}
+    devices = output.parent / INDEX
+    index = yaml.safe_load(devices.read_text(encoding="utf-8")) if devices.exists() else {}
     for device in sorted({row["gpu"] for row in rows["decode/gemm_decode"]}):
         name = device.lower()
         if names and name not in names:
             continue
+        own = {file: [row for row in of_file if row["gpu"] == device] for file, of_file in rows.items()}
         hardware = load_hardware(name)
-
-        def of(file: str, keep: Callable[[Row], bool] = lambda row: True, device: str = device) -> Rows:
-            return [row for row in rows[file] if row["gpu"] == device and keep(row)]
-
-        kernels: dict[str, Any] = {"linear": linear(hardware, of("decode/gemm_decode"))}
-        kernels["decode_attention"], kernels["window"] = decode_attention(hardware, of("decode/decode_attention"))
-        kernels["decode_mla"] = decode_mla(hardware, of("decode/decode_mla"))
-        kernels["experts"] = experts(hardware, of("decode/moe_decode"))
-        kernels["exchange"] = exchange(
-            hardware, of("decode/deepep_low_latency"), of("moe_a2a", lambda row: row["impl"] == "deepep-normal")
-        )
-        kernels["linear_update"], kernels["linear_scan"] = {}, {}
-        for kind, file in (
-            ("gated_delta_net", "hybrid/gated_delta_net"),
-            ("kimi_delta_attention", "hybrid/kimi_delta_attention"),
-        ):
-            updates, scans = linear_attention(hardware, of(file), kind)
-            kernels["linear_update"] |= updates
-            kernels["linear_scan"] |= scans
-        data = {
-            "name": name, "notes": {}, "kernels": {operator: entries for operator, entries in kernels.items() if entries},
-            "all_reduce": all_reduce(of("decode/custom_allreduce")),
-            "source": {"package": source["package"], "licence": source["licence"], "trust": source["trust"], "date": "2026-11-22"},
-        }  # fmt: skip
-        (OUTPUT / f"{name}.yaml").write_text(written(data), encoding="utf-8")
-        index = yaml.safe_load(devices.read_text(encoding="utf-8")) if devices.exists() else {}
+        kernels = kernels_of(hardware, own)
+        messages = all_reduce(own["decode/custom_allreduce"])
+        data = {"name": name, "source": said, "kernels": kernels, "all_reduce": messages}
+        (output / f"{name}.yaml").write_text(written(data), encoding="utf-8")
         index[name] = list(Likeness.of(hardware))
-        lines = [
-            f"{key}: {yaml.safe_dump(row, default_flow_style=True, width=10**6).strip()}"
-            for key, row in sorted(index.items())
-        ]
-        devices.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
         print(name)
         for operator, entries in kernels.items():
             for key, fields in entries.items():
                 print("  ", operator, key, fields["rows"], fields["errors"], fields["law"])
+    lines = [f"{key}: {flow(row)}" for key, row in sorted(index.items())]
+    devices.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
+    if output == OUTPUT:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        PAGE.write_text(f"{before}{MARKS[0]}\n{errors_table()}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+SHOWN = {
+    "bf16 products": ("linear", "bf16"), "fp8": ("linear", "fp8"), "nvfp4": ("linear", "nvfp4"),
+    "attention, bf16 cache": ("decode_attention", "bf16 128"), "fp8 cache": ("decode_attention", "fp8 128"),
+    "MLA": ("decode_mla", "bf16"), "experts, bf16": ("experts", "bf16"), "fp8 blocks": ("experts", "fp8_block"), "experts, nvfp4": ("experts", "nvfp4"),
+}  # fmt: skip
+"""Columns of the table of errors: operator and beginning of the key."""
+
+
+def errors_table(folder: Path = OUTPUT) -> str:
+    """Markdown: median / 90th percentile of the error on all rows, percent, by device and kernel; the first engine of ENGINES."""
+    lines = ["| | " + " | ".join(SHOWN) + " |", "|---|" + "--:|" * len(SHOWN)]
+    for path in sorted(folder.glob("*.yaml")):
+        kernels = yaml.safe_load(path.read_text(encoding="utf-8"))["kernels"]
+        cells = []
+        for operator, start in SHOWN.values():
+            names = (start, *(f"{start} {engine}" for engine in ENGINES))
+            found = next((kernels[operator][one] for one in names if one in kernels.get(operator, {})), None)
+            cells.append("-" if found is None else "{:.0f} / {:.0f}".format(*found["errors"]["all"]))
+        lines.append(f"| {path.stem} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
     """An estimate from the flow of one engine, with the client's part of the time to first token."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    client = served.engine.host["first_token"] if traffic.client == "http" and traffic.load != "static" else 0.0
+    host, outside = served.engine.host, traffic.client == "http" and traffic.load != "static"
+    client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
     ttft = flow.ttft + client
     queued = np.where(np.isinf(flow.wait), 0.0, flow.wait)
     plain = ttft - queued

@@ -17,10 +17,10 @@ from planner.serving.estimate import estimate
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
-from planner.serving.serving_answer import Answered, best_plans
+from planner.serving.serving_answer import Answered, best_plans, searched
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import Task, joined, priced, score_of, splits
+from planner.serving.serving_search import Task, score_of, splits
 
 Progress = Callable[[str], None]
 GROWN = (2, 4, 8)
@@ -120,8 +120,8 @@ def on_fewest(request: ServeRequest, progress: Progress = lambda _: None) -> Que
 
 
 def _best_of(question: Question, objective: str = "offline") -> ServePlan | None:
-    table = joined([priced(one, question.task) for one in question.served()])
-    found = best_plans(question, table, objective, "", 1)
+    tables = searched(question, None, lambda _: None)[bool(question.disaggregated) :]
+    found = best_plans(question, tables, objective, 1)
     return found[0] if found else None
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Speculation
 from planner.units import parse, parse_amount, parse_count
 
@@ -15,6 +17,8 @@ LONGEST = 100_000_000
 """Tokens of a prompt or an answer."""
 MOST_LENGTHS = 20_000_000
 """Bytes of a file of lengths."""
+DEGREES = tuple(one.name for one in fields(ServingLayout))
+"""What a split names."""
 PERCENTILES = ("mean", "p50", "p90", "p99")
 _RATE = re.compile(
     r"^\s*(\d+\.?\d*|\.\d+)\s*(?:(?:req(?:uests?)?)?\s*(?:/|per\s+)\s*(s|sec|second|min|minute|h|hour))?\s*$"
@@ -190,3 +194,21 @@ def lengths_text(lengths: Lengths) -> str:
     if low >= 1 and abs((low**2 + low * high + high**2) / 3.0 / lengths.squared - 1.0) < 1e-6:
         return f"{low:,.0f} to {high:,.0f}"
     return f"mean {lengths.mean:,.0f} (longest {lengths.longest:,.0f})"
+
+
+def read_split(text: str) -> dict[str, int]:
+    """A split like 'tp=4,pp=2', 'tp 4 pp 2' or 'tp4 pp2 x2'. Raises PlannerError."""
+    found: dict[str, int] = {}
+    names = {"x": "replicas", "dp": "attn_dp", "r": "replicas"}
+    for word in re.sub(r"\s*=\s*|(?<=[a-zA-Z])\s+(?=\d)", "", text).replace(",", " ").split():
+        match = re.fullmatch(r"([a-zA-Z_-]+?)(\d{1,7})", word)
+        name = match[1].lower().replace("-", "_") if match else ""
+        name = names.get(name, name)
+        if match is None or name not in DEGREES or name in found:
+            raise PlannerError(
+                f"split {shown(text)}: {shown(word)} is not understood; write it like tp=4,pp=2 or replicas=8"
+            )
+        found[name] = int(match[2])
+    if not found:
+        raise PlannerError(f"split {shown(text)} says nothing; write it like tp=4,pp=2")
+    return found

@@ -79,6 +79,8 @@ class ServeRequest:
     price: float | None = None
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ServingLayout that are fixed."""
+    prefill: str | None = None
+    """The pool of prompts of a stated deployment, like tp=4,replicas=2."""
     fixed: Precision | None = None
     """A whole format, in place of ``weights`` and ``cache``."""
     any_number: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.serving.result import StepTime
-from planner.serving.serving_rows import degrees_text
+from planner.serving.serving_rows import layout_text
 from planner.serving.serving_search import Choice
 from planner.units import GIB, format_seconds
 
@@ -50,13 +50,8 @@ def binding(one: Choice) -> str:
 
 def name_of(one: Choice) -> str:
     """Engine and split in words."""
-    text = f"{one.served.engine.name} {degrees_text(one.layout)}"
-    text += f" x {int(one.layout.replicas)}" if int(one.layout.replicas) > 1 else ""
-    return (
-        text
-        if one.prefill is None
-        else f"{text} behind prefill on {degrees_text(one.prefill)} x {int(one.prefill.replicas)}"
-    )
+    pools = layout_text(one.layout)
+    return f"{one.served.engine.name} {pools if one.prefill is None else f'{layout_text(one.prefill)} -> {pools}'}"
 
 
 def against(first: Choice, second: Choice) -> str:
@@ -73,12 +68,33 @@ def against(first: Choice, second: Choice) -> str:
 
 
 def _percent(change: float) -> str:
-    return "as many" if abs(change) < 0.0005 else f"{100 * change:+.1f} %"
+    return "the same" if abs(change) < 0.0005 else f"{100 * change:+.1f} %"
 
 
 def _shares(one: Choice) -> dict[str, float]:
     total = _number(one.found.step.total) or 1.0
     return {part.name: _number(getattr(one.found.step, part.name)) / total for part in fields(StepTime)}
+
+
+def disaggregated_text(loaded: bool, together: Choice, apart: Choice) -> str:
+    """The best pair of pools against the best deployment without, under the same limits and load."""
+    names = f"the best pair of pools, {name_of(apart)},"
+    missing = [misses(one) for one in (together, apart)]
+    if all(missing):
+        return f"Disaggregated: {names} does no better: {missing[1]}."
+    if missing[1]:
+        return f"Disaggregated: {names} {missing[1]}; aggregated keeps the limits."
+    if missing[0]:
+        return f"Disaggregated: {names} keeps the limits; the best aggregated one, {name_of(together)}, does not: {missing[0]}."
+    times, rates = (
+        [_number(one.found.e2e.mean) for one in (apart, together)],
+        [one.total for one in (apart, together)],
+    )
+    wins = times[0] < times[1] if loaded else rates[0] > rates[1]
+    mine, theirs = times if loaded else rates
+    what = "time of a request" if loaded else "tokens/s"
+    word = "wins" if wins else "loses"
+    return f"Disaggregated {word}: {names} has {_percent(mine / theirs - 1.0)} {what} against {name_of(together)}."
 
 
 def misses(one: Choice) -> str:

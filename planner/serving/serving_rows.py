@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.costs import Rates, kwh_per_million_tokens, usd_per_million_tokens
+from planner.model import ModelSpec
+from planner.serving.intervals import bar, kind_of, range_of
 from planner.serving.published import precision_text
-from planner.serving.serve_plan import ServePlan, predict_serving
+from planner.serving.result import ServingEstimate
+from planner.serving.serve_plan import LATENCIES, ServePlan, ServePrediction, predict_serving
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question
 from planner.serving.serving_search import Choice
@@ -121,13 +124,36 @@ def plan_layout_text(plan: ServePlan) -> str:
     return f"{layout_text(plan.prefill)} -> {layout_text(plan.layout)}"
 
 
+RANGED = {
+    "ttft": "ttft_ms.mean", "tpot": "tpot_ms.mean", "itl": "itl_ms.mean", "e2e": "latency_s.mean",
+    "requests_per_second": "request_per_s",
+    "output_tokens_per_second": "tokens_per_s_output", "total_tokens_per_second": "tokens_per_s_total",
+}  # fmt: skip
+"""Quantities with an interval, and what tables of measured runs call them."""
+
+
+def with_ranges(found: ServingEstimate, model: ModelSpec, load: str, pools: bool) -> ServePrediction:
+    """Plain numbers of one deployment, with where nine of ten measured ones would lie, by runs of its kind."""
+    plain = predict_serving(found)
+    if not plain.fits:
+        return plain
+    waits = (plain.waiting or 0.0) > 0.5 or plain.saturated
+    kind = kind_of("disaggregated" if pools else load, model.is_moe, waits)
+    values = {name: plain.latency(name) if name in LATENCIES else getattr(plain, name) for name in RANGED}
+    ranges = {name: range_of(RANGED[name], kind, value) for name, value in values.items() if math.isfinite(value)}
+    one = bar(RANGED["tpot"], kind)
+    basis = f"residuals of {one.runs:,} measured runs of {one.families} families of model, device and engine like this ({kind})"
+    return replace(plain, ranges=ranges, ranges_basis=basis)
+
+
 def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = None) -> ServePlan:
     """A deployment as a plan of the question's GPUs, or of ``gpus``."""
     engine = one.served.engine
     return ServePlan(
         model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=f"{engine.name}@{engine.version}",
         precision=one.served.precision, layout=one.layout, prefill=one.prefill, traffic=one.traffic, limits=one.limits,
-        prediction=predict_serving(one.found), assumptions=question.assumptions, why=why,
+        prediction=with_ranges(one.found, question.model, one.traffic.load, one.prefill is not None),
+        assumptions=question.assumptions, why=why,
     )  # fmt: skip
 
 

@@ -173,6 +173,11 @@ def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[
 
 @serve.command()
 @question_options
+@click.option(
+    "--prefill",
+    metavar="LIST",
+    help="A pool that computes the prompts: tp=4,replicas=2; the other flags are the answers'.",
+)
 @OUTPUT
 @JSON
 def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
@@ -185,6 +190,7 @@ def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     Examples:
       plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
       plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
+      plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
       plan serve estimate --model deepseek-v3 --hardware h200 --tp 1 --attn-dp 8 --ep 8 --engine sglang --output serve.yaml
     """
     from planner import api

@@ -44,6 +44,8 @@ def print_answer(console: Console, found: Answered, ways: Sequence[Change] = ())
     first = found.best[0] if found.best else None
     for text in _verdict(found):
         console.print(text)
+    if found.beside:
+        console.print(escape(found.beside))
     if not found.kept:
         console.print(ways_table(ways) if ways else "No single change of those that were tried serves it.")
     if found.others and found.kept:
@@ -144,6 +146,12 @@ def print_parts(console: Console, plan: ServePlan) -> None:
     found = plan.prediction
     assert found is not None
     console.print(latency_table(found))
+    if found.ranges and (ends := found.ranges.get("output_tokens_per_second")):
+        console.print(
+            f"Output tokens/s: {found.output_tokens_per_second:,.0f}, {ends[0]:,.0f} to {ends[1]:,.0f} in nine of ten runs, by "
+            f"{found.ranges_basis}.",
+            soft_wrap=not console.is_terminal,
+        )
     console.print(step_table(found))
     console.print(memory_table(plan, found))
 
@@ -268,7 +276,8 @@ def answer_data(found: Answered, ways: Sequence[Change] = ()) -> dict[str, Any]:
 
     return {
         "model": question.model.name, "hardware": question.hardware_name, "gpus": question.gpus,
-        "traffic": traffic_text(task.traffic, task.loaded), "limits": limits_text(task.limits), "starts": found.fit,
+        "disaggregated": found.beside, "traffic": traffic_text(task.traffic, task.loaded), "limits": limits_text(task.limits),
+        "starts": found.fit,
         "kept": found.kept,
         "assumptions": [vars(one) for one in question.assumptions], "plans": lines(found.best, found.purposes),
         "quantised": lines(found.others), "front": [row_data(row_of_plan(one, rates)) for one in found.front],

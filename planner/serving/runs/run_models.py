@@ -23,8 +23,10 @@ _COPY = re.compile(
     re.IGNORECASE,
 )
 """Endings of quantised copies."""
-BLOCK_FP8 = ("deepseek-v3", "minimax", "kimi-k2", "qwen3", "glm-4.5")
-"""Presets whose own 8-bit checkpoints scale blocks of 128 x 128 [quantization_config of their config.json]."""
+BLOCK_FP8 = ("deepseek-v3", "minimax", "kimi-k2")
+"""Presets that are published in 8 bits with scales of blocks of 128 x 128 [quantization_config of their config.json]."""
+BLOCK_FP8_COPIES = re.compile(r"(qwen|zai-org|deepseek-ai|minimaxai)/.*-fp8$", re.IGNORECASE)
+"""Copies of other models in this format, by their own makers."""
 MXFP4_EXPERTS = ("gpt-oss",)
 """Presets that are published with experts in mxfp4 and everything else in bf16."""
 
@@ -69,10 +71,10 @@ def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dic
     """Formats of weights, experts, projections of attention and cache as ``Precision`` takes them; what is not known is absent."""
     named, published = str(row.get("model")).rpartition("/")[2], model.name.lower()
     weights = weight_format(str(row.get("precision.weights") or ""), hardware) or _by_name(named, hardware)
-    block = published.startswith(BLOCK_FP8)
+    block = published.startswith(BLOCK_FP8) or BLOCK_FP8_COPIES.fullmatch(str(row.get("model")))
     if not weights:
         tuned = str(row.get("load.kind")).startswith("mlperf") and "fp8" in hardware.peak_flops
-        weights = "fp8_block" if published.startswith(("deepseek-v3", "minimax")) else "fp8" if tuned else "bf16"
+        weights = "fp8_block" if published.startswith(BLOCK_FP8[:2]) else "fp8" if tuned else "bf16"
     if weights == "fp8" and block:
         weights = "fp8_block"
     found = {"weights": weights}

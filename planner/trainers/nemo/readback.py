@@ -18,6 +18,7 @@ from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.python import Script, last_name
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell.text import gap, is_open, roots
+from planner.trainers.reading.values import read_text
 
 STARTS = ("pretrain_recipe", "finetune_recipe")
 ARGUMENTS = {
@@ -43,6 +44,8 @@ def read(path: Path, said: Given) -> Reading:
         return hydra.read(path, said)
     if suffix in (".py", ".ipynb"):
         settings, notes = _of_script(path, said)
+    elif re.search(hydra.PROGRAM, read_text(path)):
+        return hydra.of_command(path, said)
     else:
         settings, notes = _of_command(path, said), ()
     return _reading(path, said, settings, notes)
@@ -190,5 +193,3 @@ def _of_command(path: Path, said: Given) -> dict[str, Any]:
         if setting is not None:
             settings[setting] = parsed(value)
     return settings
-
-

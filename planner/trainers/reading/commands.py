@@ -147,11 +147,12 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         fields = {"zero": part.size("zero_stage", 2, least=0)}
         states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
         host = {"offload_parameters": 1} if weights == "cpu" else {"offload_optimizer": 100} if states == "cpu" else {}
-        return Sharding(kind="deepspeed", fields={**fields, **host})
+        return Sharding(kind="deepspeed", fields={**fields, **host}, precision=launcher.text("mixed_precision"))
+    precision = launcher.text("mixed_precision")
     if "use_fsdp" in given:
-        return fsdp_section(Settings(path, given), "fsdp_")
+        return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
     if "multi_gpu" in given:
-        return Sharding(fields={"zero": 0})
+        return Sharding(fields={"zero": 0}, precision=precision)
     return None
 
 

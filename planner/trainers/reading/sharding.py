@@ -23,6 +23,7 @@ FSDP_WORDS = (*STRATEGIES, "auto_wrap", "offload")
 HOST_STATES, HOST_ALL = {"offload_optimizer": 100}, {"offload_parameters": 1}
 PRESETS: dict[str, dict[str, int]] = {
     **{f"zero{stage}": {"zero": stage} for stage in range(4)},
+    **{f"default-zero{stage}": {"zero": stage} for stage in (2, 3)},  # swift until 2
     "zero2_offload": {"zero": 2, **HOST_STATES}, "zero3_offload": {"zero": 3, **HOST_ALL},
     **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
     "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},

@@ -30,7 +30,6 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
     training, adapters = data.get("training_args"), data.get("peft_config")
     found = {**data, **(training if isinstance(training, dict) else {})}
     if isinstance(adapters, dict):
-        kind = str(adapters.get("peft_type", "LORA")).lower()
-        names = {"r": "lora_r", "target_modules": "lora_target_modules"}
-        found |= {"train_mode": kind, **{names.get(name, name): value for name, value in adapters.items()}}
+        names = {"r": "lora_r", "target_modules": "lora_target_modules", "peft_type": "train_mode"}
+        found |= {"train_mode": "lora", **{names.get(name, name): value for name, value in adapters.items()}}
     return {name: value for name, value in found.items() if name not in ("training_args", "peft_config")}
