@@ -282,7 +282,12 @@ def accuracy(
     from planner.questions.accuracy.page import print_accuracy
     from planner.questions.accuracy.prediction import pairs_of
     from planner.questions.accuracy.serving_files import serving_pairs, shipped_serving, sorted_files
-    from planner.questions.accuracy.serving_summary import serving_entry, serving_tables, summarise_serving, worst_serving
+    from planner.questions.accuracy.serving_summary import (
+        serving_entry,
+        serving_tables,
+        summarise_serving,
+        worst_serving,
+    )
     from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 
