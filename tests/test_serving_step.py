@@ -75,7 +75,6 @@ def test_a_step_grows_with_batch_context_and_prompt(model: str, layout: ServingL
         for n in (256, 1024, 4096, 8192)
     ]
     for times in (by_batch, by_context, by_prompt):
-    for times in (by_batch, by_context, by_prompt):
         assert all(later >= earlier * (1.0 - 1e-9) for earlier, later in pairwise(times))
 
 
