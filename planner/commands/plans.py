@@ -122,6 +122,8 @@ def export(
     from planner.api import serving_files
 
     if serving_files.is_serve_file(file):
+        if launcher != "torchrun":
+            raise click.UsageError("--launcher is of trainings: a serve plan has scripts, or is exported to dynamo or llm-d")
         made = serving_files.export_file(file, to, output, force=force)
         for warning in made.warnings:
             click.secho(f"warning: {warning}", fg="yellow", err=True)
