@@ -111,8 +111,8 @@ def _accounted(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> Float
     rules, total = one.engine.accounting, one.hardware.usable_memory
     context, group = runtime_bytes(one)
     if rules.school == "share_of_total":
-        parts = {"context": context, "group": group, "graphs": graphs}
-        return rules.share * total - held - peak - sum((parts[name] for name in rules.counts), np.zeros(np.shape(held)))
+        parts: dict[str, Any] = {"context": context, "group": group, "graphs": graphs}
+        return rules.share * total - held - peak - sum(parts[name] for name in rules.counts)
     if rules.school == "reserve":
         return (total - context - group) * (1.0 - reserved(one) / total) - held
     return rules.share * (total - held - peak - context - group - graphs)
