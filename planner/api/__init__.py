@@ -5,6 +5,7 @@ Keywords are the flags of the command line in Python spelling. Quantities are se
 Each call imports what it needs.
 """
 
+# ruff: noqa: F405
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
-from planner.api.serving_calls import (
-    ServePlan,
-    ServePlans,
-    load_serve,
-    serve,
-    serve_cheapest,
-    serve_compare,
-    serve_estimate,
-    serve_what_if,
-)
+from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
@@ -282,7 +274,12 @@ def accuracy(
     from planner.questions.accuracy.page import print_accuracy
     from planner.questions.accuracy.prediction import pairs_of
     from planner.questions.accuracy.serving_files import serving_pairs, shipped_serving, sorted_files
-    from planner.questions.accuracy.serving_summary import serving_entry, serving_tables, summarise_serving, worst_serving
+    from planner.questions.accuracy.serving_summary import (
+        serving_entry,
+        serving_tables,
+        summarise_serving,
+        worst_serving,
+    )
     from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 

@@ -256,3 +256,15 @@ def serve_what_if(
         plan = base if isinstance(base, ServePlan) else load_serve(base)
         request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
     return Answer(Changed(what_if(request, varied, objective, progress)), printed)
+
+
+__all__ = [
+    "ServePlan",
+    "ServePlans",
+    "load_serve",
+    "serve",
+    "serve_cheapest",
+    "serve_compare",
+    "serve_estimate",
+    "serve_what_if",
+]
