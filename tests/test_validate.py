@@ -257,11 +257,14 @@ def test_prediction_modules_of_a_v_are_left_out_and_named(tmp_path: Path) -> Non
 @pytest.mark.proof
 @needs_torch
 def test_prediction_modules_are_counted_on_the_last_stage(tmp_path: Path) -> None:
-    """Level meta of a small plan: a layer, a projection, three norms, a copy of the embedding; logits stored twice."""
+    """Level meta of a small plan: a layer, a projection, three norms, a copy of the embedding; logits stored twice. With recompute
+    what the projection reads and puts out is there in its own backward pass."""
     flags = ("--gpus", "4", "--pp", "2", "--dp", "2", "--num-microbatches", "4", "--global-batch-size", "8")
     found = {}
-    for modules in (0, 1):
-        plan = plan_file(tmp_path, *flags, "--zero", "2", mtp_layers=modules, vocab_size=4096)
+    for modules, recompute in ((0, "none"), (1, "full"), (1, "none")):
+        plan = plan_file(
+            tmp_path, *flags, "--zero", "2", "--recompute", recompute, mtp_layers=modules, vocab_size=4096
+        )
         output = tmp_path / f"{modules}.yaml"
         fresh("import sys; from planner.commands.main import main; main(sys.argv[1:])", "validate", str(plan), "--rung", "meta",
               "--rank", "3", "--output", str(output))  # fmt: skip
@@ -270,6 +273,7 @@ def test_prediction_modules_are_counted_on_the_last_stage(tmp_path: Path) -> Non
         found[modules] = {row["what"]: row for row in rank["memory"]} | {"parameters": rank["parameters"]}
         assert written["unchecked"] == []
         assert all(row["inside"] for row in rank["memory"] if row["bound"]), rank["memory"]
+        assert abs(found[modules]["activations"]["error"]) < 0.01
         assert all(row["inside"] for row in rank["traffic"] if row["operation"] in ("send", "receive")), rank["traffic"]
     h, layer = 1024, 4 * 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024
     assert found[1]["parameters"] - found[0]["parameters"] == layer + 2 * h * h + 3 * h + 4096 * h
