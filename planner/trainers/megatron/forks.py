@@ -41,6 +41,8 @@ def translate(found: Arguments, gpus: int | None) -> None:
         return
     if found.pop("RMSNorm", None) or found.get("norm_dtype") == "RMSNorm":
         found["normalization"] = "RMSNorm"
+    if any(found.pop(one, None) for one in ("fp8_hybrid", "fp8_e4m3")):  # until 2023
+        found["fp8"] = "hybrid"
     if found.get("overlapped_distributed_optimizer"):
         found["overlap_grad_reduce"] = True
     for name, usual in RENAMED.items():
