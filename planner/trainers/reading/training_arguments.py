@@ -10,6 +10,7 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.values import not_priced
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
@@ -128,9 +129,7 @@ def _require_priced(reading: Reading, where: str) -> None:
     names = [one.partition(" = ")[0] for one in reading.unread]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
     if wrong:
-        sets = " ".join(f"--set {one}=false" for one in wrong)
-        decide = "decides memory or degrees and is" if len(wrong) == 1 else "decide memory or degrees and are"
-        raise PlannerError(f"{where}: {', '.join(wrong)} {decide} not priced; {sets} imports the job without")
+        raise not_priced(where, wrong, wrong)
 
 
 def _switches(given: Settings, *names: str) -> list[bool]:
