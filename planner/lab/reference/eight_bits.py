@@ -12,6 +12,7 @@ through layers of torchao 0.18 (torch 2.13, 2026-11), without the copies of weig
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Recipe:
     def sized(self, block: int) -> Recipe:
         """With sides of another length, where they are no whole dimension and no single row."""
         tile, weights = (tuple(block if side > 1 else side for side in one) for one in (self.tile, self.weights))
-        return Recipe(tile=tile, weights=weights, gradients=self.gradients, power_of_two=self.power_of_two, gathers=self.gathers)
+        return dataclasses.replace(self, tile=tile, weights=weights)
 
 
 RECIPES = {
@@ -69,8 +70,6 @@ RECIPES = {
 }
 """By precision of a plan. [torchao 0.18, Float8LinearConfig.from_recipe_name; Transformer Engine, Format.HYBRID with one scale per
 tensor, Float8BlockScaling, MXFP8BlockScaling; DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
-KERNELS = ("fp8", "fp8_row")
-"""Precisions whose products are a kernel of a GPU; those of others, and on a processor, are products of what operands stand for."""
 
 
 class Quantised(NamedTuple):
