@@ -60,6 +60,27 @@ def test_memory_of_mindspeed_is_said_in_a_plans_words(tmp_path: Path) -> None:
     assert fields(again, "recompute", "recompute_modules") == [int(Recompute.SELECTIVE), int(Module.MLP_ACTIVATION | Module.NORM)]
 
 
+def test_words_of_megatron_llama_and_of_yuan(tmp_path: Path) -> None:
+    llama = script(tmp_path, "--overlapped-distributed-optimizer --causal-lm --RMSNorm")
+    assert fields(llama, "zero") == [1] and not llama.model.tied_embeddings and llama.model.norm == "rmsnorm"
+    assert "gradient_overlap=off" not in llama.trainer and llama.unread == ()
+    stages = "--pipeline-model-parallel-size 4 --pipeline-model-parallel-method block --pipeline-model-parallel-blocks "
+    assert fields(script(tmp_path, f"{stages} 3,4,4,5"), "first_stage_layers", "last_stage_layers") == [3, 5]
+    with pytest.raises(PlannerError, match=r"--pipeline-model-parallel-blocks gives the stages \[4, 5, 4, 3\]"):
+        script(tmp_path, f"{stages} 4,5,4,3")
+    with pytest.raises(PlannerError, match="--use-lf-gate is an architecture that its sizes do not tell"):
+        script(tmp_path, "--use-lf-gate")
+
+
+def test_gpus_that_the_degrees_do_not_divide_are_asked_with_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    sizes = SIZES.replace("--vocab-size 32000", "--pipeline-model-parallel-size 16")
+    file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --tokenizer-type Own\n")
+    asked = r"vocab_size=.*; --gpus N \(8 by the file, which tp x pp x cp = 16 does not divide\)"
+    with pytest.raises(OpenQuestionsError, match=asked):
+        read(file, None, Given())
+
+
 def test_experts_of_forks_are_dealt_to_ranks(tmp_path: Path) -> None:
     moe = "--num-experts 64 --moe-router-topk 2 --moe-ffn-hidden-size 512 --disable-bias-linear"
     whole = script(tmp_path, f"{moe} --tensor-model-parallel-size 4 --expert-model-parallel-size 4 --moe-tp-extend-ep")

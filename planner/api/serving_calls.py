@@ -78,6 +78,30 @@ class ServePlan(Result):
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
+    def report(
+        self,
+        path: File | None = None,
+        *,
+        format: str | None = None,
+        chart: str | None = None,
+        price: float | None = None,
+        progress: Progress = silent,
+    ) -> str | bytes:
+        """The plan to look at, written to ``path`` where one is given: html, markdown, json, or png of one ``chart``.
+
+        The format follows from the ending of the path, else it is html. Raises PlannerError.
+        """
+        from planner import library
+        from planner.questions.report.show import format_of
+        from planner.questions.serve.serve_document import serve_report
+
+        output = None if path is None else Path(path)
+        kind = format_of(format, output, chart)
+        made = serve_report(self.file, kind, chart, self.price if price is None else price, progress)
+        if output is not None:
+            library.write_whole(output, made)
+        return made
+
 
 @dataclass(frozen=True, repr=False)
 class ServePlans(Result, Sequence[ServePlan]):

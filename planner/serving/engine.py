@@ -120,7 +120,9 @@ class Accounting:
     rank: Bytes = 0.0
     """Buffers of the engine's own all-reduce for each GPU of the tensor group."""
     logits: Positive
-    """Bytes for each logit of the largest batch while it samples."""
+    """Bytes for each logit of a batch while it samples."""
+    sampled: Positive = 1e9
+    """Sequences of that batch at most; the run that measures the peak of vLLM samples the largest batch."""
     graph: Bytes
     """A captured size, for each layer."""
 

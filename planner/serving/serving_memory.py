@@ -12,8 +12,8 @@ The peak of a step of C tokens, bytes on a GPU:
 stream    2 x C h 2, the residual stream and the normed one
 widest    attention C (2 q + k + v) 2 / t; gated MLP C 3 f 2 / t; experts T K (max(2 f_e / moe_tp, h) + f_e / moe_tp + h / 2) 2 with
           the T tokens of all attention ranks, at most ``expert_tokens`` at once: in and out of both products, and an 8-bit copy
-logits    ``logits`` bytes for each of V and each of the largest batch: copies, sort and sums of sampling. vLLM samples so when it
-          measures its peak: 38 B from logs that state peak, batch and vocabulary [0.6 to 0.26: 1.2, 5.6, 7.4 GiB]
+logits    ``logits`` bytes for each of V and each of the largest batch, at most ``sampled``: copies, sort and sums of sampling. vLLM
+          samples so when it measures its peak: 38 B from logs that state peak, batch and vocabulary [0.6 to 0.26: 1.2 to 7.4 GiB]
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def activation_bytes(one: Placed) -> Floats:
         both = np.maximum(2.0 * inner, model.routed_size) + inner + model.routed_size / 2.0
         widest = np.maximum(widest, rows * both)
     batch = np.minimum(np.ceil(np.asarray(layout.max_batch) / np.asarray(layout.attn_dp)), tokens)
-    logits = one.engine.accounting.logits * model.vocab_size * batch
+    logits = one.engine.accounting.logits * model.vocab_size * np.minimum(batch, one.engine.accounting.sampled)
     return np.maximum(PLAIN * (2.0 * model.hidden_size * tokens + widest), logits)
 
 

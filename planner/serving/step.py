@@ -104,7 +104,7 @@ class _Step:
     def _product(self, n: Any, k: Any, weights: str, tokens: Any = None) -> Floats:
         plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
         fused = self.served.engine.fuses(weights, plain)
-        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights)  # fused
+        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights, fused=fused)
 
     def _projections(self) -> Floats:
         """Products around attention of one layer; KV heads below tp are repeated.
@@ -141,10 +141,19 @@ class _Step:
 
     def _experts(self) -> Floats:
         """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
+        m = self.model
+        routed = self._routed(False)
+        if np.any(self.attn_dp > 1.0):  # dispatch and combine bring a rank its own copies only
+            routed = np.where(self.attn_dp > 1.0, self._routed(True), routed)
+        if not m.num_shared_experts:
+            return routed
+        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
+        return routed + self._mlp(width, self.tp, self.served.precision.weights)
+
+    def _routed(self, sent: bool) -> Floats:
         m, layout = self.model, self.layout
-        tokens = self.tokens * self.attn_dp
-        routed = self.curves.experts_time(
-            tokens,
+        return self.curves.experts_time(
+            self.tokens * self.attn_dp,
             hidden=float(m.routed_size),
             ffn=float(m.expert_ffn_size),
             top_k=float(m.top_k),
@@ -152,11 +161,8 @@ class _Step:
             moe_tp=np.asarray(layout.moe_tp, dtype=np.float64),
             ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
+            sent=sent,
         )
-        if not m.num_shared_experts:
-            return routed
-        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
-        return routed + self._mlp(width, self.tp, self.served.precision.weights)
 
     # ------------------------------------------------------------------------------------------------ attention
 

@@ -100,7 +100,8 @@ class ServingRun:
     @property
     def counts(self) -> bool:
         """In the figures of accuracy: its configuration is known and it is no copy of another row."""
-        return not self.impossible and not any(flag.startswith(NOT_COUNTED) for flag in self.row.flags)
+        unsaid = self.row.get("load.kind") == "concurrency" and not self.row.get("load.value")
+        return not (unsaid or self.impossible or any(flag.startswith(NOT_COUNTED) for flag in self.row.flags))
 
     @property
     def stated(self) -> bool:
@@ -154,6 +155,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         kind, value = "offline", float(requests or own.get("requests") or OFFLINE_REQUESTS)
     elif kind == "concurrency" and not value:
         value = _in_flight(row, split)
+        said = f"{value:g} requests in flight, the batches of its ranks"
     if not value:
         raise PlannerError(f"load: {kind} without a value")
     hit = row.get("options").get("prefix_cache_hit")

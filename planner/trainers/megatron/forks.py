@@ -12,6 +12,7 @@ from planner.trainers.reading.values import MOST_LAYERS, stage_ends
 
 RENAMED = {
     "moe_intermediate_size": "moe_ffn_hidden_size", "moe_num_experts": "num_experts", "moe_top_k": "moe_router_topk",
+    "overlapped_distributed_optimizer": "use_distributed_optimizer", "causal_lm": "untie_embeddings_and_output_weights",
 }  # fmt: skip
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
 """--context-parallel-algo of MindSpeed -> Megatron's communication."""
@@ -38,6 +39,10 @@ def translate(found: Arguments, gpus: int | None) -> None:
     memory or degrees and have none."""
     if found.dumped:
         return
+    if found.pop("RMSNorm", None) or found.get("norm_dtype") == "RMSNorm":
+        found["normalization"] = "RMSNorm"
+    if found.get("overlapped_distributed_optimizer"):
+        found["overlap_grad_reduce"] = True
     for name, usual in RENAMED.items():
         if name in found:
             found.setdefault(usual, found.pop(name))
@@ -92,11 +97,13 @@ def _expert_ranks(found: Arguments, gpus: int | None) -> None:
 
 def _stages(found: Arguments) -> None:
     """Layers of pipeline ranks as MindSpeed says them: one by one, or with places that hold no layer, which its count includes."""
-    listed, empty = found.get("num_layer_list"), found.get("noop_layers")
+    blocks = found.get("pipeline_model_parallel_method") == "block"  # of Yuan
+    name = "pipeline_model_parallel_blocks" if blocks else "num_layer_list"
+    listed, empty = found.get(name), found.get("noop_layers")
     if not (listed or empty) or any(is_open(str(one)) for one in (listed, empty, found.get("num_layers"))):
         return
     pp, total = found.number("pipeline_model_parallel_size", 1), found.number("num_layers", most=MOST_LAYERS)
-    layers = _numbers(found, "num_layer_list") if listed else []
+    layers = _numbers(found, name) if listed else []
     if empty:
         without = _numbers(found, "noop_layers")
         chunk = found.number("num_layers_per_virtual_pipeline_stage") or -(-total // pp)
@@ -108,12 +115,12 @@ def _stages(found: Arguments) -> None:
         found |= {"num_layers": str(sum(layers)), "num_virtual_stages_per_pipeline_rank": str(total // (pp * chunk))}
         found.pop("num_layers_per_virtual_pipeline_stage", None)
     if sum(layers) != found.number("num_layers") or len(layers) != pp:
-        raise PlannerError(f"{found.where}: num_layer_list {shown(listed)} is not {total} layers on {pp} stages")
-    ends = stage_ends(layers, f"{found.where}: {found.spelled('num_layer_list' if listed else 'noop_layers')}")
+        raise PlannerError(f"{found.where}: {name} {shown(listed)} is not {total} layers on {pp} stages")
+    ends = stage_ends(layers, f"{found.where}: {found.spelled(name if listed else 'noop_layers')}")
     for end in ("first", "last"):
         found[f"decoder_{end}_pipeline_num_layers"] = str(ends[f"{end}_stage_layers"])
-    for name in ("num_layer_list", "noop_layers"):
-        found.pop(name, None)
+    for one in (name, "noop_layers"):
+        found.pop(one, None)
 
 
 def _numbers(found: Arguments, name: str) -> list[int]:

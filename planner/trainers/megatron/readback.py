@@ -1,5 +1,6 @@
 """Reads Megatron-LM: a script, a mapping of arguments in YAML, or the dump of arguments in a training log."""
 
+import math
 import re
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from planner.trainers.reading.values import percent, read_text, stage_ends
 
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
+DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ds_sequence_parallel_size")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
@@ -78,19 +80,18 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         model = model_of(found, given, header.group(4) if header else "")
     except PlannerError:
         if waiting:  # what is open may be why
-            _open(found, given)
+            _open(found, given, gpus)
         raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
-    _open(found, given)
+    _open(found, given, gpus)
     assert model is not None
     _dynamic(found)
     layout = _layout(found, model)
     degrees = layout["tp"] * layout["pp"] * layout["cp"]
     experts = layout.get("ep", 1) * layout.get("etp", 1) * layout["pp"]
-    if gpus and (gpus % degrees or gpus % experts) and given.num_gpus is None and not found.dumped:
-        many = f"tp x pp x cp = {degrees}" if gpus % degrees else f"ep x etp x pp = {experts}"
-        ask(found.where, [Question(name="--gpus N", about=f"{gpus} by the file, which {many} does not divide")])
+    if gpus and gpus % experts and given.num_gpus is None and not found.dumped:
+        ask(found.where, [_too_few(gpus, f"ep x etp x pp = {experts}")])
     length = found.number("seq_length") or found.number("encoder_seq_length") or None
     batch = found.number("global_batch_size")
     if not batch and gpus:
@@ -119,11 +120,18 @@ def _dynamic(found: Arguments) -> None:
         found.notes.append("the update of the trained model alone: no rollout, no other model in memory")
 
 
-def _open(found: Arguments, given: Given) -> None:
-    """Raises OpenQuestionsError for all that is not known, GPUs included."""
-    if found.questions:
-        known = given.num_gpus or found.num_gpus or found.get("world_size")
-        ask(found.where, [*found.questions, *([] if known else [NEEDED["num_gpus"]])])
+def _open(found: Arguments, given: Given, gpus: int | None) -> None:
+    """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide."""
+    questions = [*found.questions, *([NEEDED["num_gpus"]] if found.questions and not gpus else [])]
+    degrees = math.prod(_degrees(found)) if gpus and all(str(found.get(one, 1)).isdigit() for one in DEGREES) else 1
+    if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
+        questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))
+    if questions:
+        ask(found.where, questions)
+
+
+def _too_few(gpus: int, degrees: str) -> Question:
+    return Question(name="--gpus N", about=f"{gpus} by the file, which {degrees} does not divide")
 
 
 def _unread(found: Arguments, model: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -149,17 +157,20 @@ def _written(found: Arguments, name: str, value: object) -> str:
 # --------------------------------------------------------------------------------------------------------------- layout
 
 
+def _degrees(found: Arguments) -> tuple[int, int, int]:
+    """(tp, pp, cp); Ulysses of Megatron-DeepSpeed counts as cp."""
+    tp, pp, cp, ulysses = (found.number(one, 1, least=1) for one in DEGREES)
+    return tp, 1 if found.get("no_pipeline_parallel") else pp, ulysses if ulysses > 1 else cp
+
+
 def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
-    tp, pp, cp = (found.number(f"{kind}_size", 1, least=1) for kind in
-                  ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"))  # fmt: skip
-    if found.get("no_pipeline_parallel"):
-        pp = 1
-    ulysses = found.number("ds_sequence_parallel_size", 1)
+    tp, pp, cp = _degrees(found)
     method = found.get("cp_comm_type", ["p2p"])
     method = method[0] if isinstance(method, list) else str(method)
+    if found.number("ds_sequence_parallel_size", 1) > 1:
+        method = "a2a"
     if cp > 1 and method not in CP_METHODS:
         raise PlannerError(f"{found.where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
-    cp, method = (ulysses, "a2a") if ulysses > 1 else (cp, method)
     layout = {
         "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": found.number("micro_batch_size", 1, least=1),
         "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": zero_of(found),

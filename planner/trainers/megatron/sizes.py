@@ -38,7 +38,7 @@ OTHER_MODELS = (
     "mamba_state_dim", "experimental_attention_variant", "linear_attention_type", "linear_attention_freq", "img_h", "img_w",
     "patch_dim", "vision_model_type", "language_model_type", "encoder_num_layers", "decoder_num_layers", "retro_workdir",
     "retro_project_dir", "retro_add_retriever", "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
-    "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens",
+    "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens", "use_lf_gate",
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")

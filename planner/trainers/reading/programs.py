@@ -2,6 +2,7 @@
 argparse. Nothing is executed."""
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,30 @@ from planner.errors import PlannerError
 from planner.trainers.reading.python import last_name
 from planner.trainers.reading.python_text import tree_of
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.values import read_text
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 DEEPEST = 6
 """Classes under classes, modules that import modules."""
 
 
+def trainer_kind(script: Path, program: str) -> str:
+    """Whose trainer a program that is there runs: 'trl', 'old trl' (before it had configurations of its own) or 'transformers';
+    'trl' where it is not there."""
+    file = _file(script, program)
+    text = read_text(file) if file is not None else "from trl import SFTConfig"
+    if re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) is None:
+        return "transformers"
+    return "trl" if re.search(r"\b(SFTConfig|DPOConfig|ModelConfig|TrlParser)\b", text) else "old trl"
+
+
+def _file(script: Path, program: str) -> Path | None:
+    return beside(script, program if program.endswith(".py") else f"{program.replace('.', '/')}.py", (".py",))
+
+
 def usual_options(script: Path, program: str) -> dict[str, Any]:
     """Options of a program with their defaults; empty where it is not there. A module is looked for as a file."""
-    name = program if program.endswith(".py") else f"{program.replace('.', '/')}.py"
-    file = beside(script, name, (".py",))
+    file = _file(script, program)
     if file is None:
         return {}
     classes = _Classes(file)

@@ -58,7 +58,7 @@ PAIRS = (
 """Lengths of question and answer, which are one sequence."""
 DECIDES = re.compile(
     r"lora_dim|.*(lisa|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|prefix_tuning|prompt_tuning|ia3|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
+    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
