@@ -9,7 +9,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import Sharding, said_or_asked
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
@@ -64,12 +64,7 @@ def parse(
     named = given.get("lora_r") is not None and given.get("use_peft") is None and given.flag("lora_enable", True)
     adapters = given.flag("use_peft") or given.flag("use_lora") or given.flag("lora_enable") or named
     bits = _bits(given)
-    found = sharding or accelerate_named(given) or from_arguments(given)
-    about = (
-        "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or "
-        "--set fsdp=no_shard where every GPU holds the whole model"
-    )
-    asked = found is None and num_gpus != 1 and not script
+    found, asked = said_or_asked(given, sharding, launched=bool(script) or num_gpus == 1)
     return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label("model_name_or_path", "model_name"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
@@ -80,9 +75,8 @@ def parse(
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
         lora_targets=adapter_targets(given.get("lora_target_modules", ["q_proj", "v_proj"])),
         frozen_weights=quantised(bits, given.flag("use_bnb_nested_quant")) if bits else "bf16" if half else "fp32",
-        objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(*((Question(name="accelerate", choices=("FILE",), about=about),) if asked else ()),
-                   *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ())),
+        objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ())),
         notes=notes,
     ))  # fmt: skip
 

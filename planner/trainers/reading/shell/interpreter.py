@@ -309,7 +309,8 @@ class _Follower:
             self.command(words)
 
     def command(self, words: list[str]) -> None:
-        """Records a command; of ``srun bash -c '...'`` both what starts it and what the text says."""
+        """Records a command that has options or a file of settings; of ``srun bash -c '...'`` both what starts it and what the
+        text says."""
         for i in range(len(words) - 2):
             if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
                 inner = len(self.script.commands)
@@ -317,7 +318,7 @@ class _Follower:
                 started = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[:i], *one.words], one.under) for one in started]
                 return
-        if any(OPTION.search(word) for word in words):
+        if any(OPTION.search(word) or re.search(r"\.(ya?ml|json|toml)$", word) for word in words):
             self.script.commands.append(Command(words))
 
     def nested(self, text: str) -> None:
