@@ -116,7 +116,7 @@ def resolve(request: Request) -> ResolvedJob:
     """Load what is named, choose what is not, and say so. Raises PlannerError."""
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
-    hardware_name = _hardware(request, assumed)
+    hardware_name = hardware_asked(request.hardware, assumed)
     if request.intra_node:
         hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
@@ -281,11 +281,11 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
     return found
 
 
-def _hardware(request: Request, assumed: list[Assumption]) -> str:
+def hardware_asked(name: str | None, assumed: list[Assumption]) -> str:
     """What is asked for by its name in the library; else the local GPU where the library knows it, with its memory, else the
     common training card."""
-    if request.hardware is not None:
-        found, name = profile_named(request.hardware), request.hardware
+    if name is not None:
+        found = profile_named(name)
         if re.sub("[-_ ]", "", found.lower()) != re.sub("[-_ ]", "", name.lower()) and found != name:
             assumed.append(Assumption("hardware", found, f"what '{name}' usually is", "--hardware"))
         return found

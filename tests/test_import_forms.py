@@ -238,7 +238,7 @@ def test_arguments_of_forks_are_said_in_megatrons_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["--swap-optimizer", "--kd", "--num-layers-teacher 24", "--my-offload-states", "--noop-layers 3,4"]
+    "argument", ["--swap-attention", "--kd", "--num-layers-teacher 24", "--my-offload-states", "--reuse-fp32-param"]
 )
 def test_an_unknown_argument_that_decides_memory_is_refused(argument: str, tmp_path: Path) -> None:
     name = argument.split()[0].removeprefix("--").replace("-", "_")

@@ -209,7 +209,12 @@ def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
-        ("llama-8b", ("--precision", "fp8"), ["precision fp8: linear layers run and are priced in bf16"]),
+        ("llama-8b", ("--precision", "nvfp4", "--trainer", "megatron", "--hardware", "b200-sxm"),
+         ["precision nvfp4: linear layers"]),
+        ("deepseek-v3", ("--pp", "16", "--ep", "8", "--tp", "2", "--precision", "fp8"), [
+            "precision fp8 of routed experts: they run in bf16", "precision fp8 of MLA's down projections",
+            "routing of a trained router",
+        ]),
         ("deepseek-v3", ("--pp", "16", "--ep", "8"), ["routing of a trained router"]),
     ],
 )
@@ -227,7 +232,10 @@ def test_what_can_be_left_out_is_left_out_and_named(
     made = load_plan(file)
     asked = question(made)
     assert [one for one, word in zip(asked.unchecked, says, strict=True) if one.startswith(word)] == list(asked.unchecked)
-    assert asked.split.precision == asked.workload.precision == "bf16"
+    eight = "fp8" in flags
+    assert (asked.split.precision, asked.split.linear, asked.workload.precision) == (
+        ("bf16", "fp8", "fp8") if eight else ("bf16", "", "bf16")
+    )
     assert asked.split.model.mtp_layers == (model == "deepseek-v3")
     assert not asked.workload.model.is_moe or asked.workload.expert_imbalance == 1.0
     found = {"rung": "full", "outcome": "completed", "unchecked": list(asked.unchecked)}
@@ -249,11 +257,14 @@ def test_prediction_modules_of_a_v_are_left_out_and_named(tmp_path: Path) -> Non
 @pytest.mark.proof
 @needs_torch
 def test_prediction_modules_are_counted_on_the_last_stage(tmp_path: Path) -> None:
-    """Level meta of a small plan: a layer, a projection, three norms, a copy of the embedding; logits stored twice."""
+    """Level meta of a small plan: a layer, a projection, three norms, a copy of the embedding; logits stored twice. With recompute
+    what the projection reads and puts out is there in its own backward pass."""
     flags = ("--gpus", "4", "--pp", "2", "--dp", "2", "--num-microbatches", "4", "--global-batch-size", "8")
     found = {}
-    for modules in (0, 1):
-        plan = plan_file(tmp_path, *flags, "--zero", "2", mtp_layers=modules, vocab_size=4096)
+    for modules, recompute in ((0, "none"), (1, "full"), (1, "none")):
+        plan = plan_file(
+            tmp_path, *flags, "--zero", "2", "--recompute", recompute, mtp_layers=modules, vocab_size=4096
+        )
         output = tmp_path / f"{modules}.yaml"
         fresh("import sys; from planner.commands.main import main; main(sys.argv[1:])", "validate", str(plan), "--rung", "meta",
               "--rank", "3", "--output", str(output))  # fmt: skip
@@ -262,6 +273,7 @@ def test_prediction_modules_are_counted_on_the_last_stage(tmp_path: Path) -> Non
         found[modules] = {row["what"]: row for row in rank["memory"]} | {"parameters": rank["parameters"]}
         assert written["unchecked"] == []
         assert all(row["inside"] for row in rank["memory"] if row["bound"]), rank["memory"]
+        assert abs(found[modules]["activations"]["error"]) < 0.01
         assert all(row["inside"] for row in rank["traffic"] if row["operation"] in ("send", "receive")), rank["traffic"]
     h, layer = 1024, 4 * 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024
     assert found[1]["parameters"] - found[0]["parameters"] == layer + 2 * h * h + 3 * h + 4096 * h
@@ -305,7 +317,7 @@ def test_states_on_the_host_are_counted_there_and_not_in_the_peak(tmp_path: Path
         ("moe", {"pp": 2, "zero": 3, "recompute": 1}, {}, "FSDP gathers them anew"),
         ("window", {}, {}, "has 4 norms per layer"),
         ("parallel", {}, {}, "parallel attention"),
-        ("gqa", {}, {"precision": "fp8"}, "precision fp8"),
+        ("gqa", {}, {"precision": "nvfp4"}, "precision nvfp4"),
         ("gqa", {}, {"lora_rank": 8}, "lora_rank 8"),
     ],
 )

@@ -1,6 +1,8 @@
-"""Writes planner/trainers/megatron_bridge/recipes.yaml from a checkout of Megatron-Bridge: python tools/bridge_recipes.py FOLDER"""
+"""Writes planner/trainers/megatron_bridge/recipes.yaml and perf_recipes.yaml from a checkout of Megatron-Bridge:
+python tools/bridge_recipes.py FOLDER"""
 
 import ast
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,11 @@ USUAL = {
     "model.moe_token_dispatcher_type": "alltoall", "model.moe_flex_dispatcher_backend": "deepep",
 }  # fmt: skip
 """What the reader takes where nothing is said."""
+PERFORMANCE = re.compile(r"(?!_)\w+_(pretrain|sft|peft)_\d+gpu_\w+_config")
+UNPRICED = (
+    "ddp.use_megatron_fsdp", "model.fine_grained_activation_offloading", "model.moe_paged_stash", "model.cpu_offloading_num_layers",
+)  # fmt: skip
+"""Settings that decide memory and that the reader has no word for."""
 
 
 def kept(settings: dict[str, Any]) -> dict[str, Any]:
@@ -32,27 +39,58 @@ def kept(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Recipes of models that the library has, and other names of theirs."""
+    """Recipes of models that the library has, and other names of theirs; those of its performance launcher in a file of their own."""
     recipes: dict[str, Any] = {}
+    every: dict[str, Any] = {}
     aliases: dict[str, str] = {}
-    for path in sorted((folder / "src/megatron/bridge/recipes").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for tree in modules(folder / "src/megatron/bridge/recipes"):
         for node in (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)):
             aliases |= {one.asname: one.name for one in node.names if one.asname and one.name.endswith("_config")}
         for name in functions(tree):
             if name.endswith("_config") and not name.startswith("_"):
-                found = kept(settings_of(tree, name, {}))
-                closed = not any(isinstance(value, str) and is_open(value) for value in found.values())
-                if closed and "train.global_batch_size" in found:
+                every[name] = settings_of(tree, name, {})
+                found = kept(every[name])
+                if whole(found):
                     recipes[name] = found
+    every |= {alias: every[name] for alias, name in aliases.items() if name in every}
     aliases = {alias: name for alias, name in sorted(aliases.items()) if name in recipes and alias not in recipes}
+    write("recipes", recipes, yaml.safe_dump({"aliases": aliases}, sort_keys=False, width=10**6))
+    write("perf_recipes", measured(folder / "src/megatron/bridge/perf_recipes", every))
+    print(len(recipes), "recipes,", len(aliases), "aliases")
+
+
+def measured(folder: Path, recipes: dict[str, Any]) -> dict[str, Any]:
+    """Recipes of the performance launcher: they start from others, in whatever module, and helpers change them."""
+    trees, known = list(modules(folder)), dict(recipes)
+    for _ in range(4):
+        for tree in trees:
+            known |= {name: settings_of(tree, name, known) for name in functions(tree)}
+    found = {
+        name: kept(known[name]) for tree in trees for name in functions(tree)
+        if PERFORMANCE.fullmatch(name) and not any(known[name].get(one) for one in UNPRICED)
+    }  # fmt: skip
+    return {name: one for name, one in found.items() if whole(one)}
+
+
+def modules(folder: Path) -> list[ast.Module]:
+    """Modules of a folder, each with the constants of all of them."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))]
+    plain = [node for tree in trees for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    return [ast.Module([*plain, *tree.body], []) for tree in trees]
+
+
+def whole(found: dict[str, Any]) -> bool:
+    """Whether a recipe says all, with nothing that is computed."""
+    return "train.global_batch_size" in found and not any(isinstance(value, str) and is_open(value) for value in found.values())
+
+
+def write(file: str, recipes: dict[str, Any], before: str = "") -> None:
+    """One line per recipe."""
     head = "# Settings of published recipes that decide a plan, written by tools/bridge_recipes.py.\n"
-    head += "# source: NVIDIA-NeMo/Megatron-Bridge, main, 2026-11, src/megatron/bridge/recipes\n"
+    head += f"# source: NVIDIA-NeMo/Megatron-Bridge, main, 2026-11, src/megatron/bridge/{file}\n"
     flow = {name: yaml.safe_dump(recipes[name], default_flow_style=True, width=10**6, sort_keys=False) for name in sorted(recipes)}
     lines = [f"  {name}: {text.strip()}" for name, text in flow.items()]
-    text = yaml.safe_dump({"aliases": aliases}, sort_keys=False, width=10**6)
-    OUTPUT.write_text(head + text + "recipes:\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    print(len(recipes), "recipes,", len(aliases), "aliases")
+    OUTPUT.with_name(f"{file}.yaml").write_text(head + before + "recipes:\n" + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

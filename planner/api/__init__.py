@@ -7,14 +7,24 @@ Each call imports what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Result
+from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
+from planner.api.serving_calls import (
+    ServePlan,
+    ServePlans,
+    load_serve,
+    serve,
+    serve_cheapest,
+    serve_compare,
+    serve_estimate,
+    serve_what_if,
+)
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
@@ -33,20 +43,13 @@ from planner.units import parse
 if TYPE_CHECKING:
     from planner.plan_file import Assumption
     from planner.questions.accuracy.prediction import Pair
+    from planner.questions.accuracy.serving_errors import ServingPair
     from planner.questions.calibrate.output import Calibrated
     from planner.questions.compare.numbers import Comparison
     from planner.questions.doctor.numbers import Diagnosis
     from planner.questions.hardware.diff import ProfileDiff
     from planner.questions.sensitivity.numbers import Sensitivity
     from planner.questions.what_if.numbers import WhatIf
-
-Progress = Callable[[str], None]
-"""Called with what is looked at now."""
-
-
-def silent(_: str) -> None:
-    """No progress is shown."""
-
 
 def plan(
     *,
@@ -257,7 +260,9 @@ class Accuracy(Answer[dict[str, Any]]):
     """Runs with measured and predicted seconds and GiB, and their errors: predicted / measured - 1."""
 
     pairs: tuple[Pair, ...]
-    """Each run with its prediction, in seconds and bytes."""
+    """Each training run with its prediction, in seconds and bytes."""
+    serving: tuple[ServingPair, ...] = ()
+    """Each serving run with its prediction."""
 
     def write_page(self, path: File) -> Path:
         """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
@@ -269,18 +274,28 @@ class Accuracy(Answer[dict[str, Any]]):
 def accuracy(
     paths: Sequence[File] | None = None, *, sweeps: bool = False, worst: int = 0, generic: bool = False
 ) -> Accuracy:
-    """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
-    the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises PlannerError.
+    """Published runs, or those of files and folders, predicted: training and serving. The tables show every sweep of layouts with
+    ``sweeps``, and the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises
+    PlannerError.
     """
     from planner.questions.accuracy.bounds import BOUNDS, GENERIC
     from planner.questions.accuracy.page import print_accuracy
     from planner.questions.accuracy.prediction import pairs_of
+    from planner.questions.accuracy.serving_files import serving_pairs, shipped_serving, sorted_files
+    from planner.questions.accuracy.serving_summary import serving_entry, serving_tables, summarise_serving, worst_serving
     from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 
-    pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths], generic=generic)))
+    files = None if paths is None else sorted_files([Path(one) for one in paths])
+    pairs = tuple(pairs_of(read_runs(None if files is None else files[0], generic=generic))) if not files or files[0] else ()
     report = report_of(pairs, bounded=() if paths is not None else GENERIC if generic else BOUNDS)
-    return Accuracy(report, partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
+    serving, more = tuple(serving_pairs(shipped_serving() if files is None else files[1])), []
+    if serving:
+        report["runs"] += [serving_entry(one) for one in serving]
+        report["summary"]["serving"] = summarise_serving(serving)
+        more = [*serving_tables(report["summary"]["serving"]), *([worst_serving(serving, worst)] if worst else [])]
+    shown = partial(print_accuracy, pairs=pairs, serving=more, sweeps=sweeps, worst=worst)
+    return Accuracy(report, shown, pairs, serving)
 
 
 def calibrate(
@@ -385,7 +400,8 @@ def import_config(
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy",
-    "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile",
-    "sensitivity", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
+    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load",
+    "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
+    "serve_what_if", "show_profile", "what_if",
 ]  # fmt: skip

@@ -26,6 +26,14 @@ if TYPE_CHECKING:  # rich is imported when something is printed
 
 T = TypeVar("T")
 File = str | PathLike[str]
+Progress = Callable[[str], None]
+"""Called with what is looked at now."""
+
+
+def silent(_: str) -> None:
+    """No progress is shown."""
+
+
 class Spent(TypedDict, total=False):
     """What the costs of a report are of; None = not said."""
 

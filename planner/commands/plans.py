@@ -97,13 +97,16 @@ def export(
 ) -> None:
     """Write a plan as a folder that a trainer runs: configuration, launch script, environment, smoke run, README.
 
-    PLAN is a file written by --output of `plan` or `plan estimate`.
+    PLAN is a file written by --output of `plan` or `plan estimate`; one of `plan serve` is written for an engine, or for what runs
+    engines on Kubernetes, with the benchmark that measures what was predicted.
 
     \b
     Examples:
       plan --model llama-70b --gpus 64 --output plan.yaml
       plan export plan.yaml --to megatron --output run/
       plan export plan.yaml --to megatron --output run/ --check
+      plan export serve.yaml --to vllm --output server/ --check
+      plan export serve.yaml --to dynamo --output server/
       plan export --list
     """
     if list_:
@@ -116,7 +119,18 @@ def export(
             "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
         )
     from planner import api
+    from planner.api import serving_files
 
+    if serving_files.is_serve_file(file):
+        made = serving_files.export_file(file, to, output, force=force)
+        for warning in made.warnings:
+            click.secho(f"warning: {warning}", fg="yellow", err=True)
+        click.echo(f"wrote {output}: {', '.join(made.files)}")
+        for note in made.notes:
+            click.echo(f"note: {note}")
+        if check:
+            click.echo(serving_files.check_text(made))
+        return
     written = api.load(file).export(to, output, launcher=launcher, force=force)
     for warning in written.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
@@ -143,6 +157,11 @@ def export(
     "--set", "settings", metavar="NAME=VALUE", multiple=True,
     help="Value of a shell variable, or of a key of the configuration; may be repeated.",
 )  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Engine and version of a server, where the file does not say: vllm@0.33.")
+@click.option("--input-tokens", metavar="N", help="Prompt tokens of a server's requests: 1024, or 512-1024.")
+@click.option("--output-tokens", metavar="N", help="Answer tokens of a server's requests, likewise.")
+@click.option("--concurrency", type=float, metavar="N", help="Requests in flight at a server.")
+@click.option("--rate", type=float, metavar="R", help="Requests per second at a server.")
 @OUTPUT
 def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], **said: Any) -> None:
     """Read a trainer's configuration as a plan, and price it.
@@ -155,6 +174,10 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
     arithmetic, branches. What decides time or memory and stands nowhere is asked for by name, in one sentence.
     Settings that a plan does not hold are listed. What is said with flags goes before what is read.
 
+    What starts a server becomes a serve plan: command lines and scripts of vLLM, SGLang and TensorRT-LLM with the files that they
+    name, and Dynamo's DynamoGraphDeployment. What it does not say takes the engine's default; a benchmark in the same file says
+    the load, else --input-tokens, --output-tokens, --concurrency or --rate.
+
     \b
     Examples:
       plan import train.sh --gpus 64 --hardware h100-sxm --output plan.yaml
@@ -164,9 +187,21 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
       plan import sft/config.yaml --set accelerate=accelerate_configs/fsdp.yaml
       plan import slurm-1234.log --hardware a100-sxm-80gb
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
+      plan import serve.sh --hardware h200-sxm --input-tokens 2048 --output-tokens 256 --concurrency 64
+      plan import dynamo.yaml --from dynamo --set acceptance=0.7 --output serve.yaml
     """
     from planner import api
+    from planner.api import serving_files
 
+    asked = {name: said.pop(name) for name in ("engine", "input_tokens", "output_tokens", "concurrency", "rate")}
+    if serving_files.is_server_file(file, from_):
+        for name in ("trainer", "sequence_length", "global_batch_size", "micro_batch_size"):
+            if said.pop(name) is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} is of a training, and {file} starts a server")
+        _import_server(file, output, settings, {**said, **asked})
+        return
+    if (flag := next((name for name, value in asked.items() if value is not None), None)) is not None:
+        raise click.UsageError(f"--{flag.replace('_', '-')} is of a server, and {file} starts none")
     plan = api.import_config(file, format=from_, settings=settings, **said)
     for one in plan.unread:
         click.secho(f"not in the plan: {one}", fg="yellow", err=True)
@@ -177,6 +212,25 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
         click.echo(f"note: {note}", err=True)
     if output is not None:
         plan.save(output)
+        click.echo(f"wrote {output}", err=True)
+    emit(plan, as_json=False)
+
+
+def _import_server(file: Path, output: Path | None, settings: tuple[str, ...], said: dict[str, Any]) -> None:
+    """A server's command line as a serve plan: printed, and written where asked."""
+    from planner.api.serving_files import import_server
+
+    said |= {"input": said.pop("input_tokens"), "output": said.pop("output_tokens")}
+    plan, read = import_server(file, settings=settings, **said)
+    for one in read.unread:
+        click.secho(f"not in the plan: {one}", fg="yellow", err=True)
+    if read.noise:
+        few = ", ".join(read.noise[:4])
+        click.echo(f"left out: {len(read.noise)} settings that change neither time nor memory ({few})", err=True)
+    for note in read.notes:
+        click.echo(f"note: {note}", err=True)
+    if output is not None:
+        plan.file.save(output)
         click.echo(f"wrote {output}", err=True)
     emit(plan, as_json=False)
 

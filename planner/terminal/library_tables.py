@@ -66,4 +66,7 @@ def target_lines() -> list[str]:
         f"{one.name:{width}}  {one.title}; {one.package} {one.versions}; plans of {', '.join(one.trainers)}"
         for one in map(load_target, TARGETS)
     ]
-    return [*lines, f"launchers: {', '.join(LAUNCHERS)}"]
+    from planner.serving.export.serving_folder import TARGETS as SERVING
+
+    served = [f"{name:{width}}  {title}; serve plans" for name, title in SERVING.items()]
+    return [*lines, *served, f"launchers: {', '.join(LAUNCHERS)}"]

@@ -148,9 +148,21 @@ TABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("later", {"pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4, "precision": "bf16", "fused": True}),
     ("v3", {"pp": 2, "vpp": 2, "schedule": INTERLEAVED, "num_microbatches": 4, "fused": True}),
     ("v3", {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "num_microbatches": 4, "recompute": "full"}),
+    # linear layers in 8 bits; scales are of 8 values where there are blocks
+    ("gqa", {"tp": 2, "fused": True, "linear": "fp8"}),
+    ("gpt", {"tp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2, "linear": "fp8"}),
+    ("llama", {"tp": 2, "fused": True, "recompute": "selective", "linear": "fp8"}),
+    ("llama", {"pp": 2, "schedule": ZB, "num_microbatches": 4, "linear": "fp8", "recompute": "full"}),
+    ("qwen", {"cp": 2, "tp": 2, "fused": True, "linear": "fp8_row"}),
+    ("gqa", {"dp": 2, "zero": 3, "num_microbatches": 3, "linear": "fp8_row"}),
+    ("mla", {"dp": 2, "zero": 3, "fused": True, "linear": "fp8_block", "scale_block": 8}),
+    ("mla", {"tp": 2, "fused": True, "recompute": "full", "linear": "fp8"}),
+    ("shared", {"ep": 2, "tp": 2, "zero": 3, "linear": "fp8_row"}),
+    ("later", {"tp": 2, "pp": 2, "num_microbatches": 4, "fused": True, "linear": "mxfp8", "scale_block": 8}),
+    ("gqa", {"tp": 2, "dp": 2, "zero": 3, "num_microbatches": 3, "precision": "bf16", "fused": True, "linear": "fp8"}),
 )  # fmt: skip
 """Combinations up to 8 processes: model of MODELS and what differs from one process."""
-SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57, 60, 62, 66)
+SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57, 60, 62, 66, 68, 72)
 """Rows of TABLE that the tests run."""
 
 

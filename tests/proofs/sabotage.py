@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from planner.lab.reference import fused_operators, transformer, virtual_stage
+from planner.lab.reference import eight_bits, fused_operators, transformer, virtual_stage
 from planner.lab.reference.split import Split
-from planner.lab.run import training
+from planner.lab.run import tensor_parallel, training
 from planner.lab.run.parity import Truth, of_rank
 from tests.proofs.forked_ranks import run_ranks
 from tests.proofs.parity import combination
@@ -120,8 +120,31 @@ def _sums_in_bf16() -> list[Patch]:
     ]
 
 
+def _other_gradients() -> list[Patch]:
+    recipe = dataclasses.replace(tensor_parallel.RECIPES["fp8"], gradients=eight_bits.E4M3)
+    return [(tensor_parallel, "RECIPES", {"fp8": recipe})]
+
+
+def _wide_inputs() -> list[Patch]:
+    def cast(self: Any, x: Any, axis: int) -> Any:
+        return self.quantised(x, axis, self.recipe.tile, 1 if self.split == 1 else None, eight_bits.E5M2)
+
+    return [(eight_bits.Shared, "input", cast)]
+
+
+def _other_scale() -> list[Patch]:
+    original = eight_bits.Shared.weight
+
+    def weight(self: Any, w: Any, axis: int) -> Any:
+        found = original(self, w, axis)
+        return found._replace(scale=found.scale * 1.01)
+
+    return [(eight_bits.Shared, "weight", weight)]
+
+
 DP, PP, TP, CP = {"dp": 2, "num_microbatches": 3}, {"pp": 2, "num_microbatches": 4}, {"tp": 2}, {"cp": 2}
 BF16: dict[str, Any] = {"dp": 2, "precision": "bf16"}
+FP8: dict[str, Any] = {"tp": 2, "linear": "fp8"}
 EP: dict[str, Any] = {"tp": 2, "ep": 2}
 SABOTAGE: tuple[tuple[str, Callable[[], list[Patch]], str, dict[str, Any], str], ...] = (
     ("no gradient sync over dp", lambda: [(_fsdp_collectives.DefaultReduceScatter, "__call__", _own_chunk)],
@@ -145,6 +168,13 @@ SABOTAGE: tuple[tuple[str, Callable[[], list[Patch]], str, dict[str, Any], str],
      "later", PP, "parameters"),
     ("loss of prediction modules x 2", lambda: [(virtual_stage, "LATER_LOSS", 2.0 * virtual_stage.LATER_LOSS)],
      "later", PP, "losses"),
+    ("fp8 scales of each rank's own largest values", lambda: [(eight_bits.Shared, "over_ranks", lambda *_: False)],
+     "llama", FP8, "parameters"),
+    ("fp8 scales per row of each rank's own", lambda: [(eight_bits.Shared, "over_ranks", lambda *_: False)],
+     "llama", {"tp": 2, "linear": "fp8_row"}, "parameters"),
+    ("fp8 gradients in e4m3", _other_gradients, "llama", FP8, "parameters"),
+    ("fp8 inputs in e5m2", _wide_inputs, "llama", FP8, "losses"),
+    ("fp8 scale of weights x 1.01", _other_scale, "llama", FP8, "losses"),
 )  # fmt: skip
 """What is wrong, how it is made so, the model of tests.proofs.parity and its split, and a word of the sentence that says it."""
 

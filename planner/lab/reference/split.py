@@ -11,6 +11,8 @@ from planner.workload import Workload
 
 SCHEDULES = dict(sorted({**fully_shard.SCHEDULES, Schedule.ZB_H1: "InterleavedZeroBubble"}.items()))
 """Names of torch.distributed.pipelining."""
+EIGHT_BITS = ("fp8", "fp8_row", "fp8_block", "mxfp8")
+"""Precisions whose linear layers multiply values of 8 bits; ``eight_bits.RECIPES``."""
 LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
 
@@ -61,6 +63,10 @@ class Split:
     """none, selective (attention and every second matrix product are kept) or full."""
     precision: str = "fp32"
     """bf16 (fp32 shards, gradients reduced in fp32), fp32 or fp64."""
+    linear: str = ""
+    """Of ``eight_bits.RECIPES``, how linear layers get operands in 8 bits; none = as all else."""
+    scale_block: int = 0
+    """Values that share a scale where the recipe has blocks; 0 = as many as it says."""
     optimizer: str = "sgd"
     """sgd or adam."""
     fused: bool = False
@@ -114,7 +120,9 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         dp_shard=int(layout.shard), zero=int(layout.zero), one_root=trainer.traffic.root_units > 1,
         schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
-        precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
+        precision="bf16" if workload.precision in EIGHT_BITS else workload.precision,
+        linear=workload.precision if workload.precision in EIGHT_BITS else "",
+        optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4, attention=trainer.kernels.attention_kernel, host_states=int(layout.offload_optimizer),
     )  # fmt: skip
 
@@ -141,8 +149,8 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
     reasons = (
         *((found, f"{model.name} has {what}, which the torch model of `plan validate` has not; validate a model without")
           for what, found in missing.items()),
-        (work.precision not in ("bf16", "fp32"),
-         f"precision {work.precision}: the torch model computes in bf16 or fp32, and fp8 plans in bf16; plan with one of them"),
+        (work.precision not in ("bf16", "fp32", *EIGHT_BITS),
+         f"precision {work.precision}: the torch model computes in bf16, fp32 or {', '.join(EIGHT_BITS)}; plan with one of them"),
         (work.optimizer not in ("adam", "sgd"),
          f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them"),
         (work.lora_rank, f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters"),

@@ -17,7 +17,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.lab.reference.attention_kernel import RAN, attend_by
+from planner.lab.reference.eight_bits import QuantisedLinear, remembers
 from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
+from planner.lab.reference.local_part import whole
 from planner.lab.reference.split import Split
 from planner.model import ModelSpec
 
@@ -60,20 +62,14 @@ class Place:
     """Kernel that attention is priced as."""
 
 
-def whole(weight: Tensor) -> Tensor:
-    """What this rank has of a weight. Of one that is the same on all tensor-parallel ranks, which meet different tokens or
-    heads, the gradient is the sum of theirs."""
-    if not isinstance(weight, DTensor):
-        return weight
-    return weight.to_local(grad_placements=[Partial()] if weight.placements[0].is_replicate() else None)
-
-
 class Norm(nn.Module):
     """RMS norm or layer norm over the last dimension."""
 
     def __init__(self, size: int, kind: str, fused: bool) -> None:
         super().__init__()
         self.fused = fused
+        self.quantised = False
+        """Its output goes into linear layers in 8 bits."""
         self.weight = nn.Parameter(torch.ones(size))
         self.bias = nn.Parameter(torch.zeros(size)) if kind == "layernorm" else None
 
@@ -83,9 +79,15 @@ class Norm(nn.Module):
         if self.bias is not None:
             return functional.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
         if self.fused:
-            return OPS.rms_norm(x, weight, EPSILON)[0]
+            y = _rms_norm(x, weight)
+            return remembers(y, _rms_norm, x, weight) if self.quantised else y
         wide = exact(x)  # in at least single precision  [transformers, LlamaRMSNorm]
         return weight * (wide * (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """As one operator."""
+    return OPS.rms_norm(x, weight, EPSILON)[0]
 
 
 def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -170,16 +172,19 @@ class LatentAttention(nn.Module):
             x = x.to_local(grad_placements=[Partial()])
         narrow = x
         if self.q_down is not None and self.q_down_norm is not None:
-            narrow = self.q_down_norm(functional.linear(x, whole(self.q_down.weight)))
-        q = functional.linear(narrow, whole(self.q_up.weight)).unflatten(-1, (-1, self.nope + self.rope))
-        kv, key = functional.linear(x, whole(self.kv_down.weight)).split([self.rank, self.rope], -1)
-        kv = functional.linear(self.kv_down_norm(kv), whole(self.kv_up.weight)).unflatten(
-            -1, (-1, self.nope + self.value)
-        )
+            narrow = self.q_down_norm(_local(x, self.q_down))
+        q = _local(narrow, self.q_up).unflatten(-1, (-1, self.nope + self.rope))
+        kv, key = _local(x, self.kv_down).split([self.rank, self.rope], -1)
+        kv = _local(self.kv_down_norm(kv), self.kv_up).unflatten(-1, (-1, self.nope + self.value))
         key = rotary(key[:, :, None], self.place, self.fused).expand(-1, -1, q.shape[2], -1)
         q = torch.cat([q[..., : self.nope], rotary(q[..., self.nope :], self.place, self.fused)], -1)
         k = torch.cat([kv[..., : self.nope], key], -1)
         return self.out(attend(q, k, kv[..., self.nope :].contiguous(), self.place).flatten(2))
+
+
+def _local(x: Tensor, linear: nn.Linear) -> Tensor:
+    """A linear layer, of what this rank has of both."""
+    return linear(x) if isinstance(linear, QuantisedLinear) else functional.linear(x, whole(linear.weight))
 
 
 class Mlp(nn.Module):
@@ -199,7 +204,9 @@ class Mlp(nn.Module):
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
         if self.fused:
-            return self.down(OPS.swiglu(self.gate(x), self.up(x)))
+            gate, up = self.gate(x), self.up(x)
+            inner = OPS.swiglu(gate, up)
+            return self.down(remembers(inner, OPS.swiglu, gate, up) if isinstance(self.down, QuantisedLinear) else inner)
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
@@ -304,7 +311,7 @@ def every_second_matmul() -> Any:
     """
     seen = {False: 0, True: 0}
     aten = torch.ops.aten
-    products = (aten.mm.default, aten.linear.default, aten.addmm.default)
+    products = (aten.mm.default, aten.linear.default, aten.addmm.default, OPS.fp8_product.default)
 
     def policy(ctx: Any, function: Any, *_: Any, **__: Any) -> Any:
         if function in products:

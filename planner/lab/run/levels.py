@@ -21,7 +21,7 @@ from planner.detect import memory_is_off
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
-from planner.lab.reference.split import LIKE_TORCH, Split, split_of
+from planner.lab.reference.split import EIGHT_BITS, LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute, is_v_shaped
 from planner.plan_file import Plan, plan_from_dict
 from planner.rules import Job, check
@@ -89,8 +89,10 @@ def question(plan: Plan) -> Question:
         changes += more
     cluster = plan.cluster()
     try:
-        on_device = layout.replace(offload_optimizer=0)  # states on the host are run whichever trainer has them
-        check(Job(workload=workload, cluster=cluster, trainer=trainer), on_device)
+        on_device = layout.replace(offload_optimizer=0)  # states on the host are run whichever trainer has them, and so is fp8
+        known = workload.precision in trainer.legal.precisions or workload.precision not in EIGHT_BITS
+        check(Job(workload=workload if known else dataclasses.replace(workload, precision="fp8"), cluster=cluster, trainer=trainer),
+              on_device)  # fmt: skip
     except PlannerError as error:
         if not changes:
             raise
@@ -107,7 +109,15 @@ def question(plan: Plan) -> Question:
 def _without(workload: Workload, layout: Layout) -> tuple[Workload, list[str]]:
     """The workload without what the torch model has not, and can be left out of the run and of the prediction alike; each named."""
     unchecked = []
-    if workload.precision in LOW_PRECISIONS:
+    if workload.precision in EIGHT_BITS and workload.model.is_moe:
+        unchecked.append(
+            f"precision {workload.precision} of routed experts: they run in bf16 and are priced in {workload.precision}"
+        )
+    if workload.precision in EIGHT_BITS and workload.model.is_mla and int(layout.tp) > 1:
+        unchecked.append(
+            f"precision {workload.precision} of MLA's down projections, whole on each tensor-parallel rank: they run in bf16"
+        )
+    if workload.precision in LOW_PRECISIONS and workload.precision not in EIGHT_BITS:
         unchecked.append(
             f"precision {workload.precision}: linear layers run and are priced in bf16; their casts, products and bytes in "
             f"{workload.precision} are not"

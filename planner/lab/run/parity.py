@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.lab.reference.split import Split, Stage
 from planner.lab.run.serial_model import SerialModel
+from planner.lab.run.serial_rounding import Rounding
+from planner.lab.run.tensor_parallel import quantised_names
 from planner.lab.run.training import Meshes, Run, initial, tokens
 from planner.model import ModelSpec
 
@@ -39,9 +41,20 @@ def serial(split: Split, rounded: bool = False) -> tuple[list[float], dict[str, 
     gradients, passes in bf16.
     """
     drawn, kept = torch.float64 if split.precision == "fp64" else torch.float32, torch.float32 if rounded else torch.float64
-    alone = SerialModel(split.model, lambda name, shape: initial(name, shape, drawn).to(kept), rounded)
+    alone = SerialModel(split.model, lambda name, shape: initial(name, shape, drawn).to(kept), rounded, _eight_bits(split))
     scalars = alone.train([tokens(split, step) for step in range(STEPS)], split.learning_rate, split.clip)
     return scalars, {name: one.detach() for name, one in alone.weights.items()}
+
+
+def _eight_bits(split: Split) -> tuple[Rounding, frozenset[str]] | None:
+    """Scales are of the tokens of one microbatch, of which a context-parallel rank has its chunks r and 2 c - 1 - r."""
+    if not split.linear:
+        return None
+    block = split.scale_block or {"mxfp8": 32}.get(split.linear, 128)
+    numbers = torch.arange(split.global_batch_size * split.sequence_length)
+    passes = numbers.view(-1, split.micro_batch_size, 2 * split.cp, split.sequence_length // (2 * split.cp))
+    groups = tuple(one[:, [r, 2 * split.cp - 1 - r]].flatten() for one in passes for r in range(split.cp))
+    return Rounding(split.linear, block, groups), frozenset(name for name, _ in quantised_names(split))
 
 
 OfRank = tuple[list[float], dict[str, Any], set[str]]

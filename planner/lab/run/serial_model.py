@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from planner.lab.run.serial_rounding import RoundedProduct, Rounding
 from planner.model import ModelSpec
 
 ROTARY_BASE, EPSILON, MOMENTUM = 500000.0, 1e-6, 0.9
@@ -33,6 +34,8 @@ class SerialModel:
     model: ModelSpec
     draw: Draw
     rounded: bool = False
+    eight_bits: tuple[Rounding, frozenset[str]] | None = None
+    """How linear layers of such last words of their names round their operands to 8 bits."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Parameters, in the precision of the update."""
 
@@ -49,7 +52,12 @@ class SerialModel:
 
     def linear(self, x: Tensor, name: str, out: int, bias: bool = False) -> Tensor:
         """x W^T + b of (..., in)."""
-        y = x @ self.weight(f"{name}.weight", out, x.shape[-1]).T
+        weight = self.weight(f"{name}.weight", out, x.shape[-1])
+        if self.eight_bits is not None and name.rpartition(".")[2] in self.eight_bits[1]:
+            rows = RoundedProduct.apply(x.flatten(0, -2), weight, self.eight_bits[0])
+            y = rows.unflatten(0, x.shape[:-1])
+        else:
+            y = x @ weight.T
         return y + self.weight(f"{name}.bias", out) if bias else y
 
     def norm(self, x: Tensor, name: str, kind: str = "rmsnorm") -> Tensor:

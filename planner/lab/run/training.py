@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, parallel
 from torch.nn import functional
 
 from planner.lab.reference import transformer
@@ -29,6 +29,7 @@ from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import FORWARD, Experts, Place, angles
 from planner.lab.reference.virtual_stage import Part
 from planner.lab.run.host_states import HostStates
+from planner.lab.run.tensor_parallel import quantise, split_tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -97,40 +98,6 @@ class Meshes:
         return mesh.get_group(name) if mesh is not None and mesh[name].size() > 1 else None
 
 
-def split_tensors(part: Part, mesh: DeviceMesh) -> None:
-    """Tensor parallelism with sequence parallelism: norms work on tokens of this rank, matrices on its heads and columns."""
-    gathered = parallel.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel(output_layouts=Shard(1))
-    parallel.parallelize_module(part, mesh, {
-        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "head": parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1)),
-    })  # fmt: skip
-    for module in part.ahead:
-        split_columns = parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1))
-        parallel.parallelize_module(module, mesh, {"projection": split_columns})
-    for layer in part.every_layer():
-        mlp = "mlp.shared" if isinstance(layer.mlp, transformer.Mixture) else "mlp"
-        parallel.parallelize_module(layer, mesh, {  # names that a module has not are left out
-            "attention": gathered, "attention.[qkv]": columns, "attention.out": rows,
-            mlp: gathered, f"{mlp}.gate": columns, f"{mlp}.up": columns, f"{mlp}.down": rows,
-        })  # fmt: skip
-    for module in part.modules():  # weights that they read by themselves: MLA's up projections by heads, others on all ranks
-        if isinstance(module, transformer.LatentAttention):
-            _spread(module.q_up, mesh, Shard(0))
-            _spread(module.kv_up, mesh, Shard(0))
-            for down in (module.q_down, module.kv_down):
-                if down is not None:
-                    _spread(down, mesh, Replicate())
-        elif isinstance(module, (transformer.Norm, Part, transformer.Mixture)):
-            _spread(module, mesh, Replicate())
-
-
-def _spread(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """The module's own parameters as DTensors."""
-    for name, value in list(module.named_parameters(recurse=False)):
-        setattr(module, name, nn.Parameter(distribute_tensor(value, mesh, [placement], src_data_rank=None)))
-
-
 def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
     """Shards (or replicas) of weights in their own precision, gathered in the one that computes; gradients are sums."""
     half = split.precision == "bf16"
@@ -190,6 +157,8 @@ class Run:
         with torch.device("meta"):
             part = Part(split, number, self.place)
         torch.set_default_dtype(before)
+        if split.linear:
+            quantise(part, split, self.meshes.group("tp"))
         if split.tp > 1:
             split_tensors(part, self.meshes.all["tp"])
         if split.model.tied_embeddings and part.head is not None and part.embedding is not None:

@@ -23,8 +23,9 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def template(trainer: str, file: str) -> str:
-    """The text of a file in a trainer's folder."""
-    return resources.files(f"planner.trainers.{trainer}").joinpath(file).read_text(encoding="utf-8")
+    """The text of a file in a trainer's folder, or in a package that is named in full."""
+    package = trainer if trainer.startswith("planner.") else f"planner.trainers.{trainer}"
+    return resources.files(package).joinpath(file).read_text(encoding="utf-8")
 
 
 def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> dict[str, Any]:
@@ -41,6 +42,11 @@ def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> dict[str, An
 def filled_text(job: ExportJob, file: str, **values: Any) -> str:
     """A file of the bundle from a template of jinja2, in this folder or in that of a trainer."""
     return str(_templates(None).get_template(file if "/" in file else f"bundle/{file}").render({**job.facts, **values}))
+
+
+def text_from(file: str, **facts: Any) -> str:
+    """A file from a template of jinja2, ``package/name``, that names these facts and no others."""
+    return str(_templates(None).get_template(file).render(facts))
 
 
 def refused(job: ExportJob, trainer: str, **values: Any) -> list[str]:

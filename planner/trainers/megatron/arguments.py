@@ -19,7 +19,7 @@ DUMPED = re.compile(r"^(?:.*?:)?\s*(\w+) \.{2,} (.*?)\s*$")
 RENAMED = {
     "fp8_format": "fp8", "fp4_format": "fp4", "norm_epsilon": "layernorm_epsilon", "num_moe_experts": "num_experts",
     "model_parallel_size": "tensor_model_parallel_size", "moe_expert_parallel_size": "expert_model_parallel_size",
-    "checkpoint_num_layers": "recompute_num_layers",
+    "checkpoint_num_layers": "recompute_num_layers", "checkpoint_activations_granularity": "recompute_granularity",
     "activations_checkpoint_num_layers": "recompute_num_layers", "activations_checkpoint_method": "recompute_method",
     "recompute_activations_num_layers": "recompute_num_layers", "moe_topk": "moe_router_topk", "topk": "moe_router_topk",
 }  # fmt: skip
@@ -198,7 +198,8 @@ def ask_for_gaps(found: Arguments, script: Script | None, not_needed: tuple[str,
     for name, value in found.items():
         values = [str(one) for one in (value if isinstance(value, list) else [value])]
         if decides(name) and name not in not_needed and any(is_open(one) for one in values):
-            ask_for(found, name, tuple(roots(" ".join(values))) or (name,), script)
+            for one in roots(" ".join(values)) or [name]:
+                ask_for(found, name, (one,), script)
 
 
 def take_settings(found: Arguments, given: Given) -> None:

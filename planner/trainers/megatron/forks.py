@@ -5,20 +5,23 @@ import re
 
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron.arguments import Arguments, known_arguments
+from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.shell import is_open
+from planner.trainers.reading.values import MOST_LAYERS, stage_ends
 
 RENAMED = {
     "moe_intermediate_size": "moe_ffn_hidden_size", "moe_num_experts": "num_experts", "moe_top_k": "moe_router_topk",
+    "overlapped_distributed_optimizer": "use_distributed_optimizer", "causal_lm": "untie_embeddings_and_output_weights",
 }  # fmt: skip
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
 """--context-parallel-algo of MindSpeed -> Megatron's communication."""
+RECOMPUTED = {"recompute_activation_function": "moe_act", "recompute_norm": "layernorm"}
+"""Switches of MindSpeed -> names after --recompute-modules.  [MindSpeed, docs/features/activation-function-recompute.md]"""
 NOT_PRICED = (
-    "swap_optimizer", "swap_attention", "reuse_fp32_param", "num_layer_list", "noop_layers", "recompute_activation_function",
-    "recompute_norm", "recompute_in_advance", "tp_2d", "moe_zero_memory", "moe_tp_extend_ep", "schedules_method", "kd",
-    "num_layers_teacher", "mos", "peft_type", "moe_expert_model_parallelism", "moe_data_distributed",
-    "expert_interval", "full_attention_interval", "num_zero_experts", "enable_dsa_indexer", "enable_mhc", "kv_compress",
-    "use_ascend_mc2",
+    "swap_attention", "reuse_fp32_param", "recompute_in_advance", "tp_2d", "moe_zero_memory", "schedules_method", "kd",
+    "num_layers_teacher", "mos", "peft_type", "moe_data_distributed", "expert_interval", "full_attention_interval",
+    "num_zero_experts", "enable_dsa_indexer", "enable_mhc", "kv_compress", *RECOMPUTED,
 )  # fmt: skip
 DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
@@ -31,14 +34,22 @@ HARMLESS = re.compile(
 )
 
 
-def translate(found: Arguments) -> None:
-    """Says arguments of forks in Megatron's words. Raises PlannerError for those that decide memory or degrees and have none."""
+def translate(found: Arguments, gpus: int | None) -> None:
+    """Says arguments of forks in Megatron's words; ``gpus`` of the job, None = not known. Raises PlannerError for those that decide
+    memory or degrees and have none."""
     if found.dumped:
         return
+    if found.pop("RMSNorm", None) or found.get("norm_dtype") == "RMSNorm":
+        found["normalization"] = "RMSNorm"
+    if found.get("overlapped_distributed_optimizer"):
+        found["overlap_grad_reduce"] = True
     for name, usual in RENAMED.items():
         if name in found:
             found.setdefault(usual, found.pop(name))
+    _stages(found)
     _experts(found)
+    _expert_ranks(found, gpus)
+    _memory(found)
     algorithm = found.pop("context_parallel_algo", None)
     if algorithm is not None and found.number("context_parallel_size", 1) > 1:
         if str(algorithm) not in CP_ALGORITHMS:
@@ -48,6 +59,76 @@ def translate(found: Arguments) -> None:
     if found.get("attention_head_type") == "multiquery":
         found |= {"group_query_attention": True, "num_query_groups": "1"}
     refuse(found)
+
+
+def _memory(found: Arguments) -> None:
+    """What MindSpeed keeps elsewhere or computes again.  [MindSpeed, docs/features/swap-optimizer.md, reuse-fp32-param.md]"""
+    if found.pop("swap_optimizer", None):
+        found["optimizer_cpu_offload"] = True
+        found.notes.append("swap-optimizer: states wait on the host and are updated on the device; priced as updated on the host")
+    if found.get("reuse_fp32_param") and found.get("use_distributed_optimizer"):
+        del found["reuse_fp32_param"]
+        found.notes.append("reuse-fp32-param saves 2 / dp bytes per parameter, which the plan counts")
+    modules = [module for name, module in RECOMPUTED.items() if found.get(name)]
+    limited = [name for name in found if name.startswith("recompute_activation_function_")]
+    if modules and not limited and not any(found.get(f"recompute_{one}") for one in ("granularity", "method", "num_layers")):
+        found |= {"recompute_granularity": "selective", "recompute_modules": modules}
+        for name in RECOMPUTED:
+            found.pop(name, None)
+
+
+def _expert_ranks(found: Arguments, gpus: int | None) -> None:
+    """Ranks that experts are dealt to. MindSpeed's moe-tp-extend-ep: those of tensor parallelism too, none of them cut. MegaBlocks:
+    all data parallel ranks, and where these are more than experts, parts of experts.  [megablocks/layers/mpu.py]"""
+    if found.get("moe_tp_extend_ep"):
+        del found["moe_tp_extend_ep"]
+        whole = found.number("expert_model_parallel_size", 1) * found.number("tensor_model_parallel_size", 1)
+        found |= {"expert_model_parallel_size": str(whole), "expert_tensor_parallel_size": "1"}
+    blocks = found.get("moe_expert_model_parallelism") and found.get("num_experts")
+    if blocks and found.number("tensor_model_parallel_size", 1) == 1:
+        del found["moe_expert_model_parallelism"]
+        if gpus is None:
+            found.questions.append(NEEDED["num_gpus"])
+            return
+        ranks = max(gpus // found.number("pipeline_model_parallel_size", 1), 1)
+        own = min(ranks, found.number("num_experts"))
+        found |= {"expert_model_parallel_size": str(own), "expert_tensor_parallel_size": str(max(ranks // own, 1))}
+
+
+def _stages(found: Arguments) -> None:
+    """Layers of pipeline ranks as MindSpeed says them: one by one, or with places that hold no layer, which its count includes."""
+    blocks = found.get("pipeline_model_parallel_method") == "block"  # of Yuan
+    name = "pipeline_model_parallel_blocks" if blocks else "num_layer_list"
+    listed, empty = found.get(name), found.get("noop_layers")
+    if not (listed or empty) or any(is_open(str(one)) for one in (listed, empty, found.get("num_layers"))):
+        return
+    pp, total = found.number("pipeline_model_parallel_size", 1), found.number("num_layers", most=MOST_LAYERS)
+    layers = _numbers(found, name) if listed else []
+    if empty:
+        without = _numbers(found, "noop_layers")
+        chunk = found.number("num_layers_per_virtual_pipeline_stage") or -(-total // pp)
+        dense = str(found.get("first_k_dense_replace", 0))
+        early = dense.isdigit() and min(without) < int(dense)
+        if listed or early or max(without) >= total or total % (pp * chunk):
+            raise PlannerError(f"{found.where}: noop_layers is {shown(empty)}, which does not fit {total} layers on {pp} stages")
+        layers = [sum(place // chunk % pp == rank for place in range(total) if place not in without) for rank in range(pp)]
+        found |= {"num_layers": str(sum(layers)), "num_virtual_stages_per_pipeline_rank": str(total // (pp * chunk))}
+        found.pop("num_layers_per_virtual_pipeline_stage", None)
+    if sum(layers) != found.number("num_layers") or len(layers) != pp:
+        raise PlannerError(f"{found.where}: {name} {shown(listed)} is not {total} layers on {pp} stages")
+    ends = stage_ends(layers, f"{found.where}: {found.spelled(name if listed else 'noop_layers')}")
+    for end in ("first", "last"):
+        found[f"decoder_{end}_pipeline_num_layers"] = str(ends[f"{end}_stage_layers"])
+    for one in (name, "noop_layers"):
+        found.pop(one, None)
+
+
+def _numbers(found: Arguments, name: str) -> list[int]:
+    given = found[name]
+    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        raise PlannerError(f"{found.where}: {name} is {shown(given)}; whole numbers with commas are understood")
+    return [int(one) for one in text.split(",")]
 
 
 def _experts(found: Arguments) -> None:

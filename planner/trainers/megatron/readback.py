@@ -1,5 +1,6 @@
 """Reads Megatron-LM: a script, a mapping of arguments in YAML, or the dump of arguments in a training log."""
 
+import math
 import re
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from planner.trainers.megatron.sizes import model_of
 from planner.trainers.megatron.trainer_words import optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.values import percent, read_text
+from planner.trainers.reading.values import percent, read_text, stage_ends
 
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
+DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ds_sequence_parallel_size")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
@@ -72,25 +74,24 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found["seq_length" if name == "sequence_length" else name] = str(value)
     waiting = bool(found.questions)
     readable(found)
+    gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
     try:
-        translate(found)
+        translate(found, gpus)
         model = model_of(found, given, header.group(4) if header else "")
     except PlannerError:
         if waiting:  # what is open may be why
-            _open(found, given)
+            _open(found, given, gpus)
         raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
-    _open(found, given)
+    _open(found, given, gpus)
     assert model is not None
     _dynamic(found)
-    gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
     layout = _layout(found, model)
     degrees = layout["tp"] * layout["pp"] * layout["cp"]
     experts = layout.get("ep", 1) * layout.get("etp", 1) * layout["pp"]
-    if gpus and (gpus % degrees or gpus % experts) and given.num_gpus is None and not found.dumped:
-        many = f"tp x pp x cp = {degrees}" if gpus % degrees else f"ep x etp x pp = {experts}"
-        ask(found.where, [Question(name="--gpus N", about=f"{gpus} by the file, which {many} does not divide")])
+    if gpus and gpus % experts and given.num_gpus is None and not found.dumped:
+        ask(found.where, [_too_few(gpus, f"ep x etp x pp = {experts}")])
     length = found.number("seq_length") or found.number("encoder_seq_length") or None
     batch = found.number("global_batch_size")
     if not batch and gpus:
@@ -102,8 +103,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     return Reading(
         trainer=header.group(3) if header else trainer_of(found, model), model=model, sequence_length=length,
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
-        num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise, notes=tuple(found.notes),
-        lora_rank=rank, lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
+        num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
+        notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank,
+        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
     )  # fmt: skip
 
 
@@ -118,11 +120,18 @@ def _dynamic(found: Arguments) -> None:
         found.notes.append("the update of the trained model alone: no rollout, no other model in memory")
 
 
-def _open(found: Arguments, given: Given) -> None:
-    """Raises OpenQuestionsError for all that is not known, GPUs included."""
-    if found.questions:
-        known = given.num_gpus or found.num_gpus or found.get("world_size")
-        ask(found.where, [*found.questions, *([] if known else [NEEDED["num_gpus"]])])
+def _open(found: Arguments, given: Given, gpus: int | None) -> None:
+    """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide."""
+    questions = [*found.questions, *([NEEDED["num_gpus"]] if found.questions and not gpus else [])]
+    degrees = math.prod(_degrees(found)) if gpus and all(str(found.get(one, 1)).isdigit() for one in DEGREES) else 1
+    if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
+        questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))
+    if questions:
+        ask(found.where, questions)
+
+
+def _too_few(gpus: int, degrees: str) -> Question:
+    return Question(name="--gpus N", about=f"{gpus} by the file, which {degrees} does not divide")
 
 
 def _unread(found: Arguments, model: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -148,17 +157,20 @@ def _written(found: Arguments, name: str, value: object) -> str:
 # --------------------------------------------------------------------------------------------------------------- layout
 
 
+def _degrees(found: Arguments) -> tuple[int, int, int]:
+    """(tp, pp, cp); Ulysses of Megatron-DeepSpeed counts as cp."""
+    tp, pp, cp, ulysses = (found.number(one, 1, least=1) for one in DEGREES)
+    return tp, 1 if found.get("no_pipeline_parallel") else pp, ulysses if ulysses > 1 else cp
+
+
 def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
-    tp, pp, cp = (found.number(f"{kind}_size", 1, least=1) for kind in
-                  ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"))  # fmt: skip
-    if found.get("no_pipeline_parallel"):
-        pp = 1
-    ulysses = found.number("ds_sequence_parallel_size", 1)
+    tp, pp, cp = _degrees(found)
     method = found.get("cp_comm_type", ["p2p"])
     method = method[0] if isinstance(method, list) else str(method)
+    if found.number("ds_sequence_parallel_size", 1) > 1:
+        method = "a2a"
     if cp > 1 and method not in CP_METHODS:
         raise PlannerError(f"{found.where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
-    cp, method = (ulysses, "a2a") if ulysses > 1 else (cp, method)
     layout = {
         "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": found.number("micro_batch_size", 1, least=1),
         "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": zero_of(found),
@@ -202,14 +214,7 @@ def _written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[st
             f"{where} has {len(chunks)} stages and {sum(chunks)} layers; the job has {pp} pipeline ranks and "
             f"{model.num_layers} layers"
         )
-    ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
-    if len(set(ranks[1:-1])) > 1:
-        raise PlannerError(
-            f"{where} gives the stages {ranks} layers; a plan knows a first and last stage that differ, the ones between are equal"
-        )
-    even = len(set(ranks)) == 1
-    first, last = (0, 0) if even else (ranks[0], ranks[-1])
-    return {"vpp": len(chunks) // pp, "first_stage_layers": first, "last_stage_layers": last}
+    return {"vpp": len(chunks) // pp, **stage_ends([sum(chunks[rank::pp]) for rank in range(pp)], where)}
 
 
 def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int]) -> dict[str, int]:

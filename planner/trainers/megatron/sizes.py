@@ -38,7 +38,7 @@ OTHER_MODELS = (
     "mamba_state_dim", "experimental_attention_variant", "linear_attention_type", "linear_attention_freq", "img_h", "img_w",
     "patch_dim", "vision_model_type", "language_model_type", "encoder_num_layers", "decoder_num_layers", "retro_workdir",
     "retro_project_dir", "retro_add_retriever", "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
-    "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens",
+    "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens", "use_lf_gate",
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
@@ -102,6 +102,10 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
     """The model with the vocabulary of the preset of the same sizes, of the tokenizer, or with a question."""
     named = [preset for one in NAMED if (preset := _preset(found, one))]
     alike = same_sizes(model)
+    for one in named if found.get("use_checkpoint_args") else []:  # whose groups and experts are those of the checkpoint
+        if all(getattr(one, size) == getattr(model, size) for size in ("num_layers", "hidden_size", "num_heads", "ffn_size")):
+            found.notes.append(f"model: {one.name}, by the name of its checkpoint, whose arguments it takes")
+            return one
     for one in named:
         if one in alike or one.name in [preset.name for preset in alike]:
             found.notes.append(f"vocabulary: {one.vocab_size}, of {one.name}, which has these sizes")
@@ -153,6 +157,9 @@ def _own_tokenizer(found: Arguments) -> str:
         on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None
         if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
             return shown(text.rpartition("/")[2] if not on_the_hub else text)
+    file = shown_text(str(found.get("vocab_file", "")))  # of a type for any byte-pair encoding
+    if re.search(r"tokeni[sz]er|bpe|\d{4,6}", file.lower()) and not re.search(r"gpt-?2|path|your", file.lower()):
+        return shown("/".join(file.split("/")[-2:]))
     return ""
 
 

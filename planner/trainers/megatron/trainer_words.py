@@ -23,7 +23,10 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
     """Trainer whose facts the arguments ask for, with its options."""
     if found.get("deepspeed") or found.get("zero_stage") is not None:
         name = "megatron-deepspeed"
-    elif any(found.get(one) for one in OLD) and found.get("transformer_impl") != "transformer_engine":
+        if zero_of(found) > 1 or found.number("ds_sequence_parallel_size", 1) > 1:  # no pipeline engine: ZeRO's own, and Ulysses
+            name = "deepspeed"
+            found.notes.append("trainer deepspeed: ZeRO above 1 and Ulysses sequence parallelism run without its pipeline engine")
+    elif any(found.get(one) for one in OLD) and found.get("transformer_impl") != "transformer_engine" and not model.is_moe:
         name = "megatron-2021"
         found.notes.append("trainer megatron-2021: its arguments are those of Megatron-LM until 2022")
     else:

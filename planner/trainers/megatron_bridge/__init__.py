@@ -13,4 +13,7 @@ OPTIONS = (
 )  # fmt: skip
 NO_WORD = ("muon",)
 READ_FIRST = True
-FORM = ("py sh bash slurm sbatch txt", r"megatron\.bridge|run_recipe\.py")
+FORM = (
+    "py sh bash slurm sbatch txt yaml yml",
+    r"megatron\.bridge|run_recipe\.py|scripts/performance/\w+\.py|setup_experiment\.py|(?s:\A(?=.*^recipe:[ \t]*$)(?=.*^train:))",
+)

@@ -1,25 +1,40 @@
 """Megatron-Bridge: scripts that start a recipe with overrides, and the recipes themselves in Python."""
 
 import ast
+import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute, Schedule
+from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
-from planner.trainers.megatron_bridge.recipes import functions, published, script_settings, settings_of
+from planner.trainers.megatron_bridge import performance
+from planner.trainers.megatron_bridge.recipes import (
+    DECISIVE,
+    SECTIONS,
+    SIZES,
+    functions,
+    published,
+    script_settings,
+    settings_of,
+)
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import quotient, read_text
 
+OVERRIDES = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "peft")
+"""Sections of a YAML that go over a recipe and decide a plan."""
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 MATTERS = re.compile(
     r"model\.(?!hf|moe_router|moe_aux|moe_permute|moe_grouped|attention_backend|cross_entropy|calculate|apply_rope|bias_|gradient_acc|freeze"
@@ -27,8 +42,10 @@ MATTERS = re.compile(
     r"|optimizer\.(main_\w+|exp_avg_sq_dtype|overlap_\w+)|ddp\.(fsdp\w*|outer\w*|num_distributed\w+)|comm_overlap\.\w+"
 )
 """Overrides that may change time or memory and are not read."""
-PRECISIONS = (("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"), ("blockwise", "fp8_block"), ("fp8", "fp8"),
-              ("fp16", "fp16"), ("bf16", "bf16"))  # fmt: skip
+PRECISIONS = (
+    ("mxfp8", "mxfp8"), ("fp8_mx", "mxfp8"), ("fp8_sc", "fp8_block"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"),
+    ("blockwise", "fp8_block"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16"),
+)  # fmt: skip
 """Words in the names of precision recipes.  [training/mixed_precision.py]"""
 
 
@@ -40,8 +57,14 @@ def read(path: Path, said: Given) -> Reading:
         if "distill" in path.stem or "prune" in path.stem:
             raise PlannerError(f"{path}: distillation and pruning are not modelled")
         return parse(path, said, _of_module(path, tree, said, known), said.num_gpus)
-    found = launched(path, said, PROGRAM)
+    if path.suffix in (".yaml", ".yml"):
+        return _of_yaml(path, said, known)
+    found = launched(path, said, rf"{PROGRAM}|{performance.PROGRAM}")
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
+    if performance.is_launcher(found):
+        settings, gpus, hardware, notes = performance.settings(path, said, found)
+        reading = parse(path, said, {**settings, **words}, gpus, notes=notes)
+        return dataclasses.replace(reading, hardware=hardware)
     named = Settings(path, said.filled({"recipe": found.settings.get("recipe"), **_flags(found.settings)}), said=said)
     called = named.get("recipe")
     name = str(called[0] if isinstance(called, list) and called else called or "")
@@ -54,6 +77,28 @@ def read(path: Path, said: Given) -> Reading:
         said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
     base = known.get(name, {"model.hf": ""})
     return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+
+
+def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
+    """A recipe by its _target_, with its arguments and the sections that go over it."""
+    data = resolved(said.filled(extended(path, "overrides of a recipe of Megatron-Bridge")))
+    call = data.get("recipe")
+    target = str(call.get("_target_", "") if isinstance(call, Mapping) else "").rpartition(".")[2]
+    if not isinstance(call, Mapping) or not target:
+        raise PlannerError(f"{path}: its section recipe has no _target_, the recipe of Megatron-Bridge that it starts from")
+    if target not in known:
+        about = f"{shown(target)} is not among the published ones that are known: one like it"
+        said.questions.append(Question(name="recipe._target_", about=about, choices=tuple(nearest_first(target, known)[:3])))
+    words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
+    sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
+    over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    named = data.get("hf_model_path") or call.get("hf_path")
+    words = {key: value for key, value in words.items() if key in DECISIVE}
+    settings = {"model.hf": "", **known.get(target, {}), **words, **over}
+    run = Settings(path, data, said=said).section("run")
+    nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
+    return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
+                 said.num_gpus or (nodes * each if nodes and each else None))  # fmt: skip
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +127,12 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     for name in list(said.settings):
         if "." in name or name in settings:
             settings[name] = parsed(str(said.setting(name)))
+    sizes = [name for name in settings if SIZES.fullmatch(name) and settings[name] is not None]
+    if sizes and said.model is None:
+        names = ", ".join(one.removeprefix("model.") for one in sizes[:3])
+        about = f"{names} make it a model of its own: a preset or a config.json like it"
+        said.questions.append(Question(name="--model NAME", about=about))
+    settings = {name: value for name, value in settings.items() if name not in sizes}
     given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
@@ -89,7 +140,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
-    fields = _layout(given)
+    fields = _layout(given, model)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
     fields["micro_batch_size"] = micro
     split = fields["tp"] * fields["cp"] * fields["pp"]
@@ -123,16 +174,24 @@ def _targets(given: Settings) -> str:
     return adapter_targets(named) if named else "all"
 
 
-def _layout(given: Settings) -> dict[str, int]:
+def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
     held = degrees(given, "model.")
     if held["pp"] == 1:  # a recipe keeps its virtual stages when its pipeline is taken away
         held |= {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}
     given.get("model.pipeline_model_parallel_layout")
+    ends = {end: given.size(f"model.num_layers_in_{end}_pipeline_stage", 0, 0) for end in ("first", "last")}
+    counted = {
+        end: given.flag(f"model.account_for_{part}_in_pipeline_split") for end, part in (("first", "embedding"), ("last", "loss"))
+    }  # fmt: skip
+    if model is not None and any(counted.values()):  # the embedding or the loss takes the place of a layer
+        share = (model.num_layers + sum(counted.values())) // held["pp"]
+        ends |= {end: share - 1 for end, one in counted.items() if one}
+    if held["pp"] == 1:
+        ends = dict.fromkeys(ends, 0)
     return {
         **held, "sequence_parallel": int(given.flag("model.sequence_parallel") and held["tp"] > 1),
         "zero": int(given.flag("ddp.use_distributed_optimizer", True)),
-        "first_stage_layers": given.size("model.num_layers_in_first_pipeline_stage", 0, 0) if held["pp"] > 1 else 0,
-        "last_stage_layers": given.size("model.num_layers_in_last_pipeline_stage", 0, 0) if held["pp"] > 1 else 0,
+        "first_stage_layers": ends["first"], "last_stage_layers": ends["last"],
         **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **_recompute(given),
         **states_on_the_host(given, "optimizer."),
     }  # fmt: skip

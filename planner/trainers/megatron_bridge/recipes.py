@@ -1,6 +1,7 @@
 """Recipes of Megatron-Bridge as settings: what a Python function assigns, read from its syntax tree and never run."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,23 @@ DECISIVE = (
         "tensor_model", "pipeline_model", "virtual_pipeline_model", "context", "expert_model", "expert_tensor")),
     "model.sequence_parallel", "model.seq_length", "model.recompute_granularity", "model.recompute_method",
     "model.recompute_num_layers", "model.recompute_modules", "model.num_layers_in_first_pipeline_stage",
-    "model.num_layers_in_last_pipeline_stage", "model.pipeline_model_parallel_layout", "model.moe_token_dispatcher_type",
+    "model.num_layers_in_last_pipeline_stage", "model.account_for_embedding_in_pipeline_split",
+    "model.account_for_loss_in_pipeline_split", "model.pipeline_model_parallel_layout", "model.moe_token_dispatcher_type",
     "model.moe_flex_dispatcher_backend", "model.cuda_graph_impl", "model.cpu_offloading", "train.global_batch_size",
     "train.micro_batch_size", "dataset.seq_length", "mixed_precision", "ddp.grad_reduce_in_fp32", "ddp.use_megatron_fsdp",
     "ddp.use_distributed_optimizer", "ddp.data_parallel_sharding_strategy", "optimizer.optimizer",
     "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.optimizer_cpu_offload",
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
-    "comm_overlap.overlap_moe_expert_parallel_comm",
+    "comm_overlap.overlap_moe_expert_parallel_comm", "model.fine_grained_activation_offloading", "model.moe_paged_stash",
+    "model.cpu_offloading_num_layers",
 )  # fmt: skip
 """Settings that decide a plan."""
+
+SIZES = re.compile(
+    r"model\.(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|num_moe_experts"
+    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size|hybrid_\w+|mamba_\w+)"
+)
+"""Settings that make another model of it."""
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
@@ -78,6 +87,8 @@ def _followed(
     for node in body:
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
             found = {**_started(node.value, tree, known, constants, depth), **found}
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.args:  # a helper that changes it
+            found |= _started(node.value, tree, known, constants, depth)
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -136,7 +147,7 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
         name = ast.unparse(value.func).rpartition(".")[2]
         inner = {f"{place}.{one.arg}": _value(one.value, constants, f"{place}.{one.arg}") for one in value.keywords if one.arg}
         first = _value(value.args[0], constants, place) if value.args else name
-        text = first if name in ("get_mixed_precision_config", "default_peft_config") else name
+        text = first if name in ("get_mixed_precision_config", "default_peft_config", "_perf_precision") else name
         return {**({place: text} if place in ("mixed_precision", "peft") else {}), **inner}
     return {place: _value(value, constants, place)} if place in DECISIVE else {}
 

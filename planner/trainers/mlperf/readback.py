@@ -8,6 +8,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+from planner.hardware.names import profile_named
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -44,11 +45,8 @@ FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
 OTHER_NAMES = {"NNODES": "DGXNNODES", "GPUS_PER_NODE": "DGXNGPU", "SIZE": "MODEL_SIZE"}
 """AMD's names for NVIDIA's."""
 RANK = 16
-HARDWARE = {
-    "A100": "a100-sxm-80gb", "H100": "h100-sxm", "H200": "h200-sxm", "GB200": "gb200-nvl72", "B200": "b200-sxm",
-    "GB300": "gb300-nvl72", "B300": "b300-sxm", "MI300X": "mi300x", "MI325X": "mi325x", "MI350X": "mi350x", "MI355X": "mi355x",
-}  # fmt: skip
-"""GPU in the name of a configuration -> profile."""
+GPUS = "A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
+"""GPUs in the names of configurations."""
 
 
 def read(path: Path, given: Given) -> Reading:
@@ -97,8 +95,8 @@ def read(path: Path, given: Given) -> Reading:
     notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
     notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
     notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
-    gpu = re.search(rf"(?<![a-z])(?:DGX|HGX)?({'|'.join(HARDWARE)})(?![a-z0-9])", path.name, re.IGNORECASE)
-    hardware = HARDWARE[gpu[1].upper()] if gpu else None
+    gpu = re.search(rf"(?<![a-z])(?:DGX|HGX)?({GPUS})(?![a-z0-9])", path.name, re.IGNORECASE)
+    hardware = profile_named(gpu[1].lower()) if gpu else None
     reading = dataclasses.replace(reading, hardware=hardware, notes=(*reading.notes, *notes))
     if not lora:
         return reading

@@ -67,7 +67,9 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
     if given.get("task_type") in ("seq_cls", "embedding", "reranker", "generative_reranker"):
         raise PlannerError(f"{given.where('task_type')}: a step without a loss over the vocabulary is not modelled")
     objective = given.choice("rlhf_type", OBJECTIVES, "dpo") if mode == "rlhf" else "lm"
-    dtype = str(given.get("torch_dtype", "bfloat16"))
+    dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "AUTO": "bfloat16"}.get(
+        asked := str(given.first("torch_dtype", "dtype", default="bfloat16")), asked
+    )  # the second until swift 2
     half, single = dtype == "float16" or given.flag("fp16"), dtype == "float32" and not given.flag("bf16")
     precision = "fp16" if half else "fp32" if single else "bf16"
     bits = given.number("quant_bits", least=2, most=8) or given.number("quantization_bit", 0, 0, 8)
@@ -81,7 +83,7 @@ def parse(given: Settings, mode: str, num_gpus: int | None = None, sharding: Sha
         precision=precision, half_weights=dtype != "float32",
         optimizer=optim,
         recompute=given.flag("gradient_checkpointing", True), lora_rank=given.size("lora_rank", 8) if tuner == "lora" else 0,
-        lora_targets=adapter_targets(given.get("target_modules", "all-linear")),
+        lora_targets=adapter_targets(given.first("target_modules", "lora_target_modules", default="all-linear")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if dtype == "float32" else "bf16",
         objective=objective, num_gpus=num_gpus, sharding=found, options=_options(given), quiet=QUIET,
     ))  # fmt: skip

@@ -1,5 +1,6 @@
 """nanotron: its YAML file."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_commun
                "recompute_layer", "expert_parallel_size", "context_parallel_size")  # fmt: skip
 SECTIONS = ("general", "parallelism", "model", "tokens", "optimizer", "checkpoints", "data_stages", "logging", "tokenizer",
             "lighteval", "profiler", "metrics_logging", "s3_upload")  # fmt: skip
+UNPRICED = {"expert_parallel_size": "whose ranks compute the same tokens", "context_parallel_size": "which is not priced"}
+"""Degrees that must be 1, and why.  [nanotron, parallel/context.py]"""
 ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "double": "fp32"}
 
@@ -28,11 +31,10 @@ def read(path: Path, given: Given) -> Reading:
     dp, pp, tp = (whole_number(parallel.get(name), f"{path}: parallelism.{name}") for name in ("dp", "pp", "tp"))
     if num_gpus is not None and num_gpus != dp * pp * tp:
         raise PlannerError(f"{path}: dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp} GPUs, but --gpus says {num_gpus}")
-    for name in ("expert_parallel_size", "context_parallel_size"):
+    for name, why in UNPRICED.items():
         if parallel.get(name, 1) != 1:
-            raise PlannerError(
-                f"{path}: parallelism.{name} is {shown(parallel[name])}; the planner's nanotron has 1 only"
-            )
+            sets = f"--set parallelism.{name}=1 imports the job without"
+            raise PlannerError(f"{path}: parallelism.{name} is {shown(parallel[name])}, {why} in nanotron; {sets}")
     engine = str(parallel.get("pp_engine") or "afab").lower()
     if engine not in ENGINES:
         raise PlannerError(f"{path}: parallelism.pp_engine is {engine}; nanotron knows {', '.join(ENGINES)}")
@@ -63,9 +65,33 @@ def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any
 
 
 def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
-    """The architecture, from the sizes in the file as config.json of transformers."""
+    """The architecture, from the sizes in the file as config.json of transformers; None where they are not read, and it is asked
+    for. Raises PlannerError for one that is no transformer."""
     sizes = model.get("model_config")
-    if not isinstance(sizes, Mapping) or not (sizes.get("is_llama_config") or sizes.get("is_qwen2_config")):
+    if not isinstance(sizes, Mapping):
         return None
-    kind = "qwen2" if sizes.get("is_qwen2_config") and sizes.get("attention_bias") else "llama"
-    return known_model(from_hugging_face({**sizes, "model_type": kind}, source=str(path)))
+    if sizes.get("is_mamba_config"):
+        raise PlannerError(f"{path}: model.model_config has is_mamba_config: Mamba is not priced; transformers are")
+    if (experts := sizes.get("moe_num_experts")) and sizes.get("is_llamoe_config"):
+        return known_model(from_hugging_face({**sizes, "model_type": "mixtral", "num_local_experts": experts}, source=str(path)))
+    if not (sizes.get("is_llama_config") or sizes.get("is_qwen2_config")):
+        return None
+    bias = bool(sizes.get("is_qwen2_config") and sizes.get("attention_bias"))
+    if not sizes.get("moe_config"):
+        return known_model(from_hugging_face({**sizes, "model_type": "qwen2" if bias else "llama"}, source=str(path)))
+    mixed = from_hugging_face({**sizes, "model_type": "qwen2_moe", **_experts(sizes, path)}, source=str(path))
+    return known_model(dataclasses.replace(mixed, qkv_bias=bias))
+
+
+def _experts(sizes: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Experts of nn/moe.py in the words of Qwen's config.json.  [config/models_config.py, MoEConfig]"""
+    given = sizes["moe_config"]
+    if not isinstance(given, Mapping):
+        raise PlannerError(f"{path}: model_config.moe_config is {shown(given)}; it must be a section of settings")
+    if given.get("layers", [-1]) != [-1]:
+        raise PlannerError(f"{path}: moe_config.layers is {shown(given['layers'])}; only experts in all layers, [-1], are read")
+    shared = given.get("shared_expert_intermediate_size", 5632) if given.get("enable_shared_expert") else 0
+    return {
+        "num_experts": given.get("num_experts", 8), "num_experts_per_tok": given.get("top_k", 2),
+        "moe_intermediate_size": given.get("moe_intermediate_size", 1408), "shared_expert_intermediate_size": shared,
+    }  # fmt: skip

@@ -5,18 +5,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import ask_for, of_mapping
 from planner.trainers.megatron.readback import reading_of
 from planner.trainers.nemo.places import preset_of_recipe
+from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.interpolation import resolved
+from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 
 SAME = (
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
@@ -40,6 +42,13 @@ FOREIGN = re.compile(
     r"|reward|_rm|ppo|grpo|reinforce|rloo|kto|spin|self_taught|critic)(?![a-z])"
 )
 """Words in the name of a file or of a job whose training is another one."""
+PROGRAM = r"\S*(megatron_gpt_(pretraining|continue_training|finetuning|peft_tuning|sft)|train_gpt_(sft|dpo))\.py"
+USUAL = {
+    "megatron_gpt_pretraining": "megatron_gpt_config", "megatron_gpt_continue_training": "megatron_gpt_config",
+    "megatron_gpt_finetuning": "megatron_gpt_finetuning_config", "megatron_gpt_peft_tuning": "megatron_gpt_finetuning_config",
+    "megatron_gpt_sft": "megatron_gpt_finetuning_config", "gpt_sft": "gpt_sft", "gpt_dpo": "gpt_dpo",
+}  # fmt: skip
+"""Programs, and the configuration that each takes by itself."""
 READ = re.compile(
     r"model\.(seed|tokenizer\..*|data\..*|optim\..*|nsys_profile\..*|native_amp_\w+|init_method_std|use_scaled_init_method|normalization"
     r"|layernorm_epsilon|do_layer_norm_weight_decay|p(re|ost)_process|persist_layer_norm|bias\w*|activation|headscale|transformer_\w+"
@@ -56,8 +65,30 @@ READ = re.compile(
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError, OpenQuestionsError for what it does not say."""
-    given = Settings(path, resolved(said.filled(file_settings(path, "a configuration of NeMo"))), said=said)
-    name = f"{path.stem} {given.data.get('name', '')}".lower()
+    return parse(path, path.stem, file_settings(path, "a configuration of NeMo"), said)
+
+
+def of_command(path: Path, said: Given) -> Reading:
+    """The job of a command with overrides, over the configuration that it names: beside it, or as NeMo publishes it. Raises
+    PlannerError."""
+    found = launched(path, said, PROGRAM)
+    program = re.sub(r"^train_", "", found.program.rpartition("/")[2].removesuffix(".py"))
+    named = str(found.settings.get("config_name") or USUAL.get(program, "")).removesuffix(".yaml")
+    folder = str(found.settings.get("config_path") or "conf")
+    known = library.read_yaml(Path(__file__).with_name("configurations.yaml"))
+    file = beside(path, f"{folder}/{named}.yaml")
+    if file is None and named not in known:
+        raise PlannerError(f"{path}: its configuration {shown(named or program)} is not beside it, nor one of {', '.join(known)}")
+    base = file_settings(file, "a configuration of NeMo") if file is not None else known[named]
+    words = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
+    reading = parse(path, program, override(base, words), said)
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
+    """The job of a configuration; ``name`` of its file or program. Raises PlannerError."""
+    given = Settings(path, resolved(said.filled(data)), said=said)
+    name = f"{name} {given.data.get('name', '')}".lower()
     if (other := FOREIGN.search(name)) is not None:
         word = other[1].strip("_")
         raise PlannerError(f"{path}: {word} in its name: only the training of GPT models, SFT, LoRA and DPO are read")
@@ -83,7 +114,7 @@ def read(path: Path, said: Given) -> Reading:
         named, _ = named_model(re.sub(r"\.nemo$", "", label.rpartition("/")[2]), path)
         if named is not None:
             said = dataclasses.replace(said, model=named)
-    return _with_nemo(given, reading_of(found, said), path)
+    return _with_nemo(given, reading_of(found, said), name)
 
 
 def _arguments(model: Settings, trainer: Settings) -> dict[str, Any]:
@@ -126,7 +157,7 @@ def _optimizer(optim: Settings) -> str:
     return "adam"
 
 
-def _with_nemo(given: Settings, found: Reading, path: Path) -> Reading:
+def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     """The reading under NeMo's profile, with adapters and the objective."""
     _, _, spelled = found.trainer.partition("+")
     options = dict(one.partition("=")[::2] for one in spelled.split("+") if one)
@@ -154,7 +185,7 @@ def _with_nemo(given: Settings, found: Reading, path: Path) -> Reading:
         model.get(name)
     unread = (*found.unread, *(one for one in model.left() if not READ.fullmatch(one.split(" = ")[0])))
     return dataclasses.replace(
-        found, trainer=trainer, notes=notes, unread=unread, objective="dpo" if "dpo" in path.stem or "dpo" in model.data else "lm",
+        found, trainer=trainer, notes=notes, unread=unread, objective="dpo" if "dpo" in name or "dpo" in model.data else "lm",
         lora_rank=lora.size("adapter_dim", 32) if adapters else 0, frozen_weights="bf16" if adapters else None,
         lora_targets=adapter_targets(lora.get("target_modules", ["attention_qkv"])) if adapters else "all",
     )  # fmt: skip

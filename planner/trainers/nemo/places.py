@@ -17,11 +17,6 @@ PLACES = (
     (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
 )  # fmt: skip
 """Places below a recipe, and the settings that they are."""
-SIZES = re.compile(
-    r"model\.(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|num_moe_experts"
-    r"|moe_ffn_hidden_size|moe_router_topk|moe_shared_expert_intermediate_size|vocab_size)"
-)
-"""Settings that make another model of it."""
 NAMES = (
     (r"[-_](4k|8k|16k|32k|64k|128k|256k|instruct)(?=[-_]|$)", ""), (r"^llama(\d)(\d)_nemotron.*", ""),
     (r"^llama4_e16$", "llama-4-scout"),

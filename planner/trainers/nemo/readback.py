@@ -11,13 +11,14 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron_bridge.readback import parse
 from planner.trainers.nemo import hydra
-from planner.trainers.nemo.places import SIZES, preset_of_class, preset_of_recipe, setting_of, with_precision
+from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.python import Script, last_name
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell.text import gap, is_open, roots
+from planner.trainers.reading.values import read_text
 
 STARTS = ("pretrain_recipe", "finetune_recipe")
 ARGUMENTS = {
@@ -43,6 +44,8 @@ def read(path: Path, said: Given) -> Reading:
         return hydra.read(path, said)
     if suffix in (".py", ".ipynb"):
         settings, notes = _of_script(path, said)
+    elif re.search(hydra.PROGRAM, read_text(path)):
+        return hydra.of_command(path, said)
     else:
         settings, notes = _of_command(path, said), ()
     return _reading(path, said, settings, notes)
@@ -50,12 +53,6 @@ def read(path: Path, said: Given) -> Reading:
 
 def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str, ...]) -> Reading:
     settings = with_precision({name: value for name, value in settings.items() if value is not None})
-    sizes = [name for name in settings if SIZES.fullmatch(name)]
-    if sizes and said.model is None:
-        names = ", ".join(one.removeprefix("model.") for one in sizes[:3])
-        about = f"{names} make it a model of its own: a preset or a config.json like it"
-        said.questions.append(Question(name="--model NAME", about=about))
-    settings = {name: value for name, value in settings.items() if name not in sizes}
     nodes, devices = settings.pop("nodes", 1), settings.pop("devices", None)
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
@@ -196,5 +193,3 @@ def _of_command(path: Path, said: Given) -> dict[str, Any]:
         if setting is not None:
             settings[setting] = parsed(value)
     return settings
-
-

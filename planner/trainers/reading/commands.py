@@ -103,6 +103,8 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     """Processes of the job."""
     program = Path(before[0]).name if before else ""
     seen = _visible(script)
+    if is_open(launcher.text("nnodes", "num_nodes", "num_machines") or ""):
+        return None
     nodes = launcher.number("nnodes", "num_nodes", "num_machines") or _variable(script, "NNODES") or 1
     if "deepspeed" in before:
         if (hosts := launcher.text("include")) and re.fullmatch(r"[\w.-]+:\d+(,\d+)*", hosts):
@@ -145,11 +147,12 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         fields = {"zero": part.size("zero_stage", 2, least=0)}
         states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
         host = {"offload_parameters": 1} if weights == "cpu" else {"offload_optimizer": 100} if states == "cpu" else {}
-        return Sharding(kind="deepspeed", fields={**fields, **host})
+        return Sharding(kind="deepspeed", fields={**fields, **host}, precision=launcher.text("mixed_precision"))
+    precision = launcher.text("mixed_precision")
     if "use_fsdp" in given:
-        return fsdp_section(Settings(path, given), "fsdp_")
+        return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
     if "multi_gpu" in given:
-        return Sharding(fields={"zero": 0})
+        return Sharding(fields={"zero": 0}, precision=precision)
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.errors import shown
+from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
@@ -35,6 +35,8 @@ JOINT = {
 """Linear layers of attention under other names, by the letters of their parts."""
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
+TRAINED_WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target")
+"""Settings that name what is trained as a whole beside adapters."""
 QUIET = re.compile(
     r"(.*\.)?(output_dir|overwrite_output_dir|logging_\w+|save_\w+|eval\w*|do_\w+|report_to|run_name|seed|data_seed|learning_rate"
     r"|lr_.*|warmup_\w+|weight_decay|adam_\w+|max_grad_norm|num_train_epochs|max_steps|push_to_hub|hub_\w+|log_level\w*|\w*dataset.*"
@@ -88,6 +90,8 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
+    if job.lora_rank:
+        _require_adapters_alone(job.given)
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
@@ -124,6 +128,19 @@ def reading(job: FineTuning) -> Reading:
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
     )  # fmt: skip
+
+
+def _require_adapters_alone(given: Settings) -> None:
+    """Raises PlannerError where embedding or head are trained as a whole beside adapters, which costs more than the adapters."""
+    for name in TRAINED_WHOLE:
+        listed = given.get(name)
+        words = listed if isinstance(listed, list) else re.split(r"[,\s]+", str(listed or ""))
+        whole = [str(one) for one in words if re.search(r"embed|lm_head|wte|output_layer", str(one))]
+        if whole:
+            raise PlannerError(
+                f"{given.where(name)} trains {', '.join(whole)} as a whole, which is not priced; --set {name}=null imports the job "
+                "with its adapters alone"
+            )
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """Configurations of OmegaConf and Hydra: files that extend others, ${references}, overrides. Nothing is executed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def extended(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
     for name in named if isinstance(named, list) else [named]:
         if name == "_self_" or isinstance(name, Mapping):
             continue
-        base = beside(path, str(name))
+        base = beside(path, str(name)) or beside(path, f"{name}.yaml")
         if base is None or base.resolve() == path.resolve():
             raise PlannerError(
                 f"{path}: it extends {shown(name)}, which holds the rest of the settings and is not there; keep the folders "
@@ -56,6 +56,17 @@ def override(data: dict[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _called(function: str, words: list[str], look: Callable[[str], Any]) -> Any:
+    """What a resolver gives: of the environment and of a selection the default that is written; None = it cannot be told."""
+    if function in _SUMS and len(words) == 2 and all(re.fullmatch(r"\d{1,12}", one) for one in words):
+        return _SUMS[function](int(words[0]), int(words[1]) or 1)
+    if function == "oc.decode" and len(words) == 1:
+        return parsed(words[0])
+    found = look(words[0]) if function == "oc.select" else None
+    usual = words[1].strip("'\"") if function in ("oc.env", "oc.select") and len(words) == 2 else None
+    return found if found is not None else None if usual in (None, "null") else usual
+
+
 def resolved(data: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping with its references replaced; one that cannot be resolved stays as text."""
 
@@ -76,9 +87,7 @@ def resolved(data: Mapping[str, Any]) -> dict[str, Any]:
                 return value
             function, colon, rest = reference[1].partition(":")
             if colon:
-                numbers = [str(one).strip() for one in rest.split(",")]
-                usable = function in _SUMS and len(numbers) == 2 and all(re.fullmatch(r"\d{1,12}", one) for one in numbers)
-                one = _SUMS[function](int(numbers[0]), int(numbers[1]) or 1) if usable else None
+                one = _called(function, [str(one).strip() for one in rest.split(",")], lambda name: look(name, section))
             else:
                 one = look(reference[1], section)
             if one is None:

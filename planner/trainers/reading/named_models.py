@@ -8,7 +8,7 @@ from planner.model import ModelSpec, load_model
 from planner.model_names import aliases, preset_named, repositories
 
 _FORM = re.compile(
-    r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking)$"
+    r"[-_.](hf|base|instruct|chat|it|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|fp4|w4a16|w8a8|dynamic|2507|thinking)$"
 )
 """Endings that change neither sizes nor layers: tuned, converted, quantised. Versions stay: their sizes may differ."""
 _PART = re.compile(r"-(instruct|chat|base|it)\b")
@@ -17,7 +17,7 @@ _PART = re.compile(r"-(instruct|chat|base|it)\b")
 
 def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...]]:
     """The model and what was taken for what; None where no preset has the name. Never asks the hub: that takes long to fail."""
-    if not re.fullmatch(r"[\w.+/@=:,~ -]{1,200}", name):
+    if not re.fullmatch(r"[\w.+/@=:,~ ${}-]{1,300}", name):
         return None, ()
     folder = path.parent / name
     local = next((one for one in (folder, Path(name)) if (one / "config.json").is_file()), None)
@@ -32,7 +32,8 @@ def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...
 
 def preset_of(name: str) -> str | None:
     """The preset whose name, alias or repository this is, whoever uploaded it, once the endings of variants are cut off."""
-    asked = name.strip("/").rpartition("/")[2].lower().replace("_", "-")
+    cached = re.search(r"models--[\w.-]+--([\w.-]+?)/snapshots/", name)  # as the hub's cache lays them
+    asked = (cached[1] if cached else name.strip("/").rpartition("/")[2]).lower().replace("_", "-")
     while asked and len(asked) <= 200:
         for one in (asked, asked.removeprefix("meta-"), _PART.sub("", asked)):
             if (preset := preset_named(one) or _known().get(one)) is not None:

@@ -16,6 +16,10 @@ from planner.trainers.reading.values import MOST, json_mapping, percent, read_te
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
 
+_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,}|YOUR_\w+|<[^<>]{1,80}>)", re.IGNORECASE)
+"""What people leave to be filled in."""
+
+
 class Settings:
     """A mapping of settings that remembers which were asked for; sections are settings too, and share that memory."""
 
@@ -23,6 +27,8 @@ class Settings:
         self, path: Path, data: Mapping[str, Any], place: str = "", asked: set[str] | None = None, said: Given | None = None
     ) -> None:
         self.path, self.data, self.place, self.said = path, data, place, said
+        self.usual: Mapping[str, Any] = {}
+        """What the program takes where nothing is said: answers too, and never listed as not read."""
         self.asked: set[str] = set() if asked is None else asked
 
     def ask(self, question: Question) -> None:
@@ -42,7 +48,7 @@ class Settings:
         if rest and name not in self.data:
             return self.section(head).get(rest, default)
         self.asked.add(f"{self.place}{name}")
-        value = self.data.get(name)
+        value = self.data.get(name, self.usual.get(name))
         if isinstance(value, str) and is_open(value):
             for one in roots(value):
                 self.ask(Question(name=one, about="" if one == f"{self.place}{name}" else f"of {self.place}{name}"))
@@ -62,7 +68,8 @@ class Settings:
             value = part.data.get(last if part is not self else name)
             if isinstance(value, str) and is_open(value) and "/" in value and not is_open(value.rstrip("/").rpartition("/")[2]):
                 part.asked.add(f"{part.place}{last}")
-                return value.rstrip("/").rpartition("/")[2]
+                cached = re.search(r"models--[^/]+/snapshots/[^/]+", value)  # of the hub's cache
+                return cached[0] if cached else value.rstrip("/").rpartition("/")[2]
             if isinstance(value, str) and is_open(value):
                 part.asked.add(f"{part.place}{last}")
                 continue
@@ -83,6 +90,9 @@ class Settings:
     def number(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int | None:
         """A whole number, also one written as text or as 1e3. Raises PlannerError."""
         value = self.get(name, default)
+        if isinstance(value, str) and _PLACEHOLDER.fullmatch(value):
+            self.ask(Question(name=f"{self.place}{name}", about=f"it is {value}"))
+            value = default
         if isinstance(value, str) and re.fullmatch(r"-?\d[\d_]{0,15}", value):
             value = int(value)
         if isinstance(value, float) and value.is_integer():
@@ -143,7 +153,7 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
     return library.read_yaml(path)
 
 
-def beside(path: Path, name: str) -> Path | None:
+def beside(path: Path, name: str, endings: tuple[str, ...] = (".json", ".yaml", ".yml")) -> Path | None:
     """A file that another one names: from its folder or one above, or of the same name beside it; None = not there."""
     asked = Path(name)
     if len(name) > 500 or "\0" in name:
@@ -151,6 +161,6 @@ def beside(path: Path, name: str) -> Path | None:
     folder = path.resolve().parent
     places = [asked] if asked.is_absolute() else [one / asked for one in (folder, *list(folder.parents)[:6])]
     for place in [*places, folder / asked.name]:
-        if place.is_file() and place.suffix.lower() in (".json", ".yaml", ".yml"):
+        if place.is_file() and place.suffix.lower() in endings:
             return place
     return None

@@ -23,6 +23,7 @@ FSDP_WORDS = (*STRATEGIES, "auto_wrap", "offload")
 HOST_STATES, HOST_ALL = {"offload_optimizer": 100}, {"offload_parameters": 1}
 PRESETS: dict[str, dict[str, int]] = {
     **{f"zero{stage}": {"zero": stage} for stage in range(4)},
+    **{f"default-zero{stage}": {"zero": stage} for stage in (2, 3)},  # swift until 2
     "zero2_offload": {"zero": 2, **HOST_STATES}, "zero3_offload": {"zero": 3, **HOST_ALL},
     **{f"ds_z{stage}_config.json": {"zero": stage} for stage in (0, 2, 3)},
     "ds_z2_offload_config.json": {"zero": 2, **HOST_STATES}, "ds_z3_offload_config.json": {"zero": 3, **HOST_ALL},
@@ -107,7 +108,8 @@ def _deepspeed(given: Settings) -> Sharding:
     zero = given.section("zero_optimization")
     stage = zero.size("stage", 0, least=0)
     optimizer, weights = (_device(zero, f"offload_{what}") for what in ("optimizer", "param"))
-    fields = {"zero": stage, **_host(given, optimizer, weights, zero)}
+    # weights on the host are for stage 3 alone  [runtime/zero/config.py, offload_param]
+    fields = {"zero": stage, **_host(given, optimizer, weights if stage == 3 else "none", zero)}
     if zero.size("zero_hpz_partition_size", 1) > 1:
         raise PlannerError(f"{zero.where('zero_hpz_partition_size')}: hierarchical partitions of weights are not modelled")
     if (tp := given.section("tensor_parallel").size("autotp_size", 1, least=0)) > 1:
@@ -288,9 +290,20 @@ def _megatron_yaml(given: Settings) -> Sharding:
 # ----------------------------------------------------------------------------------------------------- TrainingArguments
 
 
+def _own_deepspeed(given: Settings) -> Sharding:
+    """A program that writes its configuration of DeepSpeed itself, by --zero_stage and --offload (DeepSpeed-Chat)."""
+    if given.data.get("zero_stage", given.usual.get("zero_stage")) is None:
+        given.ask(Question(name="zero_stage", about="its own configuration of DeepSpeed", choices=("0", "1", "2", "3")))
+    stage = given.size("zero_stage", 3, least=0)
+    host = (HOST_ALL if stage == 3 else HOST_STATES) if given.flag("offload") else {}
+    return Sharding(kind="deepspeed", fields={"zero": stage, **host})
+
+
 def from_arguments(given: Settings) -> Sharding | None:
     """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. Raises PlannerError."""
     named = given.get("deepspeed")
+    if named is True or (named is None and given.get("zero_stage") is not None):
+        return _own_deepspeed(given)
     if named not in (None, False):
         return deepspeed(named, given.path, f"{given.place}deepspeed", given)
     words, section = given.get("fsdp"), given.get("fsdp_config")

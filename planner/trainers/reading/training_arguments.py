@@ -39,6 +39,30 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
+QUANTISED = ("q_lora", "use_qlora", "qlora")
+SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
+"""What programs call the switch of adapters, and of adapters of a quantised model."""
+MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type")
+"""What programs call the way they train: lora, qlora or full."""
+WHOLE = ("full_finetune", "full_finetuning")
+BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits")
+RANKS = ("lora_r", "lora_rank")
+TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules", "lora_trainable", "trainable")
+MODELS = (
+    "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
+)  # fmt: skip
+LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length", "cutoff_len")
+PAIRS = (
+    ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
+)  # fmt: skip
+"""Lengths of question and answer, which are one sequence."""
+DECIDES = re.compile(
+    r"lora_dim|.*(lisa|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
+)
+"""Words of arguments that nobody here reads and that decide memory or degrees."""
+ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
+"""Switches of an image encoder, which is not in the plan."""
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 """With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
@@ -59,54 +83,112 @@ def parse(
                 "all of it"
             )
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
-    mixed = given.flag("bf16", habits.bf16 and not given.flag("fp16"))
-    precision = "fp16" if given.flag("fp16") else "bf16" if mixed or half else "fp32"
-    named = given.get("lora_r") is not None and given.get("use_peft") is None and given.flag("lora_enable", True)
-    adapters = given.flag("use_peft") or given.flag("use_lora") or given.flag("lora_enable") or named
-    bits = _bits(given)
+    adapters, bits = _adapters(given), _bits(given)
+    doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant"))
+    checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
+    recompute = any(checkpoints) if checkpoints else habits.recompute
     found, asked = said_or_asked(given, sharding, launched=bool(script) or num_gpus == 1)
-    return fine_tuning.reading(FineTuning(
-        given=given, trainer=habits.trainer, model=given.label("model_name_or_path", "model_name"),
+    reading = fine_tuning.reading(FineTuning(
+        given=given, trainer=habits.trainer, model=given.label(*MODELS),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
-        sequence_length=_length(given) or habits.length, precision=precision,
+        sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
-        recompute=given.flag("gradient_checkpointing", habits.recompute), offload_activations=given.flag("activation_offloading"),
-        lora_rank=(given.number("lora_r") or given.size("lora_rank", 16)) if adapters else 0,
+        recompute=recompute, offload_activations=given.flag("activation_offloading"),
+        lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
-        lora_targets=adapter_targets(given.get("lora_target_modules", ["q_proj", "v_proj"])),
-        frozen_weights=quantised(bits, given.flag("use_bnb_nested_quant")) if bits else "bf16" if half else "fp32",
+        lora_targets=adapter_targets(given.first(*TARGETS, default=["q_proj", "v_proj"])),
+        frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ())),
+        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
         notes=notes,
     ))  # fmt: skip
+    _require_priced(reading, str(given.path))
+    return reading
+
+
+def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
+    """Of the computation; what the launcher says counts where the arguments say nothing.  [transformers, training_args.py]"""
+    if given.flag("fp16") or (given.get("zero_stage") is not None and _dtype(given) in ("fp16", "float16")):
+        return "fp16"
+    if given.flag("bf16", habits.bf16) or half:
+        return "bf16"
+    launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
+    return launched if launched in ("bf16", "fp16") else "fp32"
+
+
+def _require_priced(reading: Reading, where: str) -> None:
+    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
+    names = [one.partition(" = ")[0] for one in reading.unread]
+    wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    if wrong:
+        sets = " ".join(f"--set {one}=false" for one in wrong)
+        decide = "decides memory or degrees and is" if len(wrong) == 1 else "decide memory or degrees and are"
+        raise PlannerError(f"{where}: {', '.join(wrong)} {decide} not priced; {sets} imports the job without")
+
+
+def _switches(given: Settings, *names: str) -> list[bool]:
+    """What those of some switches say that are there."""
+    return [given.flag(name) for name in names if given.get(name) is not None]
+
+
+def _adapters(given: Settings) -> bool:
+    """Whether adapters are trained: by a switch, by that of full fine-tuning, or because a rank is said."""
+    if said := _switches(given, *SWITCHES):
+        return any(said)
+    mode = str(given.first(*MODES, default="")).lower()
+    if mode not in ("", "lora", "qlora", "full"):
+        raise PlannerError(f"{given.path}: {mode} is not modelled; lora, qlora and full are")
+    if mode:
+        return mode.endswith("lora")
+    if (whole := next((name for name in WHOLE if given.get(name) is not None), None)) is not None:
+        return not given.flag(whole)
+    return any(given.data.get(name) is not None for name in RANKS)
+
+
+def _own_precision(given: Settings) -> tuple[Question, ...]:
+    """Of a program that writes its configuration of DeepSpeed itself, where its arguments do not say it."""
+    said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
+    if said or "zero_stage" not in {*given.data, *given.usual} or given.get("deepspeed") not in (None, True):
+        return ()
+    about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
+    return (Question(name="fp16", about=about, choices=("true", "false")),)
 
 
 def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
     """What a program of its own decides about adapters, where its arguments do not say it."""
-    if not script:
-        return ()
-    program = script.rpartition("/")[2]
-    about = f"which linear layers {program} adapts"
+    program = script.rpartition("/")[2] or "its program"
+    about, loads = f"which linear layers {program} adapts", f"the dtype {program} loads frozen weights in"
     targets = Question(name="lora_target_modules", about=about, choices=("all-linear", "q_proj,v_proj"))
-    dtype = Question(name="torch_dtype", about=f"the dtype {program} loads frozen weights in", choices=("bfloat16", "float32"))
+    dtype = Question(name="torch_dtype", about=f"{loads}; or say --set load_in_4bit=true", choices=("bfloat16", "float32"))
     rank = Question(name="lora_r", about=f"rank of the adapters of {program}")
-    ranks = () if given.first("lora_r", "lora_rank") is not None else (rank,)
+    ranks = () if given.first(*RANKS) is not None else (rank,)
     said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
-    asked = (() if given.get("lora_target_modules") is not None else (targets,), () if said or _bits(given) else (dtype,))
+    asked = (() if given.first(*TARGETS) is not None else (targets,), () if said or _bits(given) else (dtype,))
     return (*ranks, *asked[0], *asked[1])
 
 
 def _bits(given: Settings) -> int:
     """Bits of frozen weights that bitsandbytes holds; 0 = it does not."""
-    if given.flag("load_in_4bit") or given.flag("q_lora") or str(given.get("bits")) == "4":
-        return 4
-    return 8 if given.flag("load_in_8bit") or str(given.get("bits")) == "8" else 0
+    count = next((bits for one in BITS if (bits := str(given.get(one, ""))) in ("4", "8")), "")
+    switches = _switches(given, *QUANTISED)
+    if any(switches) or str(given.first(*MODES, default="")).lower() == "qlora":
+        return int(count or 4)
+    if switches:  # a default of 4 bits waits for the switch
+        return next((bits for bits in (4, 8) if given.data.get(f"load_in_{bits}bit") and given.flag(f"load_in_{bits}bit")), 0)
+    named = [bits for bits in (4, 8) if given.flag(f"load_in_{bits}bit") or given.flag(f"use_{bits}bit_quantization")]
+    return named[0] if named else int(count or 0)
 
 
 def _length(given: Settings) -> int | None:
-    names = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length")
-    found = [given.number(name) for name in names]
-    return next((one for one in found if one is not None), None)
+    """What the command says goes before what the program takes by itself."""
+    for source in (given.data, given.usual):
+        for name in LENGTHS:
+            if source.get(name) is not None and (found := given.number(name)) is not None:
+                return found
+        for pair in PAIRS:
+            if all(source.get(one) is not None or given.usual.get(one) is not None for one in pair):
+                return sum(given.size(one) for one in pair)
+    return None
 
 
 def _dtype(given: Settings) -> str:

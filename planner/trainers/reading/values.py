@@ -69,6 +69,18 @@ def uneven(layers: Sequence[int]) -> dict[str, int]:
     )
 
 
+def stage_ends(layers: Sequence[int], where: str) -> dict[str, int]:
+    """first_stage_layers and last_stage_layers of these layers per pipeline rank, 0 where all are equal; both are said where one
+    differs. Raises PlannerError where those between differ."""
+    if len(set(layers[1:-1])) > 1:
+        raise PlannerError(
+            f"{where} gives the stages {list(layers)} layers; a plan knows a first and last stage that differ, the ones between "
+            "are equal"
+        )
+    even = len(set(layers)) == 1
+    return {"first_stage_layers": 0 if even else layers[0], "last_stage_layers": 0 if even else layers[-1]}
+
+
 def left_over(data: Mapping[str, Any], known: Sequence[str], prefix: str = "") -> list[str]:
     """Keys of a mapping that are not known, with their place."""
     return [f"{prefix}{key}" for key in data if key not in known]

@@ -10,15 +10,24 @@ from planner import library
 from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.named_models import preset_of
+from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
 from planner.trainers.reading.shell.arithmetic import arithmetic
-from planner.trainers.reading.values import json_mapping
+from planner.trainers.reading.shell.text import CLOSE
+from planner.trainers.reading.values import json_mapping, read_text
 from planner.trainers.torchtitan.export import CONVERTERS
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
 _CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
+SECTIONS = (
+    "parallelism", "training", "activation_checkpoint", "model", "optimizer", "compile", "float8", "quantize", "experimental",
+)  # fmt: skip
+"""Sections that decide a plan."""
+PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed")
+"""Keys of them that do not, where a script leaves them open."""
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
     "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatches", "enable_async_tensor_parallel",
@@ -104,7 +113,9 @@ def _model(paths: list[str], name: str, flavor: str) -> str:
     for one in paths:
         tail = one.replace("\\", "/").rstrip("/").split("/")
         if preset := next((preset for part in reversed(tail[-3:]) if (preset := preset_of(part))), None):
-            return preset if not flavor or flavor.lower().split("_")[0] in preset.replace("-", "") + preset else ""
+            if not flavor or flavor.lower().split("_")[0] in preset.replace("-", "") + preset:
+                return preset
+            break
     family = {"llama3": "llama-3.1", "llama2": "llama-2", "deepseek_v3": "deepseek-v3"}.get(name, name)
     if name == "deepseek_v3":
         return "deepseek-v3" if flavor.upper().startswith("671B") else ""
@@ -262,33 +273,50 @@ class _Module:
 
 
 def _flags(path: Path, text: str, given: Given) -> Sections:
-    """--parallelism.tensor_parallel_degree 4 (or =4, or with dashes) in a script or a log."""
+    """--parallelism.tensor_parallel_degree 4 (or =4, or with dashes) in a script or a log, over the TOML that it names."""
     script = evaluate(text, str(path), given.settings, path.parent)
     given.used.update(given.settings.keys() & script.variables.mentioned)
-    found: Sections = {"parallelism": {}, "training": {}, "other": {"notes": []}}
+    data: dict[str, Any] = {}
     questions: dict[str, str] = {}
-    words: list[str] = []
+    words = [word for command in script.commands for word in command.words]
     for command in script.commands:
-        words += command.words
         for name, values, under in options(words_of(command.words)):
-            match = re.fullmatch(r"(parallelism|training|activation[_-]checkpoint)\.([\w-]+)", name)
-            if match is None or not values:
+            section, _, key = name.replace("-", "_").partition(".")
+            if section == "job" and key == "config_file" and values and not under:
+                data = merged(_file(path, values[0]), data)
+            if section not in SECTIONS or not key or key.startswith(PATHS):
                 continue
-            section, key, value = match[1], match[2].replace("-", "_"), values[0]
+            value = values[0] if values else "true"
             if is_open(value) or under:
-                questions.setdefault((roots(value) or [*under, key])[0], name)
-            elif section in found:
-                found[section][key] = int(value) if re.fullmatch(r"-?\d{1,15}", value) else value
-            elif key == "mode":
-                found["other"]["recompute"] = _mode(path, value)
-    for word in words:
-        if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
-            found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
+                questions |= {} if "." in key else {one: name for one in (roots(value) or [*under, key]) if one not in questions}
+                continue
+            inner: Any = parsed(value)
+            for part in reversed(key.split(".")):
+                inner = {part: inner}
+            data = merged(data, {section: inner})
     if questions:
         choices = {name: tuple(script.choices.get(name, ())) for name in questions}
         ask(
             str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
         )
-    if not found["parallelism"]:
+    if not data.get("parallelism"):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
-    return {name: given.filled({name: value})[name] for name, value in found.items()}
+    converters = _table(data, "model").get("converters")
+    if isinstance(converters, str):
+        data["model"] = {**data["model"], "converters": converters.split(",")}
+    known = data.keys() & {"job", "model", "optimizer", "activation_checkpoint"}
+    found = tables(path, given.filled(data)) if known else {**_plain(given.filled(data)), "other": {"notes": []}}
+    for word in words:  # of a union of classes, since 0.3
+        if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
+            found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
+    return found
+
+
+def _file(path: Path, name: str) -> dict[str, Any]:
+    """The TOML that a command names; folders in front of it may be unknown. Raises PlannerError where it is not there."""
+    name = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
+    file = beside(path, name, (".toml",))
+    if file is None:
+        raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")
+    return library.parse_toml(read_text(file), str(file))
+

@@ -1,17 +1,22 @@
-"""torchtune: the YAML of its recipes."""
+"""torchtune: the YAML of its recipes, and commands (tune run) with overrides of published ones."""
 
+import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from planner.errors import PlannerError, shown
+from planner import library
+from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute
 from planner.trainer_options import spell
+from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.interpolation import resolved
+from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.values import quotient
 
 QUIET = re.compile(
@@ -27,11 +32,39 @@ DTYPES = {"bf16": "bf16_true", "fp32": "fp32", "float32": "fp32", "bfloat16": "b
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, resolved(said.filled(file_settings(path, "a recipe of torchtune"))), said=said), said.num_gpus)
+    if path.suffix in (".yaml", ".yml"):
+        data = file_settings(path, "a recipe of torchtune")
+        return parse(Settings(path, resolved(said.filled(data)), said=said), path.name, said.num_gpus)
+    found = launched(path, said, r"(?:\S*/)?tune", "run")
+    words = {name: value if isinstance(value, list) else [value] for name, value in found.settings.items()}
+    named, recipe = (str(words.get("config", [""])[0]), next((one for one in _loose(words, found.words) if one != "run"), ""))
+    over = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
+    data = override(_configuration(path, named), over)
+    counts = (words.get("nproc_per_node"), words.get("nnodes", [1]))
+    each, nodes = (one[0] if one and isinstance(one[0], int) else None for one in counts)
+    gpus = said.num_gpus or (each * nodes if each and nodes else None)
+    reading = parse(Settings(path, resolved(said.filled(data)), said=said), f"{recipe} {named}", gpus)
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
-def parse(given: Settings, num_gpus: int | None = None) -> Reading:
-    """The job that settings describe. Raises PlannerError."""
+def _loose(words: Mapping[str, list[Any]], before: list[str]) -> list[str]:
+    """Words that are no values of the launcher's options: the recipe."""
+    return [*before, *(str(one) for name, values in words.items() if name != "config" for one in values[1:])]
+
+
+def _configuration(path: Path, name: str) -> dict[str, Any]:
+    """A file that a command names, or a published one. Raises PlannerError."""
+    if (file := beside(path, name)) is not None:
+        return file_settings(file, "a recipe of torchtune")
+    known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
+    if name.removesuffix(".yaml") not in known:
+        near = ", ".join(nearest_first(name, known)[:3])
+        raise PlannerError(f"{path}: configuration {shown(name)} is neither a file beside it nor a published one, like {near}")
+    return dict(known[name.removesuffix(".yaml")])
+
+
+def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
+    """The job that settings describe; ``called``: its file or its recipe. Raises PlannerError."""
     for name, what in (("quantizer", "quantisation-aware training or quantisation"), ("teacher_model", "distillation"),
                        ("policy_model", "PPO"), ("ppo_epochs", "PPO"), ("grpo_samples", "GRPO")):  # fmt: skip
         if given.get(name) is not None:
@@ -40,7 +73,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         raise PlannerError(f"{given.path}: batch_size or optimizer is missing: this recipe trains nothing")
     if given.flag("model.use_dora"):
         raise PlannerError(f"{given.where('model.use_dora')}: DoRA is not modelled; LoRA is")
-    part, single = given.section("model"), "single_device" in given.path.name
+    part, single = given.section("model"), "single_device" in called
     component = NAME.fullmatch(str(part.get("_component_")))
     kind, model_name = _name(component) if component else ("", str(part.get("_component_")))
     model, notes = named_model(model_name, given.path)
@@ -70,7 +103,7 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0,
         lora_targets=_targets(part) if kind else "all",
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
-        objective="dpo" if "DPOLoss" in loss or "dpo" in given.path.stem else "lm",
+        objective="dpo" if "DPOLoss" in loss or "dpo" in called else "lm",
         unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
     )  # fmt: skip
 

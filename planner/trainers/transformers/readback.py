@@ -1,10 +1,12 @@
 """transformers: scripts that run a Trainer with its arguments as options, like run_clm.py, and those arguments in YAML or JSON."""
 
 from pathlib import Path
+from typing import Any
 
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.programs import usual_options
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import TRANSFORMERS, parse
 
@@ -12,7 +14,22 @@ from planner.trainers.reading.training_arguments import TRANSFORMERS, parse
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        given = Settings(path, said.filled(file_settings(path, "arguments of transformers")), said=said)
+        data = _flat(file_settings(path, "arguments of transformers"))
+        given = Settings(path, said.filled(data), said=said)
         return parse(given, TRANSFORMERS, said.num_gpus)
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*")
-    return parse(with_files(path, found, said), TRANSFORMERS, said.num_gpus or found.num_gpus, found.sharding, found.program)
+    settings = with_files(path, found, said)
+    settings.usual = usual_options(path, found.program)
+    several = found.num_gpus is None and (found.visible or 1) > 1
+    notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
+    return parse(settings, TRANSFORMERS, said.num_gpus or found.num_gpus, found.sharding, found.program, notes)
+
+
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that stand in sections of their own, as the programs of GLM have them: training_args, and peft_config of PEFT."""
+    training, adapters = data.get("training_args"), data.get("peft_config")
+    found = {**data, **(training if isinstance(training, dict) else {})}
+    if isinstance(adapters, dict):
+        names = {"r": "lora_r", "target_modules": "lora_target_modules", "peft_type": "train_mode"}
+        found |= {"train_mode": "lora", **{names.get(name, name): value for name, value in adapters.items()}}
+    return {name: value for name, value in found.items() if name not in ("training_args", "peft_config")}

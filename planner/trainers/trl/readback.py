@@ -6,6 +6,7 @@ from pathlib import Path
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.programs import trainer_kind, usual_options
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
 from planner.trainers.reading.training_scripts import settings_of
@@ -25,4 +26,6 @@ def read(path: Path, said: Given) -> Reading:
         return parse(Settings(path, said.filled(file_settings(path, "a recipe of TRL")), said=said), TRL, said.num_gpus)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
-    return parse(with_files(path, found, said), TRL, said.num_gpus or found.num_gpus, found.sharding, script)
+    settings = with_files(path, found, said)
+    settings.usual = usual_options(path, script)
+    return parse(settings, HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus, found.sharding, script)

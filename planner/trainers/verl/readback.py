@@ -13,13 +13,13 @@ from planner.trainers.reading.commands import Launch, launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.interpolation import override, resolved
+from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import quotient
 
-PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_ppo\.py"
+PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_ppo(\.py)?"
 READ_HERE = re.compile(
     r"actor_rollout_ref\.(actor\.(megatron|fsdp_config)\.(?!dist_ckpt|use_dist|dist_checkpointing|wrap_policy|forward_prefetch|seed).*"
     r"|model\.(override_config|mtp|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
@@ -39,11 +39,13 @@ OFFLOAD = "weights and optimizer states that wait on the host during generation 
 def read(path: Path, said: Given) -> Reading:
     """The job of a script, or of a whole configuration in YAML. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
-        data = said.filled(file_settings(path, "a configuration of verl"))
+        data = said.filled(extended(path, "a configuration of verl"))
         return _actor(Settings(path, resolved(data)), said.num_gpus, "megatron" in path.stem)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
+    if given.section("worker").data:
+        raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
     if given.flag("trainer.val_only"):
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
@@ -80,6 +82,7 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool) -> Reading:
     data = given.section("data")
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
     fields = _megatron(actor.section("megatron")) if megatron else _fsdp(actor, model)
+    length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0  # padded so that every rank has as many tokens
     dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
     each = quotient(batch, dp, f"{given.path}: ppo_mini_batch_size x rollout.n by data parallel ranks")
     micro, more = _micro(actor, each, length, fields["cp"], dp)

@@ -219,6 +219,9 @@ class Expansion:
         words = text.split()
         if words[:1] == ["expr"]:
             return calculated(" ".join(words[1:]).replace("\\*", "*"), self.variables)
+        written = re.fullmatch(r"\s*cat\s*<<-?\s*(['\"]?)(\w+)\1[ \t]*\n(.*?)\n?[ \t]*\2\s*", text, re.DOTALL)
+        if written:  # a here-document
+            return written[3] if written[1] else document(written[3], self.variables)
         bc = re.fullmatch(r"\s*echo\s+(.*?)\s*\|\s*bc\s*", text, re.DOTALL)
         if bc:
             return calculated(bc[1].strip("\"'"), self.variables)

@@ -13,7 +13,7 @@ from planner.trainers.reading.shell.conditions import Verdict, both, either, jud
 from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
-from planner.trainers.reading.shell.text import CLOSE, OPTION, cleaned, gap, is_open, quoted_words, roots
+from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
@@ -66,7 +66,7 @@ class Script:
     missing: list[str] = field(default_factory=list)
     """Scripts that it reads and that are not there."""
     batch: dict[str, str] = field(default_factory=dict)
-    """Options of #SBATCH lines."""
+    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
 
 
 def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | None = None) -> Script:
@@ -98,6 +98,12 @@ def _batch(text: str) -> dict[str, str]:
     for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
         for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
             found[short.get(name, name)] = value
+    for line in re.findall(r"^#\s?PBS\s+(.*)$", text, re.MULTILINE):  # -l select=4:ncpus=64:ngpus=8, -l nodes=4:gpus=8
+        if (asked := re.search(r"\b(?:select|nodes)=(\d{1,6})\b(\S*)", line)) is not None:
+            gpus = re.search(r":n?gpus=(\d{1,4})\b", asked[2])
+            found |= {"nodes": asked[1], **({"gpus-per-node": gpus[1]} if gpus else {})}
+    for nodes in re.findall(r"^#\s?BSUB\s+-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
+        found["nodes"] = nodes
     return found
 
 
@@ -290,6 +296,10 @@ class _Follower:
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return
         name, rest = words[0], words[1:]
+        if name == "echo" and node.target:
+            self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
+        if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
+            self.nested(self.script.documents[-1][1])
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0")
         if name in ("source", "."):
@@ -318,7 +328,16 @@ class _Follower:
                 started = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[:i], *one.words], one.under) for one in started]
                 return
-        if any(OPTION.search(word) or re.search(r"\.(ya?ml|json|toml)$", word) for word in words):
+        written = dict(self.script.documents)
+        for i, word in enumerate(words[1:], 1):
+            started = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
+            if word in written and started:
+                inner = len(self.script.commands)
+                self.nested(written[word])
+                launched = self.script.commands[inner:]
+                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
+                return
+        if any(OPTION.search(word) or SETTINGS.search(word) for word in words):
             self.script.commands.append(Command(words))
 
     def nested(self, text: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from planner.trainers.reading.shell.expansion import Value, Variables
-from planner.trainers.reading.shell.text import MAYBE, OPTION, gap, maybe
+from planner.trainers.reading.shell.text import MAYBE, OPTION, gap, maybe, roots
 
 
 def merged(before: Variables, outcomes: list[Variables], names: list[str]) -> Variables:
@@ -19,7 +19,8 @@ def merged(before: Variables, outcomes: list[Variables], names: list[str]) -> Va
         elif any(_has_options(value) for value in values) or all(isinstance(value, list) for value in values):
             result.values[name] = _joined_options([value or "" for value in values], names or [name])
         else:
-            result.values[name] = gap(names or [name])
+            inner = [one for value in values if isinstance(value, str) for one in roots(value)]
+            result.values[name] = gap([*names, *inner] or [name])
     return result
 
 

@@ -1,0 +1,1 @@
+"""Questions of serving: what the commands of ``plan serve`` show."""

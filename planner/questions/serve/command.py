@@ -1,0 +1,270 @@
+"""``plan serve``: how to serve a model; the best deployments, one priced, several compared, one thing changed."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.terminal.flags import emit, progress
+
+NOTHING_SERVES = 1
+"""Exit code when nothing starts or keeps the limits."""
+YAML_FILE = click.Path(dir_okay=False, path_type=Path)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
+QUESTION: tuple[tuple[str, Any, str, str], ...] = (
+    ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
+    ("gpus", int, "N", "GPUs to use at most."),
+    ("nodes", int, "N", "Nodes in place of --gpus: all their GPUs."),
+    ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
+    ("engine", str, "NAME", "vllm, sglang, trtllm, with @VERSION; several with commas. [all, newest]"),
+    (
+        "weights",
+        str,
+        "NAME",
+        "bf16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, others beside it]",
+    ),
+    ("cache", str, "NAME", "Keys and values: bf16, fp16, fp8. [of the engine]"),
+    ("input", str, "N", "Prompt tokens: 2048, 8k, uniform:800-1000, @file of lengths. [2048]"),
+    ("prefix_hit", str, "X", "Part of the prompts that the prefix cache holds: 0.3, 30%. [0]"),
+    (
+        "speculation",
+        str,
+        "LIST",
+        "depth=3,acceptance=0.7[,draft=1B]: drafted tokens per step, share accepted, draft model.",
+    ),
+    ("concurrency", str, "N", "Requests in flight (closed loop)."),
+    ("rate", str, "R", "Requests that arrive: 5/s, 300/min (open loop)."),
+    ("ttft", str, "TIME", "Limit on the time to first token, like 500ms."),
+    ("tpot", str, "TIME", "Limit on the time per output token after the first, like 30ms."),
+    ("percentile", str, "P", "What the limits hold for: mean, p50, p90, p99. [mean]"),
+    ("price", float, "USD", "Dollars per GPU-hour. [of the profile]"),
+    ("intra_node", str, "LINK", "Link inside a node: pcie, nvlink, '200 GB/s'. [of the profile]"),
+    ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
+)
+"""Flags of a question of serving: keyword of the API, type, value and help."""
+LAYOUT: tuple[tuple[str, str], ...] = (
+    ("tp", "Tensor parallel ranks of attention and dense layers."), ("pp", "Pipeline stages."), ("replicas",
+    "Independent engines."),
+    ("attn_dp", "Data-parallel ranks of attention in one engine."), ("ep", "Expert parallel ranks."),
+    ("moe_tp", "Tensor parallel ranks inside an expert."), ("dcp", "Ranks that share out the cache by position in decode."),
+    ("max_batch", "Sequences in one step of an engine at most. [of the engine]"),
+    ("max_tokens", "Tokens of one step of a rank at most (chunk size). [of the engine]"),
+)  # fmt: skip
+
+
+def flag(name: str) -> str:
+    """A keyword as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def question_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Flags that say what is served, where, and what is asked of it."""
+    for name, text in reversed(LAYOUT):
+        function = click.option(flag(name), name, type=int, metavar="N", help=text)(function)
+    for name, kind, value, text in reversed(QUESTION):
+        also = ("--network",) if name == "network_bandwidth" else ()
+        function = click.option(flag(name), *also, name, type=kind, metavar=value, help=text)(function)
+    return function
+
+
+class ServeGroup(click.Group):
+    """A group whose default command is the search."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in ("-h", "--help"):
+            args = ["search", *args]
+        if not args or args[0].startswith("-"):
+            args = ["search", *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            from planner.errors import nearest_first
+
+            known = [name for name in self.commands if name != "search"]
+            raise click.UsageError(
+                f"No such question '{args[0]}'; known: {', '.join(nearest_first(args[0], known))}, or flags alone", ctx
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=ServeGroup)
+def serve() -> None:
+    """How to serve a model: engine, split, format and load, with latency, throughput, memory and price."""
+
+
+OUTPUT = click.option(
+    "--output", "outputs", metavar="N|FILE", multiple=True,
+    help="Generated tokens, like --input [256]; what ends in .yaml is the file that the plan is written to.",
+)  # fmt: skip
+
+
+def told(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
+    """Lengths and file of --output, which may stand twice. Raises click.UsageError."""
+    files = [one for one in outputs if one.endswith((".yaml", ".yml")) and not one.startswith("@")]
+    lengths = [one for one in outputs if one not in files]
+    if len(files) > 1 or len(lengths) > 1:
+        raise click.UsageError("--output stands once for tokens and once for a .yaml file")
+    return (lengths or [None])[0], Path(files[0]) if files else None
+
+
+@serve.command()
+@question_options
+@click.option(
+    "--disaggregated/--aggregated", default=None, help="Two pools, for prompts and for answers, alone; or none."
+)
+@click.option(
+    "--fewest-gpus", is_flag=True, help="On as few GPUs as serve the load within the limits; --gpus is the most."
+)
+@click.option("--cheapest", is_flag=True, help="Hardware by price: the values of --hardware, or all that has a price.")
+@click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, help="Plans of every purpose.")
+@OUTPUT
+@JSON
+def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """How to serve a model: engine, split, format and load, for throughput, for one user, and between.
+
+    Without limits and load: the best for most tokens/s (offline), for one user (interactive), and between (balanced). With
+    --ttft and --tpot: what answers most within them. With --rate or --concurrency: the shortest answers at that load. Flags
+    of a layout pin it. Further questions: plan serve estimate, plan serve compare, plan serve what-if.
+
+    \b
+    Examples:
+      plan serve --model llama-70b --gpus 8
+      plan serve --model llama-70b --gpus 8 --input 2048 --output 256 --ttft 500ms --tpot 30ms
+      plan serve --model llama-70b --gpus 8 --ttft 500ms --tpot 30ms --percentile p99 --rate 5/s --output serve.yaml
+      plan serve --model deepseek-v3 --gpus 32 --hardware h200-sxm --engine sglang --concurrency 256
+      plan serve --model llama-70b --fewest-gpus --rate 50/s --ttft 1s --tpot 50ms
+      plan serve --model llama-70b --cheapest --hardware h100,h200,b200 --rate 5/s --ttft 1s
+    """
+    from planner import api
+
+    length, file = told(outputs)
+    if cheapest:
+        _cheapest(length, file, as_json, flags)
+        return
+    with progress("searching") as say:
+        found = api.serve(top=top, progress=say, output=length, **flags)
+    if file is not None and found:
+        found[0].save(file)
+        click.echo(f"wrote {file}", err=True)
+    emit(found, as_json)
+    if not found:
+        if file is not None:
+            click.echo(f"nothing serves that, so {file} was not written", err=True)
+        sys.exit(NOTHING_SERVES)
+
+
+def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
+    """Hardware by price."""
+    from planner import api
+
+    if file is not None:
+        raise click.UsageError("--cheapest compares hardware and writes no plan; plan the one it names with --output")
+    names = [one.strip() for one in (flags.pop("hardware") or "").split(",") if one.strip()]
+    flags.pop("fewest_gpus")
+    with progress("pricing hardware") as say:
+        found = api.serve_cheapest(*names, progress=say, output=length, **flags)
+    emit(found, as_json)
+    if not any(one.kept for one in found.found.rows):
+        sys.exit(NOTHING_SERVES)
+
+
+@serve.command()
+@question_options
+@click.option(
+    "--prefill",
+    metavar="LIST",
+    help="A pool that computes the prompts: tp=4,replicas=2; the other flags are the answers'.",
+)
+@OUTPUT
+@JSON
+def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """One deployment, priced: latencies, rates, the decode step and memory in parts.
+
+    What is left out follows: replicas from --gpus, experts over all ranks of a stage, batch and chunk of the engine, 32 requests in
+    flight at every engine.
+
+    \b
+    Examples:
+      plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
+      plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
+      plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
+      plan serve estimate --model deepseek-v3 --hardware h200 --tp 1 --attn-dp 8 --ep 8 --engine sglang --output serve.yaml
+    """
+    from planner import api
+
+    length, file = told(outputs)
+    found = api.serve_estimate(output=length, **flags)
+    if file is not None:
+        found.save(file)
+        click.echo(f"wrote {file}", err=True)
+    emit(found, as_json)
+
+
+@serve.command()
+@click.argument("files", nargs=-1, metavar="[A.yaml B.yaml ...]", type=YAML_FILE)
+@question_options
+@click.option(
+    "--split", "splits", multiple=True, metavar="LIST", help="A split to compare: tp=4,pp=2; may be repeated."
+)
+@OUTPUT
+@JSON
+def compare(
+    files: tuple[Path, ...], splits: tuple[str, ...], outputs: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
+    """Splits of one model beside each other: throughput, memory, communication, and which cannot run and why.
+
+    Without --split: every one of tensor ranks, pipeline stages and replicas that takes all GPUs. FILES are plans of --output
+    instead.
+
+    \b
+    Examples:
+      plan serve compare --model llama-70b --gpus 8 --hardware a100
+      plan serve compare --model llama-70b --gpus 8 --split tp=8 --split tp=4,pp=2 --split tp=2,pp=4 --concurrency 64
+      plan serve compare today.yaml best.yaml
+    """
+    from planner import api
+
+    length, file = told(outputs)
+    if file is not None:
+        raise click.UsageError("a comparison writes no plan; --output is the number of generated tokens here")
+    said = {name: value for name, value in {**flags, "output": length}.items() if value is not None}
+    emit(api.serve_compare(*files, **said, **({"splits": splits} if splits else {})), as_json)
+
+
+def changed_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The flags of a question, most with any number of values."""
+    for name, kind, value, text in reversed((*QUESTION, ("output", str, "N", "Generated tokens, likewise. [256]"))):
+        once = name in ("model", "nodes", "price")
+        function = click.option(
+            flag(name), name, type=kind if once else str, multiple=not once, metavar=value, help=text
+        )(function)  # fmt: skip
+    return function
+
+
+@serve.command("what-if")
+@click.argument("file", required=False, type=YAML_FILE)
+@changed_options
+@click.option("--objective", type=click.Choice(["offline", "balanced", "interactive"]), default="balanced", show_default=True,
+              help="What plans are the best for where there is neither load nor limit.")  # fmt: skip
+@JSON
+def what_if(file: Path | None, objective: str, as_json: bool, **changes: Any) -> None:
+    """The same question with one thing changed, the best deployment each.
+
+    The base is FILE, a plan of --output: then every value of a flag is a change, a row of its own. Without a file the first value
+    of each flag describes the base. Several values: repeat the flag, or separate them by commas; --gpus 8..64 doubles.
+
+    \b
+    Examples:
+      plan serve what-if serve.yaml --hardware h200,b200 --gpus 16,32 --weights fp8
+      plan serve what-if --model llama-70b --gpus 8 --ttft 500ms --tpot 30ms --tpot 50ms --prefix-hit 0,0.5
+    """
+    from planner import api
+
+    with progress("searching") as say:
+        found = api.serve_what_if(file, objective=objective, progress=say, **changes)
+    emit(found, as_json)
+    if not any(one.kept for one in found.found.rows):
+        sys.exit(NOTHING_SERVES)

@@ -1,0 +1,186 @@
+"""Several deployments beside each other on the terminal, and as plain data: splits, changes, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from planner.costs import rates_of
+from planner.hardware import load_hardware
+from planner.questions.serve.show import change_data, money, number, print_notes, rows_table, time, title
+from planner.serving.other_sizes import Change
+from planner.serving.serve_plan import ServePlan
+from planner.serving.serving_changes import Compared
+from planner.serving.serving_question import Question
+from planner.serving.serving_rows import row_data, row_of_plan
+from planner.terminal.tables import assumptions_table, percent, table
+
+
+def printed(console: Console, found: ComparedSplits | Changed | PlansBeside) -> None:
+    """Print one of them."""
+    found.show(console)
+
+
+class ComparedSplits:
+    """Splits of one question beside each other."""
+
+    def __init__(self, question: Question, rows: Sequence[Compared]) -> None:
+        self.question, self.rows = question, list(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        rates = self.question.rates
+        return {
+            "model": self.question.model.name, "hardware": self.question.hardware_name, "gpus": self.question.gpus,
+            "splits": [
+                {"layout": one.text, "runs": one.plan is not None and not one.why_not, "why_not": one.why_not,
+                 "row": None if one.plan is None else row_data(row_of_plan(one.plan, rates))}
+                for one in self.rows
+            ],
+        }  # fmt: skip
+
+    def show(self, console: Console) -> None:
+        """One line for each split that runs, then what cannot run and why."""
+        question = self.question
+        console.print(title(question))
+        headings = (
+            "=layout",
+            ">load",
+            ">tok/s",
+            ">tok/s/GPU",
+            ">tok/s/user",
+            ">TTFT",
+            ">TPOT",
+            ">weights",
+            ">cache, GiB",
+            ">comm. of a step",
+            ">$/M out",
+        )
+        shown = table(*headings, title=f"Splits, {question.engines[0].name} {question.engines[0].version}")
+        shown.padding = (0, 1, 0, 0)
+        for one in self.rows:
+            if one.plan is None or one.why_not:
+                continue
+            row = row_of_plan(one.plan, question.rates)
+            shown.add_row(
+                escape(one.text), row.load, number(row.tokens_per_second), number(row.tokens_per_second_per_gpu),
+                number(row.tokens_per_second_per_user), time(row.ttft_s), time(row.tpot_s),
+                f"{_memory(one, 'weights'):.1f}", f"{_memory(one, 'cache'):.1f} of {row.memory_limit_gib:.1f}",
+                percent(row.communication_share), money(row.usd_per_million_output), style="" if shown.row_count else "bold",
+            )  # fmt: skip
+        console.print(shown)
+        for one in self.rows:
+            if one.why_not:
+                console.print(f"[red]{escape(one.text)}[/red]: {escape(one.why_not)}")
+        if not question.task.loaded:
+            console.print(
+                Text(
+                    "Each at the load at which it answers most; --concurrency or --rate gives all the same.",
+                    style="dim",
+                )
+            )
+        console.print(assumptions_table(question.assumptions))
+        print_notes(console, question.rates)
+
+
+def _memory(one: Compared, part: str) -> float:
+    """GiB of one part of the memory of the fullest GPU."""
+    return one.plan.prediction.memory_gib[part] if one.plan and one.plan.prediction else 0.0
+
+
+class Changed:
+    """Changes of one question, each with its best plan."""
+
+    def __init__(self, rows: Sequence[Change]) -> None:
+        self.rows = list(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        return {"changes": [change_data(one) for one in self.rows]}
+
+    def show(self, console: Console) -> None:
+        """One line for each change, with its price; then why some have none."""
+        if not self.rows:
+            console.print("Nothing was asked.")
+            return
+        console.print(title(self.rows[0].question))
+        headings = (
+            "=change",
+            ">GPUs",
+            "=engine",
+            "=layout",
+            ">load",
+            ">tok/s",
+            ">tok/s/GPU",
+            ">user",
+            ">TTFT",
+            ">TPOT",
+            ">$/h",
+            ">$/M out",
+        )
+        shown = table(*headings, title="Best deployment each")
+        shown.padding = (0, 1, 0, 0)
+        for one in self.rows:
+            if one.plan is None:
+                shown.add_row(escape(one.change), *["-"] * (len(headings) - 1), style="red")
+                continue
+            row, price = row_of_plan(one.plan, one.question.rates), one.question.rates.usd_per_gpu_hour
+            shown.add_row(
+                escape(one.change), str(row.gpus), escape(row.engine), escape(row.layout), row.load, number(row.tokens_per_second),
+                number(row.tokens_per_second_per_gpu), number(row.tokens_per_second_per_user), time(row.ttft_s), time(row.tpot_s),
+                money(None if price is None else price * row.gpus), money(row.usd_per_million_output),
+                style="red" if not one.kept else "" if shown.row_count else "bold",
+            )  # fmt: skip
+        console.print(shown)
+        for one in self.rows:
+            if one.why_not:
+                console.print(f"[red]{escape(one.change)}[/red]: {escape(one.why_not)}")
+        for text in dict.fromkeys(f"{one.question.hardware_name}: {_price(one.question)}" for one in self.rows):
+            console.print(Text(text, style="dim"))
+
+
+def _price(question: Question) -> str:
+    basis = question.rates.basis[0]
+    return f"{basis.value} per GPU-hour ({basis.source}{', ' + basis.date if basis.date else ''})"
+
+
+class PlansBeside:
+    """Plans of files beside each other."""
+
+    def __init__(self, plans: Sequence[ServePlan]) -> None:
+        self.plans = list(plans)
+        self.rows = [
+            row_of_plan(one, rates_of(load_hardware(one.hardware)), f"plan {number}")
+            for number, one in enumerate(plans, 1)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        return {
+            "plans": [
+                {"row": row_data(row), "plan": plan.to_dict()} for row, plan in zip(self.rows, self.plans, strict=True)
+            ]
+        }
+
+    def show(self, console: Console) -> None:
+        """One line for each plan, and what differs in what they are about."""
+        console.print(rows_table(self.rows, "Plans", purposes=True))
+        for name in ("model", "hardware", "gpus", "traffic", "limits"):
+            said = [_said(plan, name) for plan in self.plans]
+            if len(set(said)) > 1:
+                console.print(
+                    escape(f"{name} differs: {'; '.join(f'plan {at} {text}' for at, text in enumerate(said, 1))}")
+                )
+
+
+def _said(plan: ServePlan, name: str) -> str:
+    from planner.serving.serving_question import limits_text, traffic_text
+
+    if name == "traffic":
+        return traffic_text(plan.traffic, True)
+    value = getattr(plan, name)
+    return limits_text(value) or "none" if name == "limits" else str(getattr(value, "name", value))

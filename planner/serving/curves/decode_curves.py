@@ -1,0 +1,359 @@
+"""``DecodeCurves``: the seconds of every kernel of a serving step on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from planner import arrays as npt
+from planner.curves import Column, column, index
+from planner.hardware import HardwareProfile, load_hardware
+from planner.linear_attention import LinearAttention
+from planner.serving.curves.expert_routing import slowest_rank
+from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype
+from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape
+from planner.serving.curves.kernel_tables import BEST_SHARE, Kernel, kernel_from, nearest, table
+from planner.serving.curves.message_times import EXCHANGES, SmallAllReduce, exchange_sizes
+from planner.serving.serving_layout import CACHES, WEIGHT_BYTES, WEIGHTS
+
+ENGINES = ("vllm", "trtllm", "sglang")
+"""In the order in which another's kernel stands for one that was not measured."""
+KINDS = ("graph", "eager", "nccl")
+TABLE_ROWS = 128.0
+"""Most rows of the tables of decode; above it products follow the curves of the hardware profile."""
+JOINED_BY = 2.0
+"""Doublings of the rows within which both become one."""
+UNPACKING = 1.4
+"""Time of a product bound by tensor cores that unpacks 4-bit weights, over that of the plain 16-bit one (A100, int4)."""
+HEAD_DIMS = (64.0, 128.0)
+"""Widths of a head that were measured."""
+NARROW = 96.0
+"""Below it the kernel of the narrower one stands for a width."""
+VERIFY = 0.5
+"""Time of each further token of a sequence in an update over that of the first: drafts to verify (Kimi delta attention, 2 to 8)."""
+LIKE = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "int4": "mxfp4"}
+"""Format whose kernel stands for one that was not measured, where there is one, before bf16 does."""
+TILE = 128.0
+"""Queries of a prompt that one block of attention takes."""
+
+ANOTHER = "h100-sxm"
+"""Device whose numbers stand for an operator that was not measured on any relative."""
+
+
+def _columns(**sizes: npt.ArrayLike) -> dict[str, Column]:
+    """Sizes as float64, none below one."""
+    return {name: np.maximum(column(values), 1.0) for name, values in sizes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCurves:
+    """Seconds of one call of each kernel, alone on one device, inside a CUDA graph unless ``eager`` is said.
+
+    All methods take scalars or columns and return float64 of the broadcast shape. They grow with every size, and are never faster
+    than memory and tensor cores allow.
+    """
+
+    hardware: HardwareProfile
+    engine: str
+    """Whose kernels are meant where engines differ: vllm, trtllm, sglang."""
+    kernels: Mapping[str, Mapping[str, Kernel]]
+    """By operator, then by format and what else tells kernels apart, as in the file."""
+    all_reduce: Mapping[str, SmallAllReduce]
+    """By "engine kind"."""
+    provenance: dict[str, str] = field(default_factory=dict)
+    """By operator: measured, or scaled from a relative; by operator and weights: derived, where that was not measured."""
+    _found: dict[tuple[object, ...], Kernel] = field(default_factory=dict, compare=False, repr=False)
+    errors: dict[str, Any] = field(default_factory=dict)
+    """By operator and format, median and 90th percentile of the error in percent: ``held_out`` on the half of the rows that was
+    left out, ``all`` on every row, ``law`` without the mesh, ``skewed`` on routing that was not fitted."""
+
+    def linear_time(
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, weights: str, fused: bool = True
+    ) -> Column:
+        """Seconds of a linear layer forward: m tokens, n outputs, k inputs; ``weights`` of WEIGHTS.
+
+        ``fused``: the kernel before quantises its output for this one, as engines do for fp8 and nvfp4; else a kernel of its own
+        does, and is included. To 128 rows the measured products of decode; above, those of the hardware profile, joined over two
+        doublings.
+        """
+        weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
+        sizes = _columns(m=m, n=n, k=k)
+        rows = sizes["m"]
+        many = rows > TABLE_ROWS
+        few = self._weighted("linear", weights, fused).time({**sizes, "m": np.minimum(rows, TABLE_ROWS)})
+        if not many.any():
+            return few[()]
+        return np.where(many, self._many_rows(few, sizes, weights, fused), few)[()]
+
+    def _many_rows(self, few: Column, sizes: Mapping[str, Column], weights: str, fused: bool) -> Column:
+        """Products above the tables: the profile's law, from what the table says at its end. Never falls with the rows."""
+        hardware = self.hardware
+        dtype = compute_dtype(hardware, weights)
+        curve = hardware.gemm_curve(dtype)
+        if fused and curve.quantise:
+            curve = curve.without_quantisation(hardware.gemm["bf16"])
+        slower = UNPACKING if dtype == "bf16" and weights in ("int4", "nvfp4", "mxfp4") else 1.0
+        rows, n, k = np.maximum(sizes["m"], TABLE_ROWS), sizes["n"], sizes["k"]
+        peak, bandwidth = hardware.peak(dtype), hardware.memory_bandwidth
+        many = slower * curve.time(rows, n, k, peak, bandwidth)
+        away = np.log2(rows / TABLE_ROWS) / JOINED_BY
+        if (away >= 1.0).all():
+            return np.maximum(few, many)
+        start = slower * curve.time(np.full_like(rows, TABLE_ROWS), n, k, peak, bandwidth)
+        return np.maximum(few, many + np.maximum(1.0 - away, 0.0) * np.minimum(few - start, 0.0))
+
+    def decode_attention_time(
+        self, *, batch: npt.ArrayLike, context: npt.ArrayLike, cache: str = "bf16", window: npt.ArrayLike = 0,
+        **shape: Unpack[HeadShape],
+    ) -> Column:  # fmt: skip
+        """Seconds of attention of one token per sequence against ``context`` cached ones; heads of one rank, ``cache`` of CACHES.
+
+        ``window`` w > 0: the last w tokens only. Widths of heads that were not measured: as many bytes at the nearest width.
+        """
+        cache = CACHES[index(cache, CACHES, "cache format")]
+        kv_heads = np.maximum(column(shape["kv_heads"]), 1.0)
+        rows, group = column(batch) * kv_heads, column(shape["heads"]) / kv_heads
+        width, last = column(shape["head_dim"]), column(window)
+        seen = np.where(last > 0.0, np.minimum(column(context), last), column(context))
+        narrow = width < NARROW
+        walked = np.maximum(column(context), 1.0) if last.any() else None
+
+        def time(measured: float) -> Column:
+            kernel = self._cached("decode_attention", cache, measured)
+            own = float(kernel.axes["head_dim"][0]) if kernel.axes else measured
+            sizes = _columns(rows=rows, group=group, context=seen * width / own, head_dim=own)
+            whole = kernel.time(sizes)
+            if walked is None or "window" not in self.kernels:
+                return whole
+            windowed = self._cached("window", cache, measured).time({**sizes, "walked": walked})
+            return np.where(last > 0.0, np.maximum(windowed, whole), whole)
+
+        if narrow.all() or not narrow.any():
+            return time(HEAD_DIMS[0] if narrow.all() else HEAD_DIMS[1])[()]
+        return np.where(narrow, time(HEAD_DIMS[0]), time(HEAD_DIMS[1]))[()]
+
+    def decode_mla_time(
+        self, batch: npt.ArrayLike, heads: npt.ArrayLike, context: npt.ArrayLike, cache: str = "bf16"
+    ) -> Column:
+        """Seconds of MLA's attention of one token per sequence against a latent cache of 512 + 64 channels; heads of one rank."""
+        kernel = self._cached("decode_mla", CACHES[index(cache, CACHES, "cache format")])
+        return kernel.time(_columns(batch=batch, heads=heads, context=context))[()]
+
+    def prefill_attention_time(
+        self, *, queries: npt.ArrayLike, keys: npt.ArrayLike, batch: npt.ArrayLike = 1, window: npt.ArrayLike = 0,
+        **shape: Unpack[PrefillShape],
+    ) -> Column:  # fmt: skip
+        """Seconds of causal attention of the last ``queries`` of ``keys`` tokens, per sequence; heads of one rank.
+
+        Query number i of q sees keys - q + i, at most ``window`` (0 = all) of them, in whole tiles; the curve is the profile's for
+        equal work. Never faster than reading the keys and values; ``batch`` below one: that share of the time of one sequence.
+        """
+        q = np.maximum(np.ceil(column(queries) / TILE), 1.0) * TILE
+        s = np.maximum(column(keys), q)
+        w = np.where(column(window) > 0.0, column(window), np.inf)
+        seen = (_sum_to(s, w) - _sum_to(s - q, w)) / q
+        width, value = column(shape["head_dim"]), column(shape["value_dim"])
+        value = np.where(value > 0.0, value, width)
+        many, kv_heads = np.maximum(column(batch), 1.0), column(shape["kv_heads"])
+        time = self.hardware.attention_time(
+            many, shape["heads"], kv_heads, width, q, seen, causal=False, value_dim=value
+        )
+        read = 2.0 * many * kv_heads * np.minimum(np.maximum(column(keys), 1.0), w + q) * (width + value)
+        least = read / (BEST_SHARE * self.hardware.memory_bandwidth)
+        return (np.minimum(column(batch), 1.0) * np.maximum(time, least))[()]
+
+    def all_reduce_time(self, num_bytes: npt.ArrayLike, n: npt.ArrayLike, kind: str, engine: str = "") -> Column:
+        """Seconds of an all-reduce of ``num_bytes`` over n ranks of one domain; ``kind`` of KINDS, ``engine`` "" = own.
+
+        graph, eager: the engine's own kernel, inside a CUDA graph or launched by the host. nccl: ``hardware.scale_up_time``; which
+        of them runs at a size is the engine's rule.
+        """
+        kind = KINDS[index(kind, KINDS, "kind of all-reduce")]
+        engine = ENGINES[index(engine or self.engine, ENGINES, "engine")]
+        size, ranks = column(num_bytes), column(n)
+        if kind == "nccl":
+            return column(self.hardware.scale_up_time("all_reduce", size, ranks))[()]
+        own = next(curve for name in (engine, *ENGINES) if (curve := self.all_reduce.get(f"{name} {kind}")) is not None)
+        link = self.hardware.scale_up_bandwidth
+        return np.maximum(own.time(size, ranks), np.where(ranks > 1.0, size / link, 0.0))[()]
+
+    def experts_time(
+        self,
+        tokens: npt.ArrayLike,
+        *,
+        weights: str,
+        skewed: bool = True,
+        sent: bool = False,
+        **shape: Unpack[ExpertShape],
+    ) -> Column:
+        """Seconds of the routed experts of one layer on the slowest rank; ``tokens`` of the whole group of ep x moe_tp ranks.
+
+        ``skewed``: some experts are far more popular than others (a power law of 1.2); else only chance makes ranks differ.
+        ``sent``: only the copies for a rank's own experts arrive there (dispatch and combine), else every rank sorts them all.
+        """
+        weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
+        size = _columns(tokens=tokens, **shape)
+        touched, rows = slowest_rank(size["tokens"], size["top_k"], size["experts"], size["ep"], skewed)
+        pairs = rows if sent else size["tokens"] * size["top_k"]
+        own = {"touched": touched, "rows": rows, "pairs": pairs, "hidden": size["hidden"]}
+        return self._weighted("experts", weights).time({**own, "ffn": size["ffn"] / size["moe_tp"]})[()]
+
+    def dispatch_time(
+        self, tokens_per_rank: npt.ArrayLike, hidden: npt.ArrayLike, top_k: npt.ArrayLike, experts: npt.ArrayLike,
+        ep: npt.ArrayLike,
+    ) -> Column:  # fmt: skip
+        """Seconds to send fp8 copies of the tokens of each rank to their experts on ep ranks; 0 for one rank.
+
+        The faster of two kernels: low latency (a copy per expert) and throughput (a copy per rank).  [DeepEP]
+        """
+        return self._exchange(
+            "dispatch", _columns(tokens=tokens_per_rank, hidden=hidden, top_k=top_k, experts=experts, ep=ep)
+        )
+
+    def combine_time(
+        self, tokens_per_rank: npt.ArrayLike, hidden: npt.ArrayLike, top_k: npt.ArrayLike, experts: npt.ArrayLike,
+        ep: npt.ArrayLike,
+    ) -> Column:  # fmt: skip
+        """Seconds to bring the bf16 results back and sum them; as ``dispatch_time``."""
+        return self._exchange(
+            "combine", _columns(tokens=tokens_per_rank, hidden=hidden, top_k=top_k, experts=experts, ep=ep)
+        )
+
+    def _exchange(self, phase: str, sizes: Mapping[str, Column]) -> Column:
+        times = [
+            self.kernels["exchange"][f"{kernel} {phase}"].time(exchange_sizes(self.hardware, kernel, phase, sizes))
+            for kernel in EXCHANGES
+        ]
+        return np.where(sizes["ep"] > 1.0, np.minimum(*times), 0.0)[()]
+
+    def linear_attention_time(
+        self, linear: LinearAttention, batch: npt.ArrayLike, tokens: npt.ArrayLike = 1, tp: npt.ArrayLike = 1
+    ) -> Column:
+        """Seconds of the convolution and the scan of one linear-attention layer (no projections), heads split over tp.
+
+        ``tokens`` per sequence: 1 updates the state, more scan a prompt. ``batch`` below one: that share of the time of one.
+        """
+        ranks = column(tp)
+        sizes = _columns(
+            batch=batch, tokens=tokens, heads=linear.value_heads / ranks, channels=linear.conv_size / ranks,
+            key_dim=linear.key_head_dim, value_dim=linear.value_head_dim,
+        )  # fmt: skip
+        kind = "gated_delta_net" if linear.kind == "mamba2" else linear.kind
+        share = np.minimum(column(batch), 1.0)
+        update = share * self._state("linear_update", kind).time(sizes)
+        if not np.any(sizes["tokens"] > 1.0):
+            return update[()]
+        scan = self._state("linear_scan", kind).time({**sizes, "tokens": np.maximum(sizes["tokens"], CHUNK)})
+        steps = (1.0 + VERIFY * (sizes["tokens"] - 1.0)) * update
+        return np.where(sizes["tokens"] > 1.0, np.maximum(np.minimum(share * scan, steps), update), update)[()]
+
+    def _state(self, operator: str, kind: str) -> Kernel:
+        """Kernel of one kind of linear attention; kinds that were not measured here move like a gated delta net."""
+        found = self._of_engine(operator, kind) or self._of_engine(operator, "gated_delta_net")
+        assert found is not None, f"every file has {operator} of the gated delta net"
+        return found
+
+    def _kept(self, key: tuple[object, ...], make: Callable[[], Kernel]) -> Kernel:
+        """A kernel that was looked for before."""
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
+
+    def _weighted(self, operator: str, weights: str, fused: bool = False) -> Kernel:
+        """The kernel for a weight format; ``fused``: without the quantisation of its input."""
+        return self._kept((operator, weights, fused), lambda: self._of_weights(operator, weights, fused))
+
+    def _of_weights(self, operator: str, weights: str, fused: bool) -> Kernel:
+        """As measured, or the kernel of the nearest format reading these weights where none was, in the end that of bf16.
+
+        Without the quantisation of its input, a product is launched once, as that of bf16 is, and walks along k in tiles of as many
+        bytes; bandwidth, rate and what shapes showed are its own.
+        """
+        weights = {"fp16": "bf16"}.get(weights, weights)
+        plain = self._of_engine(operator, "bf16")
+        assert plain is not None, f"every file has {operator} in bf16"
+        own = self._of_engine(operator, weights)
+        if own is None and (near := self._of_engine(operator, LIKE.get(weights, ""))) is not None:
+            own = near.reading(weights)
+        computed = compute_dtype(self.hardware, weights)
+        if own is None:
+            return plain.reading(weights, **({"compute": UNPACKING} if computed != weights else {}))
+        if not fused or computed != weights or weights == "bf16":
+            return own
+        shorter = WEIGHT_BYTES[weights] / WEIGHT_BYTES["bf16"]
+        once = {name: plain.numbers.get(name, 0.0) * by for name, by in (("launch", 1.0), ("depth", shorter))}
+        return replace(own, numbers={**own.numbers, **{k: min(v, own.numbers.get(k, v)) for k, v in once.items()}})
+
+    def _cached(self, operator: str, cache: str, width: float = 0.0) -> Kernel:
+        """The kernel for a cache format and a width of heads, or that of bf16 reading this cache where none was measured."""
+        return self._kept((operator, cache, width), lambda: self._of_cache(operator, cache, width))
+
+    def _of_cache(self, operator: str, cache: str, width: float) -> Kernel:
+        cache = {"fp16": "bf16"}.get(cache, cache)
+        for one in (width, *HEAD_DIMS[::-1]) if width else (0.0,):
+            shape = f" {one:.0f}" if one else ""
+            if (found := self._of_engine(operator, cache + shape)) is not None:
+                return found
+            if (found := self._of_engine(operator, "bf16" + shape)) is not None:
+                return found.reading(cache)
+        raise AssertionError(f"every file has {operator} in bf16")
+
+    def _of_engine(self, operator: str, name: str) -> Kernel | None:
+        known = self.kernels.get(operator, {})
+        names = (f"{name} {self.engine}", name, *(f"{name} {other}" for other in ENGINES))
+        return next((known[one] for one in names if one in known), None)
+
+
+def _sum_to(position: Column, window: Column) -> Column:
+    """Keys that all queries up to a position see: p^2 / 2, or w p - w^2 / 2 beyond the window."""
+    near = np.minimum(position, window)
+    return 0.5 * near * near + np.where(position > near, near * (position - near), 0.0)
+
+
+_BUILT: dict[tuple[str, str], DecodeCurves] = {}
+
+
+def decode_curves(hardware: HardwareProfile, engine: str = "vllm") -> DecodeCurves:
+    """The curves of a device, for the kernels of one engine; kept by name, and read anew for a profile that was changed."""
+    engine = ENGINES[index(engine, ENGINES, "engine")]
+    kept = _BUILT.get((hardware.name, engine))
+    if kept is None or kept.hardware is not hardware:
+        kept = _BUILT[hardware.name, engine] = _built(hardware, engine)
+    return kept
+
+
+def _built(hardware: HardwareProfile, engine: str) -> DecodeCurves:
+    name = nearest(hardware)
+    data = table(name)
+    operators = {
+        **data["kernels"],
+        **{key: table(ANOTHER)["kernels"][key] for key in LAWS if key not in data["kernels"]},
+    }
+    kernels: dict[str, dict[str, Kernel]] = {}
+    errors: dict[str, Any] = {}
+    said = {"all_reduce": "measured" if name == hardware.name else f"scaled from {name}"}
+    said["prefill_attention"] = hardware.measured["attention"]
+    for operator, entries in operators.items():
+        whose = name if operator in data["kernels"] else ANOTHER
+        said[operator] = "measured" if whose == hardware.name else f"scaled from {whose}"
+        kernels[operator] = {
+            key: kernel_from(entry, operator, key.split()[0], hardware, f"{whose}.yaml: {operator} {key}")
+            for key, entry in entries.items()
+        }
+        errors[operator] = {key: entry["errors"] for key, entry in entries.items() if "errors" in entry}
+    for operator in ("linear", "experts"):
+        known = {key.split()[0] for key in kernels[operator]} | {"fp16"}
+        said |= {f"{operator} {one}": "derived from another format" for one in WEIGHTS if one not in known}
+    messages = {
+        key: SmallAllReduce.from_dict(entry, f"{name}.yaml: all_reduce {key}")
+        for key, entry in data["all_reduce"].items()
+    }
+    if name != hardware.name:
+        ratio = hardware.scale_up_bandwidth / load_hardware(name).scale_up_bandwidth
+        messages = {key: curve.with_link(ratio) for key, curve in messages.items()}
+    return DecodeCurves(
+        hardware=hardware, engine=engine, kernels=kernels, all_reduce=messages, provenance=said, errors=errors
+    )  # fmt: skip

@@ -1,0 +1,376 @@
+"""What an engine (vLLM, SGLang, TensorRT-LLM) does, as data of its version: profiles/engines/<name>.yaml.
+
+A file holds one list per fact, oldest first, each entry with the version that it holds from (``since``), the value and its source.
+An engine of a version takes of each fact the last entry that is not newer. Facts that depend on the card or on the number of GPUs
+are lists of cases, of which the first that holds counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any
+
+import numpy as np
+
+from planner import library
+from planner.arrays import Floats, NDArray
+from planner.errors import PlannerError, UnknownNameError
+from planner.hardware import HardwareProfile
+from planner.linear_attention import KINDS as LINEAR_KINDS
+from planner.schema import Bytes, Line, Name, Positive, Seconds, Text, check_keys, keys, one_of, read, within
+from planner.serving.serving_layout import WEIGHTS, ServingLayout
+
+HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
+"""Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
+token (tokeniser) and of a request (client, server)."""
+SCHOOLS = ("share_of_total", "reserve", "share_of_free")
+PARTS = ("context", "group", "graphs")
+FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))
+GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2", "CDNA3", "CDNA4")
+"""Architectures of NVIDIA and AMD, oldest first; those of a profile begin with one of these."""
+KINDS = ("latent", "sparse", "sinks", "chunked", *LINEAR_KINDS)
+"""What a model may have that not every engine runs: MLA, an indexer, attention sinks, chunked attention, linear attention."""
+Count = Annotated[float, within(0, 1e9)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A value, and the card and layout that it is for."""
+
+    value: float = 0.0
+    """Sequences, tokens or a share."""
+    size: Bytes = 0.0
+    """Bytes, in place of ``value``."""
+    memory: Bytes = 0.0
+    """Least memory of the device."""
+    arch: tuple[Line, ...] = ()
+    """Generations of the device; empty = any."""
+    never: tuple[Name, ...] = ()
+    """Beginnings of names of devices that it is not for."""
+    gpus: Annotated[int, within(1, 1e6)] = 1
+    """Least number of GPUs of a stage, or of an engine, as the method that reads it counts."""
+
+    def suits(self, hardware: HardwareProfile) -> bool:
+        """Whether it is for this device."""
+        right = not self.arch or generation(hardware) in self.arch
+        name = hardware.name.lower()
+        return right and hardware.usable_memory >= self.memory and not any(name.startswith(one) for one in self.never)
+
+
+Cases = tuple[Case, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The engine's own all-reduce on some devices: the largest message by number of GPUs."""
+
+    arch: tuple[Line, ...] = ()
+    """Architectures as profiles write them, or vendors; empty = any."""
+    sizes: dict[str, Bytes]
+    """GPUs -> bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """Batches for which a CUDA graph is captured."""
+
+    grid: tuple[tuple[Count, Count], ...]
+    """[from, step], ascending: sizes from ``from`` in steps of ``step`` until the next entry begins; a step of 0 doubles."""
+    most: Cases
+    """Largest size by card and GPUs of a stage."""
+    per_sequence: Positive = 1e9
+    """The largest size is at most this times the largest batch of a rank."""
+    own: bool = False
+    """The largest size is captured itself where it is not on the grid."""
+
+    def sizes(self, most: float) -> Floats:
+        """All sizes up to ``most``."""
+        found: list[float] = []
+        ends = [one[0] for one in self.grid[1:]] + [most + 1.0]
+        for (start, step), end in zip(self.grid, ends, strict=True):
+            size = start
+            while size < min(end, most + 1.0):
+                found.append(size)
+                size += step or size
+        return np.unique(np.asarray(found or [0.0], dtype=np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """How an engine decides on the room for its cache, and what it takes itself.
+
+    share_of_total   cache = share x memory - weights - activations - ``counts`` (vLLM)
+    reserve          cache = (memory - context - group) (1 - reserve / memory) - weights (SGLang)
+    share_of_free    cache = share x (memory - weights - activations - context - group - graphs) (TensorRT-LLM)
+    """
+
+    school: Annotated[str, one_of(SCHOOLS)]
+    """Which of the three."""
+    share: Annotated[float, within(0, 1)] = 0.0
+    """Part of the memory, or of what is free."""
+    counts: frozenset[Annotated[str, one_of(PARTS)]] = frozenset()
+    """share_of_total: parts that come out of the share; the others come out of what it leaves."""
+    context: Bytes
+    """Context of the device and kernels that are loaded."""
+    group: Bytes
+    """Communicators and workspaces of an engine of several GPUs."""
+    rank: Bytes = 0.0
+    """Buffers of the engine's own all-reduce for each GPU of the tensor group."""
+    logits: Positive
+    """Bytes for each logit of a batch while it samples."""
+    sampled: Positive = 1e9
+    """Sequences of that batch at most; the run that measures the peak of vLLM samples the largest batch."""
+    graph: Bytes
+    """A captured size, for each layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """What SGLang leaves free: the sum of these, at least ``least``; all but the first and last are added up in MiB there."""
+
+    share: Cases = ()
+    """Part of the memory by card and GPUs of an engine."""
+    constant: Cases = ()
+    """Bytes by card."""
+    gpu: Cases = ()
+    """Bytes for each GPU of an engine, by card."""
+    token: Bytes = 0.0
+    """For each token of a step, of at least 2,048."""
+    sequence: Bytes = 0.0
+    """For each sequence of the largest graph."""
+    spread: tuple[Bytes, Bytes] = (0.0, 0.0)
+    """With attention data parallelism, for each sequence of the largest graph and attention rank: up to 300, and above."""
+    spread_constant: Bytes = 0.0
+    """With attention data parallelism."""
+    draft: Bytes = 0.0
+    """With a draft model."""
+    least: Cases = ()
+    """Bytes by card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One engine at one version. Rows and batches are those of one attention rank, unless a method says otherwise."""
+
+    name: Name
+    """vllm, sglang or trtllm."""
+    version: str
+    """As it was asked for; the newest known where none was."""
+    note: str = ""
+    """What was assumed of an unknown version."""
+    vendors: tuple[Name, ...]
+    """Of the devices it runs on."""
+    max_batch: Cases
+    """Default of the largest batch of an attention rank."""
+    max_tokens: Cases
+    """Default of the token budget of a step of an attention rank."""
+    graphs: Graphs
+    """CUDA graphs of decode."""
+    all_reduce: tuple[Messages, ...]
+    """Its own all-reduce; above: NCCL."""
+    accounting: Accounting
+    """Room of the cache."""
+    reserve: Reserve = Reserve()
+    """What school "reserve" leaves free."""
+    mixes_prefill: bool
+    """Prompts and decode share a step."""
+    chunked_prefill: bool
+    """Prompts are cut at the token budget by default."""
+    prefix_cache: bool
+    """Prefixes are kept by default."""
+    reserved_output: Annotated[float, within(0, 1)]
+    """Part of the answer that must have room when a request is admitted: 1 = all, no sequence is ever pre-empted."""
+    overlap_scheduler: bool
+    """The host prepares a step while the GPU computes the one before."""
+    host: Annotated[dict[str, Seconds], keys(HOST)]
+    """Host times by name of HOST."""
+    block_tokens: Count
+    """Tokens of one block of the cache."""
+    frees_windows: bool
+    """Layers with a window keep the window only; else they keep every token."""
+    state_bytes: Positive
+    """An element of the state of linear attention."""
+    expert_tokens: Positive
+    """Tokens that go through the experts at once at most."""
+    early_remainder: bool
+    """Layers that stages do not share evenly go to the first stages; else to those before the last, from behind."""
+    fp8_cache_of: tuple[Name, ...] = ()
+    """Formats of weights whose published checkpoints come with scales for an fp8 cache, which the engine then takes by default."""
+    splits_blocks: bool
+    """Scales of a block of 128 x 128 may be cut by the tensor degree."""
+    decode_context: bool
+    """The cache of a sequence can be split over ranks of the tensor group by position."""
+    formats: Annotated[dict[str, tuple[Name, ...]], keys(FORMATS, required=False)]
+    """Format -> the oldest generation of each vendor that runs it."""
+    kinds: tuple[Annotated[str, one_of(KINDS)], ...]
+    """Of KINDS those that it runs."""
+    fused_quantisation: Annotated[
+        dict[str, Annotated[str, one_of(("all", "plain"))]], keys(WEIGHTS, required=False)
+    ] = field(default_factory=dict)
+    """Formats of weights whose inputs are quantised by the kernel before: in all models, or in plain ones (no norm of queries and
+    keys, no experts); in all others a kernel of its own does it."""
+    sources: Mapping[str, str]
+    """Fact -> where it was read, with the version it holds from."""
+
+    def fuses(self, weights: str, plain: bool) -> bool:
+        """Whether the input of a product in this format is quantised by the kernel before it."""
+        where = self.fused_quantisation.get(weights)
+        return where == "all" or (where == "plain" and plain)
+
+    @property
+    def admits(self) -> str:
+        """all: a request enters when prompt and answer have room; input: when the prompt has, and sequences are pre-empted."""
+        return "all" if self.reserved_output >= 1.0 else "input"
+
+    def default_max_batch(self, hardware: HardwareProfile, layout: ServingLayout) -> Floats:
+        """Sequences in one step of one engine, over its attention ranks together."""
+        return by_card(self.max_batch, hardware, layout.ranks) * np.asarray(layout.attn_dp)
+
+    def default_max_tokens(self, hardware: HardwareProfile, layout: ServingLayout) -> Floats:
+        """Token budget of one step of an attention rank."""
+        return by_card(self.max_tokens, hardware, layout.ranks)
+
+    def largest_graph(self, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
+        """Largest captured batch of an attention rank."""
+        rank = np.ceil(np.asarray(layout.max_batch) / np.asarray(layout.attn_dp))
+        most = np.minimum(by_card(self.graphs.most, hardware, layout.ranks), self.graphs.per_sequence * rank)
+        if self.graphs.own:
+            return most
+        sizes = self.graphs.sizes(float(np.max(most, initial=1.0)))
+        return sizes[np.maximum(np.searchsorted(sizes, most, side="right") - 1, 0)]
+
+    def number_of_graphs(self, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
+        """Captured batches."""
+        most = self.largest_graph(layout, hardware)
+        return np.searchsorted(self.graphs.sizes(float(np.max(most, initial=1.0))), most, side="right") * 1.0
+
+    def captured(self, batch: object, layout: ServingLayout, hardware: HardwareProfile) -> NDArray[np.bool_]:
+        """Where a decode batch of an attention rank runs inside a CUDA graph."""
+        return np.asarray(batch) <= self.largest_graph(layout, hardware)  # type: ignore[no-any-return]
+
+    def padded(self, batch: object, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
+        """A decode batch of an attention rank as the captured graphs pad it; as it is above the largest."""
+        rows, largest = np.broadcast_arrays(np.asarray(batch, dtype=np.float64), self.largest_graph(layout, hardware))
+        sizes = self.graphs.sizes(2.0 * float(np.max(largest, initial=1.0)))
+        above = sizes[np.minimum(np.searchsorted(sizes, rows), len(sizes) - 1)]
+        return np.where(rows <= largest, np.minimum(above, largest), rows)
+
+    def all_reduce_limit(self, hardware: HardwareProfile, n: object) -> Floats:
+        """Bytes up to which the engine's own all-reduce among ``n`` GPUs of a node is used; 0 where it has none.
+
+        More than two GPUs need a direct link between any two.  [vLLM and SGLang, custom_all_reduce.py: fully connected]
+        """
+        known = (hardware.arch, hardware.vendor)
+        table = next(
+            (one.sizes for one in self.all_reduce if not one.arch or any(name in one.arch for name in known)), {}
+        )
+        gpus = np.asarray(n)
+        found = np.zeros(gpus.shape)
+        for number, size in table.items():
+            linked = int(number) <= max(hardware.scale_up_domain, 2)
+            found = np.where((gpus == int(number)) & linked, size, found)
+        return found
+
+    def cache_dtype_default(self, weights: str) -> str:
+        """Format of keys and values where none is asked for, by that of the weights."""
+        if weights in self.fp8_cache_of:
+            return "fp8"
+        return weights if weights in ("bf16", "fp16") else "bf16"
+
+    def runs(self, form: str, hardware: HardwareProfile) -> bool:
+        """Whether a format of FORMATS runs on a device, natively or with weights that are expanded on the way."""
+        least = self.formats.get(form, ())
+        own = generation(hardware)
+        rank = GENERATIONS.index
+        return any(one in GENERATIONS and _amd(one) == _amd(own) and rank(own) >= rank(one) for one in least if own)
+
+
+def _amd(name: str) -> bool:
+    return name.startswith("CDNA")
+
+
+def generation(hardware: HardwareProfile) -> str:
+    """Architecture of a device as GENERATIONS names it; empty for another."""
+    return next((one for one in GENERATIONS if hardware.arch.startswith(one)), "")
+
+
+def by_card(cases: Cases, hardware: HardwareProfile, gpus: object) -> Floats:
+    """The value of the first case that holds; 0 where none does. ``gpus``: a number or a column."""
+    ranks = np.asarray(gpus)
+    found = np.full(ranks.shape, np.nan)
+    for case in cases:
+        if case.suits(hardware):
+            found = np.where(np.isnan(found) & (ranks >= case.gpus), case.value or case.size, found)
+    return np.nan_to_num(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One value of a fact from a version on."""
+
+    since: Name
+    """First version it holds for."""
+    value: Any
+    """As the field of Engine of the fact's name takes it."""
+    source: Text
+    """File and version where it was read."""
+
+
+FACTS = tuple(
+    name for name in Engine.__dataclass_fields__ if name not in ("name", "version", "note", "vendors", "sources")
+)
+
+
+def engine_names() -> list[str]:
+    """All engines that are known."""
+    return library.names("engines")
+
+
+def load_engine(name: str) -> Engine:
+    """An engine by "name" (its newest version) or "name@version".
+
+    A version newer or older than those known takes the nearest, and the note says so. Raises UnknownNameError, PlannerError.
+    """
+    engine, _, version = name.strip().partition("@")
+    if engine not in engine_names():
+        raise UnknownNameError("engine", engine, engine_names())
+    return _load(engine, version.strip())
+
+
+@cache
+def _load(name: str, version: str) -> Engine:
+    path = library.find("engines", name)
+    data = check_keys(library.read_yaml(path), ("name", "vendors", "newest", "oldest", "facts"), path.name)
+    facts = check_keys(data["facts"], FACTS, f"{path.name}: facts")
+    asked = _numbers(version) if version else _numbers(str(data["newest"]))
+    if not asked:
+        raise PlannerError(f"engine version '{version[:40]}' has no number; write {name}@{data['newest']}")
+    note = ""
+    if asked[:2] > _numbers(str(data["newest"]))[:2]:
+        note = f"{name} {version} is not known; its defaults are those of {data['newest']}"
+    elif asked < _numbers(str(data["oldest"])):
+        note = f"{name} {version} is not known; its defaults are those of {data['oldest']}"
+        asked = _numbers(str(data["oldest"]))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for fact, entries in facts.items():
+        where = f"{path.name}: {fact}"
+        history = [read(Entry, one, where) for one in entries]
+        known = [one for one in history if _numbers(one.since) <= asked]
+        if not known:
+            raise PlannerError(f"{where}: no value for version {version}")
+        values[fact], sources[fact] = known[-1].value, f"since {known[-1].since}: {known[-1].source}"
+    whole = {
+        "name": name, "version": version or str(data["newest"]), "note": note, "vendors": data["vendors"],
+        "sources": sources, **values,
+    }  # fmt: skip
+    return read(Engine, whole, path.name)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """0.5.9.post1 -> (0, 5, 9); nothing where the text has no number with a dot."""
+    found = re.search(r"\d+(?:\.\d+)+", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()

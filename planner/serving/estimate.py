@@ -1,0 +1,95 @@
+"""One deployment, or columns of layouts, under one traffic: memory, steps and queues put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from planner.serving import load
+from planner.serving.result import Quantiles, ServingEstimate, ServingMemory
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_memory import serving_memory
+from planner.serving.step import Pass, step_time
+from planner.serving.traffic import Traffic
+
+TAILS = {"p50": float(np.log(2.0)), "p90": float(np.log(10.0)), "p99": float(np.log(100.0))}
+"""Percentiles of an exponential wait over its mean."""
+
+
+def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any = None) -> ServingEstimate:
+    """Latencies, rates and memory; what does not fit is priced as if it did and says so in ``fits``.
+
+    ``value`` replaces traffic.value, as a column where every layout has a load of its own (a sweep over concurrency).
+    """
+    load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
+    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
+    most = running_at_most(served, layout, traffic, memory)
+    engine = load.Engine(served, layout, traffic)
+    each = load_value / np.asarray(layout.replicas, dtype=np.float64)
+    room = np.maximum(most, 1.0)
+    if traffic.load == "static":
+        flow = load.static(engine, each, room)
+    elif traffic.load == "rate":
+        flow = load.opened(engine, each, room)
+    elif traffic.load == "offline":
+        flow = load.closed(engine, np.minimum(each, room), room)
+    else:
+        flow = load.closed(engine, each, room)
+        if traffic.waves is not None:
+            initial = load.burst(engine, each, room, flow)
+            flow = replace(flow, ttft=flow.ttft + np.maximum(initial - flow.ttft, 0.0) / traffic.waves)
+    return result(engine, memory, most, flow)
+
+
+def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory) -> Any:
+    """Requests that one engine runs at once: its batch limit, and what the cache holds as the engine admits."""
+    grown = (
+        traffic.output.mean if served.engine.admits == "all" else traffic.output.squared / (2.0 * traffic.output.mean)
+    )
+    held = (traffic.input.mean + grown) + np.asarray(memory.bytes_per_sequence) / np.maximum(
+        memory.bytes_per_token, 1e-9
+    )
+    return np.minimum(np.asarray(layout.max_batch, dtype=np.float64), np.asarray(memory.capacity) / held)
+
+
+def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flow) -> ServingEstimate:
+    """An estimate from the flow of one engine, with the client's part of the time to first token."""
+    served, layout, traffic = engine.served, engine.layout, engine.traffic
+    replicas = np.asarray(layout.replicas, dtype=np.float64)
+    host, outside = served.engine.host, traffic.client == "http" and traffic.load != "static"
+    client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
+    ttft = flow.ttft + client
+    queued = np.where(np.isinf(flow.wait), 0.0, flow.wait)
+    plain = ttft - queued
+    rate = flow.rate * replicas
+    output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
+    rest = np.maximum(output - 1.0, 0.0) * flow.tpot
+    step = step_time(served, layout, Pass(batch=flow.running, context=engine.context))
+    mixed = flow.decode + flow.prompt * engine.dp * engine.pp
+    share = np.minimum(flow.rate * flow.tpot, 1.0)
+    saturated = np.isinf(flow.waiting) if traffic.load == "rate" else flow.waiting > 0.5
+    return ServingEstimate(
+        ttft=Quantiles(mean=ttft, **{name: plain + queued * tail for name, tail in TAILS.items()}),
+        tpot=Quantiles(mean=flow.tpot, p50=flow.tpot, p90=flow.tpot, p99=flow.tpot),
+        itl=Quantiles(
+            mean=flow.tpot,
+            p50=flow.decode,
+            p90=np.where(share > 0.1, mixed, flow.decode),
+            p99=np.where(share > 0.01, mixed, flow.decode),
+        ),
+        e2e=Quantiles(mean=ttft + rest, **{name: plain + queued * tail + rest for name, tail in TAILS.items()}),
+        requests_per_second=rate,
+        output_tokens_per_second=rate * output,
+        total_tokens_per_second=rate * total,
+        running=flow.running,
+        waiting=flow.waiting,
+        step=step,
+        memory=memory,
+        saturated=saturated,
+        fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),
+        max_concurrency=most * replicas,
+        preemption=np.zeros_like(np.asarray(most)),
+    )

@@ -1,0 +1,210 @@
+"""A serve plan with its hardware, as pools of engines: what every exporter looks at."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile, load_hardware
+from planner.serving.engine import Engine, load_engine
+from planner.serving.serve_plan import ServePlan
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_rules import violations
+from planner.serving.traffic import Speculation
+
+HEADROOM = 64
+"""Tokens beyond the longest prompt and answer that a sequence may have: those of a chat template, and of prompts that a client
+writes as text and the server cuts into other tokens."""
+NATIVE = (("gpt-oss", "mxfp4"), ("deepseek-v3", "fp8_block"), ("deepseek-r1", "fp8_block"), ("kimi-k2", "fp8_block"))
+"""Beginnings of names of models whose published weights are in a low precision, and which."""
+ROUTER_PORT, FIRST_PORT = 8000, 8100
+"""Where clients send requests; where the engines behind a router listen, one port each on a node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Engines of one kind."""
+
+    name: str
+    """serve (prompts and answers), prefill or decode: the name of its script."""
+    layout: ServingLayout
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return int(self.layout.engine_gpus)
+
+    @property
+    def engines(self) -> int:
+        """Engines of this kind."""
+        return int(self.layout.replicas)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one engine."""
+        return math.ceil(self.gpus / self.gpus_per_node)
+
+    @property
+    def gpus_on_node(self) -> int:
+        """GPUs of one engine on each of its nodes."""
+        return min(self.gpus, self.gpus_per_node)
+
+    @property
+    def rank_batch(self) -> int:
+        """Sequences in one step of one attention rank at most."""
+        return math.ceil(int(self.layout.max_batch) / int(self.layout.attn_dp))
+
+    @property
+    def all_experts_spread(self) -> bool:
+        """Experts over all ranks of a stage, none of them split."""
+        return int(self.layout.ep) == int(self.layout.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One engine's share of one node."""
+
+    node: int
+    pool: str
+    first_gpu: int
+    gpus: int
+    slot: int
+    """Number among the engines of the node: ports are counted by it."""
+    rank: int
+    """Number of the node within the engine."""
+    leader: int
+    """Node of rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelNames:
+    """How files name the model: variables in scripts, names in manifests."""
+
+    model: str = "$MODEL"
+    draft: str = "$DRAFT_MODEL"
+    quantization: tuple[str, ...] = ("${quantization[@]}",)
+    """Words that say how weights are quantised while they are loaded; the array of the script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeJob:
+    """A serve plan with what it names loaded."""
+
+    plan: ServePlan
+    hardware: HardwareProfile
+    engine: Engine
+
+    @staticmethod
+    def of(plan: ServePlan) -> "ServeJob":
+        """The job of a plan. Raises PlannerError when hardware or engine is unknown, or the engine cannot run the layout."""
+        job = ServeJob(plan=plan, hardware=load_hardware(plan.hardware), engine=load_engine(plan.engine))
+        problems = [
+            problem
+            for pool in job.pools
+            for problem in violations(plan.model, job.hardware, job.engine, plan.precision, replace(pool.layout, replicas=1))
+        ] + [
+            f"an engine of {pool.gpus} GPUs does not fill nodes of {pool.gpus_per_node}; choose degrees whose product divides by it"
+            for pool in job.pools
+            if pool.gpus > pool.gpus_per_node and pool.gpus % pool.gpus_per_node
+        ]  # fmt: skip
+        if problems:
+            raise PlannerError(f"{plan.engine} cannot run this plan: {'; '.join(dict.fromkeys(problems))}")
+        return job
+
+    @cached_property
+    def pools(self) -> tuple[Pool, ...]:
+        """The kinds of engines, those of prompts first."""
+        per_node = int(self.hardware.gpus_per_node)
+        return tuple(
+            Pool(name={"both": "serve"}.get(name, name), layout=layout, gpus_per_node=per_node)
+            for name, layout in self.plan.pools().items()
+        )
+
+    @property
+    def disaggregated(self) -> bool:
+        """Prompts are computed by engines of their own."""
+        return self.plan.prefill is not None
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where each engine lies: one after the other, none over the edge of a node that it would fit into."""
+        found: list[Place] = []
+        node, free, slot = -1, 0, 0
+        for pool in self.pools:
+            for _ in range(pool.engines):
+                leader = node + 1
+                for rank in range(pool.nodes):
+                    if pool.nodes > 1 or free < pool.gpus:
+                        node, free, slot = node + 1, pool.gpus_per_node, 0
+                    leader = node if rank == 0 else leader
+                    share = {"first_gpu": pool.gpus_per_node - free, "gpus": pool.gpus_on_node}
+                    found.append(Place(node=node, pool=pool.name, slot=slot, rank=rank, leader=leader, **share))
+                    free, slot = free - pool.gpus_on_node, slot + 1
+        return tuple(found)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that engines lie on."""
+        return self.places[-1].node + 1
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of all pools."""
+        return sum(pool.engines for pool in self.pools)
+
+    @property
+    def routed(self) -> bool:
+        """A router stands before the engines."""
+        return self.num_engines > 1
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """Drafted tokens, as the plan declares them."""
+        return self.plan.traffic.speculation
+
+    @property
+    def own_draft(self) -> bool:
+        """The model drafts with prediction modules of its own."""
+        return self.speculation is not None and self.speculation.draft_parameters > 0 and self.plan.model.mtp_layers > 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that a sequence may grow to."""
+        asked = self.plan.options.max_length or self.plan.longest + HEADROOM
+        return min(asked, max(self.plan.model.max_sequence_length, self.plan.longest))
+
+    @property
+    def dtype(self) -> str:
+        """--dtype: of what is not quantised."""
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.plan.precision.weights, "auto")
+
+    @property
+    def cache(self) -> str:
+        """Format of the cache; '' where it is what the engine takes for these weights anyway, which its flags call auto."""
+        asked = self.plan.precision.cache
+        return "" if asked == self.engine.cache_dtype_default(self.plan.precision.weights) else asked
+
+    @property
+    def native(self) -> bool:
+        """The published weights are in the format of the plan."""
+        name, weights = self.plan.model.name.lower(), self.plan.precision.experts or self.plan.precision.weights
+        low = next((kind for beginning, kind in NATIVE if name.startswith(beginning)), "")
+        return weights == low or (not low and weights in ("bf16", "fp16"))
+
+    @property
+    def hub_name(self) -> str | None:
+        """The model on the hub, where its published weights can be served in the format of the plan, fp8 made while loading."""
+        found = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", self.plan.model.source)
+        return found[1].rstrip(".") if found and (self.native or self.plan.precision.weights == "fp8") else None
+
+    @property
+    def quantization(self) -> str:
+        """How the published weights are quantised while they are loaded; '' = as they are."""
+        return "fp8" if self.plan.precision.weights == "fp8" and not self.native and self.hub_name else ""
+
+    def name_of(self, what: str) -> str:
+        """Name for Kubernetes: lower case letters, digits and hyphens, at most 50."""
+        model = re.sub(r"[^a-z0-9]+", "-", self.plan.model.name.lower()).strip("-") or "model"
+        return f"{model[:30].strip('-')}-{what}"

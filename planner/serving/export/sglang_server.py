@@ -1,0 +1,102 @@
+"""SGLang: words of ``python -m sglang.launch_server``, and its router.
+
+--tp-size counts all ranks of a stage: attention data parallel groups (--attn-dp-size) are cut out of it, and the experts are spread
+over it. Largest batch and chunk are those of all groups together. [sglang 0.5.23 arg_groups/parallel_hook.py: dp attention divides
+chunked_prefill_size; pd_disaggregation_hook.py: max_running_requests]
+"""
+
+from planner.serving.export.serve_job import ModelNames, Pool, ServeJob
+
+PROGRAM = ("python", "-m", "sglang.launch_server")
+CHECKED = "sglang.launch_server"
+ROUTER, ROUTER_PROGRAM = "sglang-router", ("python", "-m", "sglang_router.launch_router")
+INSTALL = ("pip install 'sglang>=0.5.23,<0.6'",)
+ROUTER_INSTALL = "pip install sglang-router"
+CACHE = {"": "auto", "bf16": "bf16", "fp16": "auto", "fp8": "fp8_e4m3"}
+
+
+def refusals(job: ServeJob) -> list[str]:
+    """What its flags cannot say."""
+    found = []
+    for pool in job.pools:
+        one = pool.layout
+        if job.plan.model.is_moe and int(one.ep) > 1 and not pool.all_experts_spread:
+            found.append(
+                f"SGLang requires ep x moe_dp = tp, all {one.ranks} ranks of a stage, and the {pool.name} layout has "
+                f"ep {one.ep} x moe_tp {one.moe_tp}; choose ep {one.ranks} or ep 1"
+            )
+    return found
+
+
+def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
+    """Words behind ``sglang.launch_server --model-path MODEL`` without addresses and ranks."""
+    one, options, groups = pool.layout, job.plan.options, int(pool.layout.attn_dp)
+    found = ["--tp-size", str(one.ranks)]
+    if int(one.pp) > 1:
+        found += ["--pp-size", str(one.pp)]
+    if groups > 1:
+        found += ["--attn-dp-size", str(groups)]
+    if job.plan.model.is_moe and int(one.ep) > 1:
+        found += ["--ep-size", str(one.ep)]
+    if int(one.dcp) > 1:
+        found += ["--dcp-size", str(one.dcp)]
+    chunk = -1 if options.chunked_prefill is False else int(one.max_tokens) * groups
+    found += ["--max-running-requests", str(pool.rank_batch * groups), "--chunked-prefill-size", str(chunk)]
+    found += [
+        "--context-length",
+        str(job.length),
+        "--dtype",
+        job.dtype,
+        "--kv-cache-dtype",
+        CACHE[job.cache],
+    ]
+    found += names.quantization
+    if options.memory_share is not None:
+        found += ["--mem-fraction-static", f"{options.memory_share:g}"]
+    if options.prefix_caching is False:
+        found.append("--disable-radix-cache")
+    if options.eager:
+        found.append("--disable-cuda-graph")
+    if job.speculation is not None:
+        found += _speculation(job, names)
+    if job.disaggregated:
+        found += ["--disaggregation-mode", pool.name, "--disaggregation-transfer-backend", "nixl"]
+    return found
+
+
+def _speculation(job: ServeJob, names: ModelNames) -> list[str]:
+    """The numbers of steps, branches and drafted tokens go together: all of them or none."""
+    assert job.speculation is not None
+    depth = job.speculation.depth
+    if job.speculation.draft_parameters == 0:
+        return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(depth + 1)]
+    kind = ["EAGLE"] if job.own_draft else ["EAGLE3", "--speculative-draft-model-path", names.draft]
+    numbers = ["--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1"]
+    return ["--speculative-algorithm", *kind, *numbers, "--speculative-num-draft-tokens", str(depth + 1)]
+
+
+def command(job: ServeJob, pool: Pool) -> tuple[list[str], list[str]]:
+    """(shell lines before it, words) of one engine in its script."""
+    found = [*PROGRAM, "--model-path", "$MODEL", *words(job, pool, ModelNames())]
+    before = []
+    if pool.name == "prefill":
+        before.append("bootstrap=$(( 8998 + ENGINE_SLOT ))")
+        found += ["--disaggregation-bootstrap-port", "$bootstrap"]
+    if pool.nodes > 1:
+        found += [
+            "--nnodes",
+            str(pool.nodes),
+            "--node-rank",
+            "$ENGINE_RANK",
+            "--dist-init-addr",
+            "$ENGINE_ADDR:$MASTER_PORT",
+        ]
+    return before, [*found, "--host", "0.0.0.0", "--port", "$PORT", "$@"]
+
+
+def router(job: ServeJob) -> list[str]:
+    """Words behind the router's program; ``urls``, ``prefill`` and ``decode`` are arrays of its script."""
+    ends = ["--host", "0.0.0.0", "--port", "$PORT", "--policy", "round_robin"]
+    if job.disaggregated:
+        return ["--pd-disaggregation", "${prefill[@]}", "${decode[@]}", *ends]
+    return ["--worker-urls", "${urls[@]}", *ends]

@@ -1,0 +1,255 @@
+"""Queues on top of steps: closed loop, open loop, offline and static loads of one engine, with steps as their clock.
+
+Symbols: N requests in one engine, X requests/s, I prompt tokens that are computed, O output tokens, B sequences that decode, D(B)
+seconds of a pass that only decodes, S seconds that one prompt adds to the passes, Q prompts waiting or in progress.
+
+    decode      TPOT = D(B) / (1 - X S)              of each second X S goes to prompts
+    in decode   B = X (O - 1) TPOT                   Little's law of the decode phase
+    prompts     TTFT = residual + D + S (1 + Q - X S / 2), Q = X (TTFT - residual - D)    one queue, service S
+    closed      N = X (TTFT + (O - 1) TPOT)          Little's law of the whole
+
+The queue is that of mean value analysis with deterministic service: an arrival sees (N - 1)/N of the mean queue [Reiser and
+Lavenberg 1980; Schweitzer 1979], less half a service of the prompt in progress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.step import Pass, step_time
+from planner.serving.traffic import Traffic
+
+ROUNDS = 4
+"""Rounds of the fixed point: B settles within a thousandth after three."""
+BISECTIONS = 30
+SATURATED = 0.995
+"""Share of the capacity above which an open loop has no steady state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Steady state of one engine; seconds, requests/s, sequences."""
+
+    ttft: Floats
+    tpot: Floats
+    wait: Floats
+    """The part of ttft that queues."""
+    rate: Floats
+    """X."""
+    running: Floats
+    """B."""
+    waiting: Floats
+    """Requests that are not admitted yet."""
+    prompt: Floats
+    """S."""
+    decode: Floats
+    """D(B)."""
+
+
+class Engine:
+    """One engine under a kind of requests: seconds of its passes as functions of the batch."""
+
+    def __init__(self, served: Served, layout: ServingLayout, traffic: Traffic) -> None:
+        self.served, self.layout, self.traffic = served, layout, traffic
+        self.input = traffic.input.mean * (1.0 - traffic.prefix_hit)
+        self.hit = traffic.input.mean * traffic.prefix_hit
+        self.output = traffic.output.mean
+        self.context = traffic.input.mean + traffic.output.squared / (2.0 * traffic.output.mean)
+        """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
+        self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
+        self.pp = np.asarray(layout.pp, dtype=np.float64)
+        self.receive = np.asarray(layout.receive_interval, dtype=np.float64)
+        self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
+        self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
+        self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
+
+    def decode(self, batch: Any) -> Floats:
+        """D(B): seconds of one pass over all stages that only decodes."""
+        work = Pass(batch=np.maximum(batch, 1e-6), context=self.context)
+        return np.asarray(step_time(self.served, self.layout, work).total)
+
+    def lock_step(self, requests: Any) -> LockStep:
+        """Where prompts stop the decodes, all that waited decode on together and end within the spread of their lengths, which is
+        sqrt(12 Var[O]) decodes wide: a decode ends g = N / (sqrt(12 Var[O])) requests, between 1 and N, whose next prompts come at
+        once. A prompt holds up all but those of its own passes and of later ones of the same bulk."""
+        if self.served.engine.mixes_prefill:
+            return AT_RANDOM
+        requests = np.maximum(requests, 1.0)
+        width = np.maximum(np.sqrt(12.0 * self.traffic.output.variation) * self.output, 1.0)
+        bulk = np.clip(requests / width, 1.0, requests)
+        packed = np.clip(np.floor(self.budget / self.input) * self.dp, 1.0, bulk)
+        return LockStep(bulk=bulk, share=(requests - bulk + 0.5 * (bulk - packed)) / requests)
+
+    def chunks(self, batch: Any) -> tuple[Floats, Floats]:
+        """Passes that one prompt takes, and its tokens in each."""
+        room = self.budget
+        if self.served.engine.mixes_prefill:
+            room = np.maximum(self.budget - np.asarray(batch) / (self.dp * self.pp), 1.0)
+        if not self.served.engine.chunked_prefill:
+            room = np.maximum(room, self.input)
+        number = np.ceil(self.input / room)
+        return number, self.input / number
+
+    def prompt(self, batch: Any, decode: Floats) -> tuple[Floats, Floats]:
+        """S, what one prompt adds to the engine's time, and the seconds of its own passes.
+
+        An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
+        S = T(0, n). With attention data parallelism attn_dp prompts run at once; with pp stages pp passes are in flight.
+        """
+        number, tokens = self.chunks(batch)
+        mixes = self.served.engine.mixes_prefill
+        done = (number - 1.0) / 2.0 * tokens + self.hit
+        work = Pass(
+            batch=np.maximum(batch, 1e-6) if mixes else 1e-6,
+            context=self.context,
+            prompts=1.0,
+            prompt_tokens=tokens,
+            cached=done,
+        )
+        whole = np.asarray(step_time(self.served, self.layout, work).total)
+        added = np.maximum(whole - decode, 0.0) if mixes else whole
+        return number * added / (self.dp * self.pp), number * whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockStep:
+    """How far requests of an engine whose prompts stop the decodes start and end together."""
+
+    bulk: Any
+    """g: requests that end in the same step."""
+    share: Any
+    """Part of the prompts' time that falls into decodes."""
+
+
+AT_RANDOM = LockStep(bulk=1.0, share=1.0)
+
+
+def closed(engine: Engine, requests: Any, most: Any) -> Flow:
+    """``requests`` in flight at one engine that runs ``most`` at once; the others wait for admission."""
+    requests = np.asarray(requests, dtype=np.float64)
+    inside = np.minimum(requests, most)
+    batch = np.maximum(inside * 0.95, 1e-6)
+    output = np.maximum(engine.output - 1.0, 0.0)
+    for _ in range(ROUNDS):
+        decode = engine.decode(batch)
+        added, own = engine.prompt(batch, decode)
+        base = 0.5 * engine.receive * decode + own
+        step = engine.lock_step(inside)
+        rate = closed_rate(inside, base, added, output * decode / engine.speed, step)
+        tpot = decode / engine.speed / (1.0 - rate * added * step.share)
+        batch = np.clip(rate * output * tpot, 1e-6, inside)
+    wait = queue_wait(rate, added, inside, step)
+    outside = np.maximum(requests - inside, 0.0) / rate
+    return Flow(
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate,
+        running=batch,
+        waiting=outside * rate,
+        prompt=added,
+        decode=decode,
+    )
+
+
+def queue_wait(rate: Any, added: Any, requests: Any, step: LockStep | None = None) -> Floats:
+    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; and for half of
+    the others in the bulk."""
+    step = step or AT_RANDOM
+    busy = rate * added
+    others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
+    random = np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0)
+    return np.asarray(
+        random * (requests - step.bulk) / np.maximum(requests - 1.0, 1.0) + 0.5 * (step.bulk - 1.0) * added
+    )
+
+
+def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep | None = None) -> Floats:
+    """X that solves N = X (base + wait(X) + O D / (1 - X S)), by bisection: the right side grows with X up to X = 1 / S."""
+    step = step or AT_RANDOM
+    low = np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(base), np.shape(added)))
+    high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        inside = middle * (
+            base + queue_wait(middle, added, requests, step) + decodes / (1.0 - middle * added * step.share)
+        )
+        low, high = np.where(inside < requests, middle, low), np.where(inside < requests, high, middle)
+    return 0.5 * (low + high)
+
+
+def opened(engine: Engine, rate: Any, most: Any) -> Flow:
+    """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes.
+
+    Where more arrives than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
+    """
+    full = closed(engine, most, most)
+    rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
+    over = rate >= full.rate * SATURATED
+    output = np.maximum(engine.output - 1.0, 0.0)
+    batch = np.ones_like(full.rate)
+    for _ in range(2 * ROUNDS):
+        decode = engine.decode(batch)
+        added, own = engine.prompt(batch, decode)
+        busy = np.minimum(rate * added, SATURATED)
+        tpot = decode / engine.speed / (1.0 - busy)
+        batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
+    second = added**2 * (1.0 + engine.traffic.input.variation)
+    wait = rate * second / (2.0 * (1.0 - busy))
+    ttft = 0.5 * engine.receive * decode + own + wait
+    return Flow(
+        ttft=np.where(over, np.inf, ttft),
+        tpot=np.where(over, full.tpot, tpot),
+        wait=np.where(over, np.inf, wait),
+        rate=rate,
+        running=np.where(over, full.running, batch),
+        waiting=np.where(over, np.inf, rate * wait),
+        prompt=added,
+        decode=np.where(over, full.decode, decode),
+    )
+
+
+def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
+    """Mean time to first token of ``requests`` that arrive at once at an idle engine, of which ``most`` run at once.
+
+    The k-th prompt waits for those before it, passes of packed prompts beside a batch that grows: S (N + 1) / 2 and the passes
+    that the growing batch decodes meanwhile.
+    """
+    inside = np.minimum(np.asarray(requests, dtype=np.float64), most)
+    half = engine.decode(np.maximum(inside / 2.0, 1.0))
+    number, tokens = engine.chunks(inside)
+    packed = np.maximum(np.floor(engine.budget / np.maximum(tokens, 1.0)), 1.0) * engine.dp
+    passes = number * np.ceil(inside / packed)
+    decodes = half if engine.served.engine.mixes_prefill else 0.0
+    return flow.prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
+
+
+def static(engine: Engine, requests: Any, most: Any) -> Flow:
+    """One batch: all prompts in full passes, then O - 1 decodes; what does not run at once follows in rounds."""
+    inside = np.minimum(requests, most)
+    number, tokens = engine.chunks(0.0)
+    packed = np.clip(np.floor(engine.budget / tokens), 1.0, np.maximum(inside / engine.dp, 1.0))
+    work = Pass(
+        batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens
+    )
+    passes = number * np.maximum(inside / (packed * engine.dp), 1.0)
+    whole = np.asarray(step_time(engine.served, engine.layout, work).total)
+    prompts = whole * (1.0 + (passes - 1.0) / engine.pp)
+    decode = engine.decode(inside)
+    latency = requests / inside * (prompts + np.maximum(engine.output - 1.0, 0.0) * decode / engine.speed)
+    return Flow(
+        ttft=prompts,
+        tpot=decode / engine.speed,
+        wait=0.0 * prompts,
+        rate=requests / latency,
+        running=inside,
+        waiting=requests - inside,
+        prompt=prompts,
+        decode=decode,
+    )

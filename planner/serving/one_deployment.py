@@ -1,0 +1,124 @@
+"""One deployment that a user states, checked and priced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.serving.engine import load_engine
+from planner.serving.estimate import estimate
+from planner.serving.pool_search import priced_pools
+from planner.serving.result import ServingEstimate
+from planner.serving.serve_plan import ServePlan
+from planner.serving.served import Served
+from planner.serving.serving_inputs import read_split
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_question import Question, ServeRequest, ask
+from planner.serving.serving_reasons import binding, misses
+from planner.serving.serving_rows import plan_of, with_ranges
+from planner.serving.serving_rules import violations
+from planner.serving.serving_search import Choice
+from planner.serving.traffic import Traffic
+
+ENGINE = "vllm"
+"""The engine of a deployment where none is said."""
+EACH = 32
+"""Requests in flight at every engine where no load is said."""
+
+
+def one_plan(request: ServeRequest) -> ServePlan:
+    """The plan of what a user states. Raises PlannerError where it is not legal, with every rule that it breaks."""
+    request = replace(request, any_number=True) if request.gpus is None and request.nodes is None else request
+    question = ask(replace(request, engine=request.engine or ENGINE))
+    served = question.served()[0]
+    return priced_plan(question, stated(question, served))
+
+
+def stated(question: Question, served: Served) -> Choice:
+    """The deployment that the fixed fields make, the others following from them. Raises PlannerError."""
+    if len(question.engines) > 1:
+        raise PlannerError("one deployment has one engine; give --engine vllm, or let 'plan serve' compare them")
+    prefill = prefill_pool(question, served)
+    layout = completed(question, served, 0 if prefill is None else int(prefill.num_gpus))
+    require_legal(served, layout, prefill)
+    traffic = question.task.traffic
+    if not question.task.loaded:
+        each = min(EACH, int(layout.max_batch))
+        traffic = replace(traffic, load="concurrency", value=float(each * int(layout.replicas)))
+    return Choice(
+        served=served, layout=layout, prefill=prefill, traffic=traffic, limits=question.task.limits,
+        found=priced_either(served, layout, prefill, traffic),
+    )  # fmt: skip
+
+
+def prefill_pool(question: Question, served: Served) -> ServingLayout | None:
+    """The pool of prompts where one is stated, like 'tp=4,replicas=2'. Raises PlannerError."""
+    text = question.request.prefill
+    if text is None:
+        return None
+    alone = replace(question, task=replace(question.task, pins={"replicas": 1, **read_split(text)}))
+    return completed(alone, served)
+
+
+def require_legal(served: Served, layout: ServingLayout, prefill: ServingLayout | None) -> None:
+    """Raise PlannerError with every rule that a deployment breaks."""
+    broken = [
+        sentence
+        for one in (layout, *([prefill] if prefill else []))
+        for sentence in violations(served.model, served.hardware, served.engine, served.precision, one)
+    ]
+    if broken:
+        raise PlannerError("; ".join(dict.fromkeys(broken)))
+
+
+def priced_either(
+    served: Served, layout: ServingLayout, prefill: ServingLayout | None, traffic: Traffic
+) -> ServingEstimate:
+    """One pool or two, priced. Raises PlannerError for a load that two pools have not."""
+    if prefill is None:
+        return estimate(served, layout, traffic)
+    if traffic.load not in ("concurrency", "rate"):
+        raise PlannerError(f"two pools are priced under --concurrency or --rate, not {traffic.load}")
+    return priced_pools(served, prefill, layout, traffic)
+
+
+def completed(question: Question, served: Served, taken: int = 0) -> ServingLayout:
+    """The layout with what was left out: replicas of the GPUs, experts over all ranks of a stage, the engine's own batch and
+    budget."""
+    pins = dict(question.task.pins)
+    ranks = pins.get("tp", 1) * pins.get("attn_dp", 1)
+    if question.model.is_moe:
+        if "ep" in pins:
+            pins.setdefault("moe_tp", max(ranks // pins["ep"], 1))
+        else:
+            pins.setdefault("moe_tp", 1 if pins.get("attn_dp", 1) > 1 else ranks)
+            pins["ep"] = max(ranks // pins["moe_tp"], 1)
+    if "replicas" not in pins:
+        asked = question.request.gpus is not None or question.request.nodes is not None
+        pins["replicas"] = max((question.gpus - taken) // (ranks * pins.get("pp", 1)), 1) if asked else 1
+    plain = ServingLayout(**pins)
+    batch = int(served.engine.default_max_batch(served.hardware, plain))
+    tokens = int(served.engine.default_max_tokens(served.hardware, plain))
+    return replace(plain, max_batch=pins.get("max_batch", batch), max_tokens=pins.get("max_tokens", tokens))
+
+
+def priced_plan(question: Question, one: Choice) -> ServePlan:
+    """The deployment as a plan: of the GPUs that were given, or of those that it takes."""
+    asked = question.request.gpus is not None or question.request.nodes is not None
+    missing = misses(one)
+    why = f"{missing[:1].upper()}{missing[1:]}." if missing else binding(one)
+    return plan_of(question, one, why, gpus=question.gpus if asked else one.num_gpus)
+
+
+def price_again(plan: ServePlan) -> ServePlan:
+    """A plan with the estimate of now. Raises PlannerError where it breaks a rule of its engine."""
+    served = Served(
+        model=plan.model,
+        hardware=load_hardware(plan.hardware),
+        engine=load_engine(plan.engine),
+        precision=plan.precision,
+    )
+    require_legal(served, plan.layout, plan.prefill)
+    found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
+    return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))

@@ -1,0 +1,149 @@
+"""The search of disaggregated deployments: a pool for prompts and one for answers, whole workers of each on the GPUs at hand.
+
+Splits of both pools are chosen apart, those that no other beats in speed and in work per GPU; then all their pairs are priced
+with every
+share of the GPUs, at every load. What comes out stands beside the best aggregated deployments under the same limits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.arrays import Floats, NDArray
+from planner.serving import pools
+from planner.serving.candidates import loads, row_of, take
+from planner.serving.estimate import running_at_most
+from planner.serving.load import Engine
+from planner.serving.result import ServingEstimate
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_memory import serving_memory
+from planner.serving.serving_search import MOST_RUNNING, Choice, Priced, Task, columns_of, front_of, splits, traffic_of
+from planner.serving.traffic import Traffic
+
+MOST_PREFILL, MOST_DECODE = 5, 6
+"""Splits of each pool that are paired."""
+SHARES = 12
+"""Shares of the GPUs that the pool of answers may get."""
+ENOUGH = 10**6
+"""Workers that never make the other pool wait."""
+
+
+def pool_pairs(one: Served, task: Task) -> Priced:
+    """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds."""
+    layout, looked_at = splits(one, task)
+    nothing = Priced.nothing(one, layout, {"looked_at": looked_at})
+    if not np.size(layout.tp) or task.gpus < 2:
+        return nothing
+    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, layout, task.traffic)
+    count = np.size(layout.tp)
+    most = np.broadcast_to(
+        np.asarray(running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory)), (count,)
+    )
+    starts = np.flatnonzero(np.broadcast_to(np.asarray(memory.fits), (count,)) & (most >= 1.0))
+    layout, most = take(layout, starts), most[starts]
+    if not len(starts):
+        return nothing
+    prefills = _prefills(one, task, layout)
+    decodes = _decodes(one, task, layout, most, row_of(layout, int(prefills[0])) if len(prefills) else None)
+    rows = _whole_workers(task, layout, prefills, decodes, most)
+    if not len(rows):
+        return nothing
+    prefill = replace(take(layout, rows[:, 0]), replicas=rows[:, 2])
+    decode = replace(
+        take(layout, rows[:, 1]),
+        replicas=rows[:, 3],
+        max_batch=np.maximum(np.asarray(layout.max_batch)[rows[:, 1]], rows[:, 4]),
+    )
+    value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
+    traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
+    found = pools.estimate(one, prefill, decode, traffic, value)
+    counts = {"looked_at": looked_at, "legal": count, "fitting": len(starts)}
+    return Priced.of(one, decode, columns_of(found, task, value), counts, prefill)
+
+
+def _prefills(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp]:
+    """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT."""
+    service, own = (
+        np.broadcast_to(np.asarray(value, dtype=np.float64), (np.size(layout.tp),))
+        for value in pools.prompt_time(Engine(one, layout, task.traffic))
+    )
+    each = 1.0 / (service * np.asarray(layout.engine_gpus))
+    rows = front_of(1.0 / own, each)
+    quick = rows[own[rows] <= task.limits.ttft]
+    return _spread(quick if len(quick) else rows[:1], MOST_PREFILL)
+
+
+def _decodes(
+    one: Served, task: Task, layout: ServingLayout, most: Floats, prefill: ServingLayout | None
+) -> NDArray[np.intp]:
+    """Rows that at some load no other beats in tokens/s of a user and of a GPU, where prompts never make them wait."""
+    if prefill is None:
+        return np.zeros(0, dtype=np.intp)
+    grid = loads(float(np.max(most)), 8)
+    rows, columns = np.nonzero(grid[None, :] <= most[:, None])
+    found = pools.estimate(
+        one, replace(prefill, replicas=ENOUGH), replace(take(layout, rows),
+        max_batch=np.maximum(np.asarray(layout.max_batch)[rows], grid[columns])),
+        replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
+    )  # fmt: skip
+    each = np.asarray(found.output_tokens_per_second) / np.asarray(layout.engine_gpus)[rows]
+    speed = 1.0 / np.asarray(found.tpot.mean)
+    kept = np.flatnonzero(np.asarray(found.tpot.of(task.limits.percentile)) <= task.limits.tpot)
+    kept = kept if len(kept) else np.arange(len(rows))
+    best = rows[kept[front_of(speed[kept], each[kept])]]
+    _, first = np.unique(best, return_index=True)
+    return _spread(best[np.sort(first)], MOST_DECODE)
+
+
+def _spread(rows: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+    """Some of many, both ends included."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.intp))]
+
+
+def _whole_workers(
+    task: Task, layout: ServingLayout, prefills: NDArray[np.intp], decodes: NDArray[np.intp], most: Floats
+) -> NDArray[np.int64]:
+    """Rows of (prefill split, decode split, prefill workers, decode workers, requests at a decode worker)."""
+    size = np.asarray(layout.engine_gpus)
+    rows = []
+    for first, second in itertools.product(prefills, decodes):
+        largest = (task.gpus - int(size[first])) // int(size[second])
+        if largest < 1:
+            continue
+        counts = np.unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(int))
+        grid = [1] if task.loaded else loads(min(float(most[second]), task.pins.get("max_batch", MOST_RUNNING)), 2)
+        for workers in counts:
+            others = (task.gpus - workers * int(size[second])) // int(size[first])
+            each = (
+                [max(int(np.ceil(task.traffic.value / workers)), 1)]
+                if task.loaded and task.traffic.load == "concurrency"
+                else grid
+            )
+            rows += [(first, second, others, workers, load) for load in each]
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
+    """Rows of ``pool_pairs``, priced again with all that an estimate says."""
+    assert table.prefill is not None
+    found = []
+    for row in map(int, rows):
+        one, traffic = table.served[int(table.source[row])], traffic_of(table, task, row)
+        prefill, decode = row_of(table.prefill, row), row_of(table.layout, row)
+        answer = priced_pools(one, prefill, decode, traffic)
+        found.append(
+            Choice(served=one, layout=decode, prefill=prefill, traffic=traffic, found=answer, limits=task.limits)
+        )
+    return found
+
+
+def priced_pools(one: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic) -> ServingEstimate:
+    """Two pools priced; they start where both do."""
+    found = pools.estimate(one, prefill, decode, traffic)
+    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, prefill, traffic)
+    return replace(found, fits=np.asarray(found.fits) & np.asarray(memory.fits))

@@ -1,0 +1,103 @@
+"""Disaggregated serving: workers that compute prompts, workers that decode, and the cache that moves between them.
+
+Both pools use the step of ``step``; the queue of the prompts has as many servers as there are prefill workers.
+
+    X   = N / (TTFT + (O - 1) TPOT)                        Little's law of the whole, at most min(Wp / Sp, Wd B / (O D(B)))
+    TTFT = wait + own passes + transfer + D(B) + client    own passes of an idle prefill worker
+    transfer = I kv / (ranks x link) / L                   sent layer by layer behind the passes: the last layer is exposed
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from planner.serving import load
+from planner.serving.estimate import result, running_at_most
+from planner.serving.result import ServingEstimate
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_memory import serving_memory
+from planner.serving.step import Pass, step_time
+from planner.serving.traffic import Traffic
+
+CONNECTION = 2e-3
+"""Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
+
+
+APART = load.LockStep(bulk=1.0, share=0.0)
+"""Prompts hold up no decodes: they are computed elsewhere."""
+
+
+def estimate(
+    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
+) -> ServingEstimate:
+    """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
+    load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
+    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
+    most = running_at_most(served, decode, traffic, memory)
+    alone = replace(traffic, speculation=None)
+    prompts, answers = load.Engine(served, prefill, alone), load.Engine(served, decode, traffic)
+    workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
+    service, own = prompt_time(prompts)
+    sent = transfer_time(served, prefill, decode, traffic, memory)
+    output = np.maximum(answers.output - 1.0, 0.0)
+    room = np.maximum(most, 1.0) * decoders
+    inside = np.minimum(load_value, room) if traffic.load != "rate" else room
+    batch = np.maximum(0.9 * inside / decoders, 1e-6)
+    for _ in range(load.ROUNDS):
+        seconds = answers.decode(batch)
+        base = own + sent + seconds
+        if traffic.load == "rate":
+            rate = np.minimum(load_value, 0.995 * workers / service)
+        else:
+            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, APART)
+        tpot = seconds / answers.speed
+        batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
+    if traffic.load == "rate":
+        wait = load.queue_wait(rate, service / workers, inside, APART)
+    else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
+        wait = np.maximum(inside / rate - base - output * tpot, 0.0)
+    outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
+    flow = load.Flow(
+        ttft=base + wait + outside,
+        tpot=tpot,
+        wait=wait + outside,
+        rate=rate / decoders,
+        running=batch,
+        waiting=outside * rate,
+        prompt=0.0 * wait,
+        decode=seconds,
+    )
+    if traffic.waves is not None and traffic.load == "concurrency":
+        burst = service / workers * (inside + 1.0) / 2.0 + base
+        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+    found = result(answers, memory, most, flow)
+    if traffic.load != "rate":
+        return found
+    full = rate * output * tpot / decoders >= np.maximum(most, 1.0) * load.SATURATED
+    return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
+
+
+def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
+    """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
+    number, tokens = engine.chunks(0.0)
+    work = Pass(
+        batch=1e-6,
+        context=engine.context,
+        prompts=1.0,
+        prompt_tokens=tokens,
+        cached=(number - 1.0) / 2.0 * tokens + engine.hit,
+    )
+    whole = np.asarray(step_time(engine.served, engine.layout, work).total)
+    return number * whole / (engine.dp * engine.pp), number * whole
+
+
+def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, memory: Any) -> Any:
+    """Exposed seconds of moving the cache of a prompt: its last layer over the links of one worker's ranks."""
+    size = traffic.input.mean * np.asarray(memory.bytes_per_token)
+    across = served.cluster.domain < np.asarray(prefill.engine_gpus) + np.asarray(decode.engine_gpus)
+    link = np.where(across, served.hardware.network_bandwidth, served.hardware.scale_up_bandwidth)
+    return CONNECTION + size / link / served.model.num_layers

@@ -1,0 +1,134 @@
+"""What an estimate says of a deployment: times, rates, memory; numbers, or columns of numbers for columns of layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from planner import arrays as npt
+
+Numbers = float | npt.Floats
+"""A number, or a column of numbers."""
+
+
+def normal_share(deviations: Numbers) -> Numbers:
+    """Share of a normal distribution below ``deviations`` standard deviations, to 0.02 %: 1 / (1 + exp(-1.5976 x - 0.07056 x^3)).
+
+    [Bowling et al. 2009, Journal of Industrial Engineering and Management 2 (1), 114-127]
+    """
+    x = np.clip(np.asarray(deviations), -8.0, 8.0)
+    return 1.0 / (1.0 + np.exp(-1.5976 * x - 0.07056 * x**3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles:
+    """Figures of one latency, seconds."""
+
+    mean: Numbers
+    p50: Numbers
+    p90: Numbers
+    p99: Numbers
+
+    def of(self, name: str) -> Numbers:
+        """mean, p50, p90 or p99 by name."""
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one step of one engine by what takes them; the parts add up to ``total``."""
+
+    linear: Numbers
+    """Projections, dense MLPs, router."""
+    attention: Numbers
+    """Attention over the cache and of prompts; linear attention."""
+    experts: Numbers
+    """Routed and shared experts."""
+    memory_bound: Numbers
+    """Norms, rotary embedding, activations, quantisation, residual sums."""
+    communication: Numbers
+    """All-reduces, all-to-all, gathers, messages between pipeline stages."""
+    head: Numbers
+    """Embedding, output head and sampling."""
+    host: Numbers
+    """What the engine's host loop adds that the GPU does not hide."""
+
+    @property
+    def total(self) -> Numbers:
+        """Sum of the parts."""
+        return sum(getattr(self, one.name) for one in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingMemory:
+    """Bytes on the fullest GPU, and what of them is left for the cache."""
+
+    weights: Numbers
+    draft: Numbers
+    """Weights and cache of a draft model."""
+    activations: Numbers
+    """Peak of the largest step."""
+    graphs: Numbers
+    """Pools of captured CUDA graphs."""
+    reserve: Numbers
+    """Context, communicators, workspaces, and what the engine leaves free by its own accounting."""
+    cache: Numbers
+    """What the engine takes for keys, values and states."""
+    usable: float
+    """Memory of the device as the runtime reports it."""
+    bytes_per_token: Numbers
+    """Cache of one token on the fullest GPU."""
+    bytes_per_sequence: Numbers
+    """State of one sequence that does not grow (linear attention, windows that are full), and half a block of waste."""
+    capacity: Numbers
+    """Tokens that the cache of one engine holds, over all its attention ranks."""
+    spread: Numbers = 0.0
+    """Standard deviation of ``cache``: what is not known of weights, peak and runtime."""
+    raised: object = False
+    """The engine's default would not hold one request: its share of the memory is raised as far as it goes."""
+
+    @property
+    def fits(self) -> object:
+        """Whether the engine may start: some cache is left, or would be if the parts were two standard deviations smaller."""
+        return np.asarray(self.cache) + 2.0 * np.asarray(self.spread) > 0
+
+    @property
+    def start_chance(self) -> Numbers:
+        """Chance that some cache is left, from 0 to 1: cache / spread normally distributed."""
+        return normal_share(np.asarray(self.cache) / np.maximum(self.spread, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingEstimate:
+    """The answer for one deployment, or columns of it."""
+
+    ttft: Quantiles
+    """Time to first token, queue and client included."""
+    tpot: Quantiles
+    """Time per output token after the first, of a request."""
+    itl: Quantiles
+    """Gap between two tokens."""
+    e2e: Quantiles
+    """Whole request."""
+    requests_per_second: Numbers
+    """Finished requests, whole deployment."""
+    output_tokens_per_second: Numbers
+    """Generated tokens, whole deployment."""
+    total_tokens_per_second: Numbers
+    """Prompt and generated tokens, whole deployment."""
+    running: Numbers
+    """Sequences that one engine decodes at once, mean."""
+    waiting: Numbers
+    """Requests that wait for admission at one engine, mean."""
+    step: StepTime
+    """The mean decode step."""
+    memory: ServingMemory
+    saturated: object
+    """Open loop: more arrives than leaves."""
+    fits: object
+    """The engine starts and holds at least one request."""
+    max_concurrency: Numbers
+    """Requests of this length that the cache of the whole deployment holds at once."""
+    preemption: Numbers
+    """Chance that a step finds the cache full and has to pre-empt."""

@@ -1,0 +1,1 @@
+"""Published serving runs: read, brought to what an estimate takes, predicted."""

@@ -1,0 +1,43 @@
+"""What is served, on what, by which engine: the inputs of a step that are one value for all layouts of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.cluster import Cluster
+from planner.hardware import HardwareProfile
+from planner.model import ModelSpec
+from planner.serving.curves import DecodeCurves, decode_curves
+from planner.serving.engine import Engine
+from planner.serving.serving_layout import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model in a format, on a kind of GPU, behind an engine."""
+
+    model: ModelSpec
+    hardware: HardwareProfile
+    engine: Engine
+    precision: Precision = field(default_factory=Precision)
+
+    @cached_property
+    def curves(self) -> DecodeCurves:
+        """Measured kernels of the GPU."""
+        return decode_curves(self.hardware, self.engine.name)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """Links by distance of ranks; the number of GPUs does not matter to them."""
+        return Cluster(hardware=self.hardware, num_gpus=1)
+
+    @property
+    def attention_format(self) -> str:
+        """Weights of the projections of attention."""
+        return self.precision.attention or self.precision.weights
+
+    @property
+    def expert_format(self) -> str:
+        """Weights of routed experts."""
+        return self.precision.experts or self.precision.weights

@@ -1,0 +1,193 @@
+"""Several deployments beside each other: the same question with one thing changed, and stated splits at one load."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlannerError, shown
+from planner.rules import divisors
+from planner.serving.candidates import loads
+from planner.serving.estimate import estimate
+from planner.serving.one_deployment import completed
+from planner.serving.other_sizes import Change, changed
+from planner.serving.serve_plan import ServePlan
+from planner.serving.served import Served
+from planner.serving.serving_inputs import lengths_text, read_split
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_question import Question, ServeRequest, ask
+from planner.serving.serving_reasons import binding, misses
+from planner.serving.serving_rows import layout_text, plan_of
+from planner.serving.serving_rules import violations
+from planner.serving.serving_search import Choice
+
+MOST_COMPARED = 24
+"""Splits that a comparison takes by itself at most."""
+CHANGED = (
+    "gpus", "hardware", "engine", "weights", "cache", "input", "output", "rate", "concurrency", "ttft", "tpot", "prefix_hit",
+    "speculation", "intra_node", "network_bandwidth",
+)  # fmt: skip
+"""What may be changed: keywords of a question."""
+SEPARATED = ("gpus", "hardware", "engine", "weights", "cache", "rate", "concurrency", "ttft", "tpot", "prefix_hit")
+"""Of these several values may stand in one text, with commas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One split of a comparison."""
+
+    layout: ServingLayout
+    text: str
+    plan: ServePlan | None
+    """None: not legal."""
+    why_not: str = ""
+    """Why it cannot run."""
+
+
+def compare_splits(request: ServeRequest, texts: Sequence[str] = ()) -> tuple[Question, list[Compared]]:
+    """Splits at one load, or each at the load at which it answers most; what runs first by tokens/s, then what cannot, with the
+    reason.
+
+    ``texts``: splits like 'tp=4,pp=2'; none: every one of tensor ranks, stages and replicas that takes all GPUs. Raises
+    PlannerError.
+    """
+    question = ask(replace(request, engine=request.engine or "vllm", layout={}))
+    if len(question.engines) > 1:
+        raise PlannerError(
+            "a comparison of splits is of one engine; give --engine vllm, or let 'plan serve' compare engines"
+        )
+    served = question.served()[0]
+    common = {name: value for name, value in request.layout.items() if value is not None}
+    pins = [{**common, **read_split(text)} for text in texts] or list(_all_splits(question, common))
+    if not pins:
+        raise PlannerError("no split takes all GPUs with the fixed degrees; name splits with --split tp=4,pp=2")
+    rows = [_compared(question, served, one) for one in pins]
+    rows.sort(key=lambda row: (row.plan is None, bool(row.why_not), -_total(row)))
+    return question, rows
+
+
+def _total(row: Compared) -> float:
+    return row.plan.prediction.output_tokens_per_second if row.plan and row.plan.prediction else 0.0
+
+
+def _all_splits(question: Question, common: Mapping[str, Any]) -> Iterable[dict[str, int]]:
+    """Tensor ranks x stages x replicas that make all GPUs, small engines last; at most MOST_COMPARED."""
+    gpus = question.gpus
+    found = [
+        (tp, pp) for tp, pp in itertools.product(divisors(gpus), divisors(gpus))
+        if gpus % (tp * pp) == 0 and tp <= question.hardware.gpus_per_node and pp <= question.model.num_layers
+        and common.get("tp", tp) == tp and common.get("pp", pp) == pp
+    ]  # fmt: skip
+    found.sort(key=lambda pair: (-pair[0] * pair[1], -pair[0]))
+    for tp, pp in found[:MOST_COMPARED]:
+        yield {**common, "tp": tp, "pp": pp, "replicas": gpus // (tp * pp)}
+
+
+def _compared(question: Question, served: Served, pins: Mapping[str, int]) -> Compared:
+    one = replace(question, task=replace(question.task, pins=dict(pins)))
+    layout = completed(one, served)
+    text = layout_text(layout)
+    if int(layout.num_gpus) > question.gpus:
+        why = f"takes {int(layout.num_gpus)} GPUs of {question.gpus}"
+        return Compared(layout=layout, text=text, plan=None, why_not=why)
+    broken = violations(served.model, served.hardware, served.engine, served.precision, layout)
+    if broken:
+        return Compared(layout=layout, text=text, plan=None, why_not="; ".join(broken))
+    choice = _at_its_load(one, served, layout)
+    missing = misses(choice)
+    return Compared(
+        layout=choice.layout, text=text, plan=plan_of(one, choice, missing or binding(choice)), why_not=missing
+    )
+
+
+def _at_its_load(question: Question, served: Served, layout: ServingLayout) -> Choice:
+    """A split at the load of the question; without one at the load at which it answers most within the limits."""
+    task = question.task
+    traffic = task.traffic
+    if not task.loaded:
+        alone = estimate(served, layout, replace(traffic, load="concurrency", value=1.0))
+        each = (
+            max(float(np.asarray(alone.max_concurrency)) / int(layout.replicas), 1.0)
+            if bool(np.all(alone.fits))
+            else 1.0
+        )
+        grid = loads(each)
+        found = estimate(served, layout, replace(traffic, load="concurrency"), grid * int(layout.replicas))
+        limits = task.limits
+        kept = (np.asarray(found.ttft.of(limits.percentile)) <= limits.ttft) & (
+            np.asarray(found.tpot.of(limits.percentile)) <= limits.tpot
+        )
+        total = np.where(kept, found.output_tokens_per_second, 0.0)
+        best = int(np.argmax(total)) if kept.any() else 0
+        traffic = replace(traffic, load="concurrency", value=float(grid[best]) * int(layout.replicas))
+    return Choice(
+        served=served, layout=layout, traffic=traffic, found=estimate(served, layout, traffic), limits=task.limits
+    )
+
+
+# ------------------------------------------------------------------------------------------------ one thing changed
+
+
+def values_of(name: str, said: Any) -> list[Any]:
+    """The values of a flag: several texts, each with commas where its values have none; 8..64 doubles. Raises PlannerError."""
+    texts = list(said) if isinstance(said, (list, tuple)) else [said]
+    found: list[Any] = []
+    for text in texts:
+        parts = str(text).split(",") if name in SEPARATED and isinstance(text, str) else [text]
+        for part in parts:
+            ends = re.fullmatch(r"\s*(\d{1,7})\s*\.\.\s*(\d{1,7})\s*", part) if isinstance(part, str) else None
+            if ends is not None:
+                low, high = int(ends[1]), int(ends[2])
+                if not 1 <= low <= high:
+                    raise PlannerError(
+                        f"--{name.replace('_', '-')} {part.strip()} goes down; write it like 8..64, which doubles"
+                    )
+                found += [low * 2**n for n in range(32) if low * 2**n <= high]
+            elif part not in (None, ""):
+                found.append(part.strip() if isinstance(part, str) else part)
+    if name == "gpus":
+        for one in found:
+            if not str(one).isdigit():
+                raise PlannerError(f"--gpus is {shown(one)}; it must be a whole number")
+        found = [int(one) for one in found]
+    return found
+
+
+def what_if(
+    base: ServeRequest,
+    changes: Mapping[str, Sequence[Any]],
+    objective: str,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Change]:
+    """The question as it is, then with every value of every change; each with its best plan."""
+    progress("as it is")
+    rows = [changed("as it is", "", base, objective)]
+    for name, values in changes.items():
+        for value in values:
+            flag = f"--{name.replace('_', '-')}"
+            text = value if not hasattr(value, "mean") else lengths_text(value)
+            progress(f"{flag} {text}")
+            said: dict[str, Any] = {name: value}
+            said |= {"nodes": None} if name == "gpus" else {}
+            said |= {"rate": {"concurrency": None}, "concurrency": {"rate": None}}.get(name, {})
+            rows.append(
+                changed(f"{flag[2:].replace('-', ' ')} {text}", f"{flag} {text}", replace(base, **said), objective)
+            )
+    return rows
+
+
+def request_of_plan(plan: ServePlan) -> ServeRequest:
+    """The question that a plan answers: its split and engine are open, its load too where it is of the search's own choice."""
+    traffic, limits = plan.traffic, plan.limits
+    return ServeRequest(
+        model=plan.model, gpus=plan.gpus, hardware=plan.hardware, engine=plan.engine, weights=None, input=traffic.input,
+        output=traffic.output, ttft=None if np.isinf(limits.ttft) else limits.ttft,
+        tpot=None if np.isinf(limits.tpot) else limits.tpot,
+        percentile=limits.percentile, prefix_hit=traffic.prefix_hit, speculation=traffic.speculation, fixed=plan.precision,
+        **{traffic.load: traffic.value},
+    )  # fmt: skip

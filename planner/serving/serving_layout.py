@@ -1,0 +1,92 @@
+"""How a model is split for serving: degrees, batch and precision; integers for one deployment, columns for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import numpy as np
+
+from planner.arrays import NDArray
+from planner.errors import PlannerError
+from planner.schema import check, one_of
+
+Degree = int | NDArray[np.integer]
+"""An integer, or a column of integers: one per candidate."""
+WEIGHTS = ("bf16", "fp16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4", "int8")
+CACHES = ("bf16", "fp16", "fp8")
+WEIGHT_BYTES = {
+    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp8_block": 1.0 + 4.0 / 128**2, "nvfp4": 0.5 + 1.0 / 16, "mxfp4": 0.5 + 1.0 / 32,
+    "int4": 0.5 + 2.5 / 128, "int8": 1.0,
+}  # fmt: skip
+"""Bytes of one weight with its scales: fp8_block one fp32 per 128 x 128, nvfp4 one fp8 per 16, mxfp4 one e8m0 per 32, int4 one fp16
+scale and half a byte of zero point per group of 128."""
+CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Formats of what is stored."""
+
+    weights: Annotated[str, one_of(WEIGHTS)] = "bf16"
+    """Of the linear layers; embeddings, head, norms and routers stay bf16."""
+    experts: Annotated[str, one_of(("", *WEIGHTS))] = ""
+    """Of routed experts; empty = as ``weights``."""
+    cache: Annotated[str, one_of(CACHES)] = "bf16"
+    """Of keys and values."""
+    attention: Annotated[str, one_of(("", *WEIGHTS))] = ""
+    """Of the projections of attention; empty = as ``weights`` (gpt-oss and DeepSeek's fp4 files keep these in 16 or 8 bits)."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingLayout:
+    """Degrees of one deployment: integers, or integer columns of one length.
+
+    One engine is pp stages of tp x attn_dp ranks; num_gpus = replicas x pp x tp x attn_dp. Experts are spread over the ranks of a
+    stage, ep x moe_tp = tp x attn_dp. Each of the attn_dp groups holds the attention weights split over tp and the cache of its own
+    sequences; dense layers outside attention are split over tp as well.
+    """
+
+    tp: Degree = 1
+    """Tensor parallel degree of attention and dense layers."""
+    pp: Degree = 1
+    """Pipeline stages."""
+    replicas: Degree = 1
+    """Independent engines behind one router."""
+    attn_dp: Degree = 1
+    """Data-parallel ranks of attention in one engine, in lock step."""
+    ep: Degree = 1
+    """Expert parallel degree."""
+    moe_tp: Degree = 1
+    """Tensor degree inside each expert."""
+    dcp: Degree = 1
+    """Context (sequence) split of the cache in decode, inside tp."""
+    max_batch: Degree = 256
+    """Sequences in one step of one engine at most, over its attn_dp ranks together."""
+    max_tokens: Degree = 8192
+    """Token budget of one step of one attention rank."""
+    receive_interval: Degree = 1
+    """Steps between two looks for new requests (SGLang's --scheduler-recv-interval)."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if np.any(np.asarray(getattr(self, one.name)) < 1):
+                raise PlannerError(f"{one.name} must be at least 1")
+
+    @property
+    def ranks(self) -> Degree:
+        """GPUs of one stage of one engine."""
+        return self.tp * self.attn_dp
+
+    @property
+    def engine_gpus(self) -> Degree:
+        """GPUs of one engine."""
+        return self.ranks * self.pp
+
+    @property
+    def num_gpus(self) -> Degree:
+        """GPUs of all replicas."""
+        return self.engine_gpus * self.replicas

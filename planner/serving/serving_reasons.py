@@ -1,0 +1,130 @@
+"""Why a deployment is the best, what binds it, and by how much others miss."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from planner.serving.result import StepTime
+from planner.serving.serving_rows import layout_text
+from planner.serving.serving_search import Choice
+from planner.units import GIB, format_seconds
+
+PART_TEXT = {
+    "linear": "matrix products", "attention": "attention", "experts": "experts", "memory_bound": "norms and activations",
+    "communication": "communication", "head": "head and sampling", "host": "host work",
+}  # fmt: skip
+NEAR = 0.97
+"""What reaches this part of a limit is bound by it."""
+SMALL = 0.005
+"""Parts of a step below this share are not worth a word."""
+
+
+def why_first(first: Choice, second: Choice | None) -> str:
+    """What binds the best deployment, and what the runner-up pays for."""
+    sentences = [binding(first)]
+    if second is not None:
+        sentences.append(against(first, second))
+    return " ".join(one for one in sentences if one)
+
+
+def binding(one: Choice) -> str:
+    """What keeps a deployment from more: a limit, the cache, its speed."""
+    ttft, tpot = (_number(latency.of(one.limits.percentile)) for latency in (one.found.ttft, one.found.tpot))
+    for name, value, limit in (("TTFT", ttft, one.limits.ttft), ("TPOT", tpot, one.limits.tpot)):
+        if np.isfinite(limit) and value >= NEAR**3 * limit:
+            return f"{name} {format_seconds(value)} is all but its limit of {format_seconds(limit)}: more load would break it."
+    most = _number(one.found.max_concurrency)
+    if one.traffic.load == "concurrency" and one.traffic.value >= 0.9 * most:
+        return f"The cache is full: it holds {most:,.0f} requests of this length."
+    share, name = max((_number(getattr(one.found.step, part.name)), part.name) for part in fields(StepTime))
+    total = _number(one.found.step.total)
+    return (
+        f"{PART_TEXT[name].capitalize()} take {100 * share / total:.0f} % of a decode step of {format_seconds(total)}."
+        if total
+        else ""
+    )
+
+
+def name_of(one: Choice) -> str:
+    """Engine and split in words."""
+    pools = layout_text(one.layout)
+    return f"{one.served.engine.name} {pools if one.prefill is None else f'{layout_text(one.prefill)} -> {pools}'}"
+
+
+def against(first: Choice, second: Choice) -> str:
+    """The runner-up in numbers: how far behind, and which part of its step costs more of the time."""
+    gap = first.total / second.total - 1.0 if second.total > 0 else 0.0
+    faster = first.user / second.user - 1.0
+    less, slower = _percent(-gap / (1.0 + gap)), _percent(-faster / (1.0 + faster))
+    said = f"Runner-up: {name_of(second)}, {less} tokens/s and {slower} per user"
+    mine, theirs = _shares(first), _shares(second)
+    share, name = max((theirs[part] - mine[part], part) for part in mine)
+    if share > SMALL:
+        said += f"; {PART_TEXT[name]} take {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
+    return f"{said}."
+
+
+def _percent(change: float) -> str:
+    return "the same" if abs(change) < 0.0005 else f"{100 * change:+.1f} %"
+
+
+def _shares(one: Choice) -> dict[str, float]:
+    total = _number(one.found.step.total) or 1.0
+    return {part.name: _number(getattr(one.found.step, part.name)) / total for part in fields(StepTime)}
+
+
+def disaggregated_text(loaded: bool, together: Choice, apart: Choice) -> str:
+    """The best pair of pools against the best deployment without, under the same limits and load."""
+    names = f"the best pair of pools, {name_of(apart)},"
+    missing = [misses(one) for one in (together, apart)]
+    if all(missing):
+        return f"Disaggregated: {names} does no better: {missing[1]}."
+    if missing[1]:
+        return f"Disaggregated: {names} {missing[1]}; aggregated keeps the limits."
+    if missing[0]:
+        return f"Disaggregated: {names} keeps the limits; the best aggregated one, {name_of(together)}, does not: {missing[0]}."
+    times, rates = (
+        [_number(one.found.e2e.mean) for one in (apart, together)],
+        [one.total for one in (apart, together)],
+    )
+    wins = times[0] < times[1] if loaded else rates[0] > rates[1]
+    mine, theirs = times if loaded else rates
+    what = "time of a request" if loaded else "tokens/s"
+    word = "wins" if wins else "loses"
+    return f"Disaggregated {word}: {names} has {_percent(mine / theirs - 1.0)} {what} against {name_of(together)}."
+
+
+def misses(one: Choice) -> str:
+    """By how much a deployment misses: memory first, then that it keeps up, then limits."""
+    found = one.found
+    if not bool(np.all(found.fits)):
+        memory = found.memory
+        parts = {
+            name: _number(getattr(memory, name)) for name in ("weights", "draft", "activations", "graphs", "reserve")
+        }
+        short = sum(parts.values()) - memory.usable
+        largest = ", ".join(
+            f"{name} {size / GIB:.1f} GiB" for name, size in sorted(parts.items(), key=lambda pair: -pair[1])[:2]
+        )
+        if short > 0:
+            return f"does not start: {short / GIB:.1f} GiB too much for {memory.usable / GIB:.1f} GiB ({largest})"
+        return (
+            f"does not start: {_number(memory.cache) / GIB:.1f} GiB of cache hold no request of this length ({largest})"
+        )
+    if one.traffic.load == "rate" and bool(np.all(found.saturated)):
+        return f"does not keep up with {one.traffic.value:g} requests/s: the queue grows"
+    said = []
+    for name, latency, limit in (("TTFT", found.ttft, one.limits.ttft), ("TPOT", found.tpot, one.limits.tpot)):
+        value = _number(latency.of(one.limits.percentile))
+        if value > limit:
+            said.append(
+                f"{name} {format_seconds(value)} is {value / limit:.2f} times the limit of {format_seconds(limit)}"
+            )
+    return " and ".join(said)
+
+
+def _number(value: Any) -> float:
+    return float(np.asarray(value).reshape(-1)[0])

@@ -1,0 +1,162 @@
+"""Deployments as lines of a table and as plans: every number once, for tables, JSON, the page and Python alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.costs import Rates, kwh_per_million_tokens, usd_per_million_tokens
+from planner.model import ModelSpec
+from planner.serving.intervals import bar, kind_of, range_of
+from planner.serving.published import precision_text
+from planner.serving.result import ServingEstimate
+from planner.serving.serve_plan import LATENCIES, ServePlan, ServePrediction, predict_serving
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_question import Question
+from planner.serving.serving_search import Choice
+
+DEFINITIONS = (
+    "TTFT: time to first token, queue and client included. TPOT: time per output token after the first, (e2e - TTFT) / (O - 1).",
+    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. Dollars and energy: of "
+    "those GPUs "
+    "all the time.",
+)
+"""What the headings of the tables mean, where tools differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeRow:
+    """One deployment in numbers, seconds, GiB, dollars."""
+
+    purpose: str
+    engine: str
+    layout: str
+    precision: str
+    gpus: int
+    """That are paid for."""
+    load: str
+    """Requests in flight, or requests/s, as it was meant."""
+    concurrency: float | None
+    """Requests in flight, by Little's law where a rate was asked; None where the queue grows for ever."""
+    requests_per_second: float
+    """0, and no latencies, where it does not start."""
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    tokens_per_second_per_user: float | None
+    figure: str
+    """mean, p50, p90 or p99: what ttft_s and tpot_s are."""
+    ttft_s: float | None
+    tpot_s: float | None
+    memory_gib: float
+    memory_limit_gib: float
+    preemption: float
+    communication_share: float
+    """Of a decode step."""
+    fits: bool
+    keeps_up: bool
+    """Not more arrives than leaves."""
+    limits_kept: bool
+    usd_per_million_output: float | None
+    usd_per_million_total: float | None
+    kwh_per_million_output: float | None
+
+
+def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
+    """The line of a priced plan."""
+    found = plan.prediction
+    assert found is not None, "a plan without a prediction has no line"
+    ttft, tpot = (found.latency(name, plan.limits.percentile) for name in ("ttft", "tpot"))
+    mean, e2e = found.latency("tpot"), found.latency("e2e")
+    running = found.fits and found.output_tokens_per_second > 0 and math.isfinite(e2e)
+    output = found.output_tokens_per_second if found.fits else 0.0
+    step = sum(found.step_s.values())
+    keeps_up = plan.traffic.load != "rate" or not found.saturated
+    return ServeRow(
+        purpose=purpose, engine=plan.engine.replace("@", " "), layout=plan_layout_text(plan),
+        precision=precision_text(plan.precision),
+        gpus=plan.gpus, load=load_text(plan), concurrency=found.requests_per_second * e2e if running else None,
+        requests_per_second=found.requests_per_second if found.fits else 0.0, tokens_per_second=output,
+        tokens_per_second_per_gpu=output / plan.gpus,
+        tokens_per_second_per_user=1.0 / mean if found.fits and 0 < mean < math.inf else None, figure=plan.limits.percentile,
+        ttft_s=ttft if found.fits and math.isfinite(ttft) else None, tpot_s=tpot if found.fits and math.isfinite(tpot) else None,
+        memory_gib=found.memory_peak_gib, memory_limit_gib=found.memory_limit_gib,
+        preemption=found.preemption, communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
+        keeps_up=keeps_up, limits_kept=found.fits and keeps_up and ttft <= plan.limits.ttft and tpot <= plan.limits.tpot,
+        **_money(rates, plan.gpus, output, found.total_tokens_per_second),
+    )  # fmt: skip
+
+
+def _money(rates: Rates, gpus: int, output: float, total: float) -> dict[str, float | None]:
+    if not output > 0:
+        return {"usd_per_million_output": None, "usd_per_million_total": None, "kwh_per_million_output": None}
+    return {
+        "usd_per_million_output": usd_per_million_tokens(rates, gpus, output),
+        "usd_per_million_total": usd_per_million_tokens(rates, gpus, total),
+        "kwh_per_million_output": kwh_per_million_tokens(rates, gpus, output),
+    }
+
+
+def load_text(plan: ServePlan) -> str:
+    """The load in a word: 256, 5/s."""
+    value = plan.traffic.value
+    return f"{value:.4g}/s" if plan.traffic.load == "rate" else f"{value:,.0f}"
+
+
+def degrees_text(layout: ServingLayout) -> str:
+    """Degrees of one engine: tp 4, pp 2, attention dp 8, ep 8."""
+    names = {"tp": "tp", "pp": "pp", "attn_dp": "dp", "ep": "ep", "moe_tp": "moe-tp", "dcp": "dcp"}
+    words = [
+        f"{word} {value}" for name, word in names.items() if (value := int(getattr(layout, name))) > 1 or name == "tp"
+    ]
+    return " ".join(words)
+
+
+def layout_text(layout: ServingLayout) -> str:
+    """A whole pool: tp 4 pp 2, 2 of them."""
+    return degrees_text(layout) + (f" x {int(layout.replicas)}" if int(layout.replicas) > 1 else "")
+
+
+def plan_layout_text(plan: ServePlan) -> str:
+    """Both pools where there are two."""
+    if plan.prefill is None:
+        return layout_text(plan.layout)
+    return f"{layout_text(plan.prefill)} -> {layout_text(plan.layout)}"
+
+
+RANGED = {
+    "ttft": "ttft_ms.mean", "tpot": "tpot_ms.mean", "itl": "itl_ms.mean", "e2e": "latency_s.mean",
+    "requests_per_second": "request_per_s",
+    "output_tokens_per_second": "tokens_per_s_output", "total_tokens_per_second": "tokens_per_s_total",
+}  # fmt: skip
+"""Quantities with an interval, and what tables of measured runs call them."""
+
+
+def with_ranges(found: ServingEstimate, model: ModelSpec, load: str, pools: bool) -> ServePrediction:
+    """Plain numbers of one deployment, with where nine of ten measured ones would lie, by runs of its kind."""
+    plain = predict_serving(found)
+    if not plain.fits:
+        return plain
+    waits = (plain.waiting or 0.0) > 0.5 or plain.saturated
+    kind = kind_of("disaggregated" if pools else load, model.is_moe, waits)
+    values = {name: plain.latency(name) if name in LATENCIES else getattr(plain, name) for name in RANGED}
+    ranges = {name: range_of(RANGED[name], kind, value) for name, value in values.items() if math.isfinite(value)}
+    one = bar(RANGED["tpot"], kind)
+    basis = f"residuals of {one.runs:,} measured runs of {one.families} families of model, device and engine like this ({kind})"
+    return replace(plain, ranges=ranges, ranges_basis=basis)
+
+
+def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = None) -> ServePlan:
+    """A deployment as a plan of the question's GPUs, or of ``gpus``."""
+    engine = one.served.engine
+    return ServePlan(
+        model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=f"{engine.name}@{engine.version}",
+        precision=one.served.precision, layout=one.layout, prefill=one.prefill, traffic=one.traffic, limits=one.limits,
+        prediction=with_ranges(one.found, question.model, one.traffic.load, one.prefill is not None),
+        assumptions=question.assumptions, why=why,
+    )  # fmt: skip
+
+
+def row_data(row: ServeRow) -> dict[str, Any]:
+    """Plain data of a line."""
+    return dict(vars(row))

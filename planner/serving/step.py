@@ -1,0 +1,315 @@
+"""Seconds of one step of an engine: decode of a batch, prompts beside it, by operator from measured kernels.
+
+T(B, n, c) = sum over layers of products + attention + experts + memory-bound kernels + collectives, then head and host.
+Symbols as in the cost package: L layers, h hidden, a heads, k KV heads, d head size, f FFN width, V vocabulary, E experts, K top-k;
+B sequences, c context, n prompt tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.serving.result import StepTime
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+
+ACTIVATION = 2.0
+"""Bytes of an activation between kernels: 16 bits in every engine."""
+LOGIT_PASSES = 4.0
+"""Times that a sampler reads or writes fp32 logits: temperature, softmax, top-k/top-p scan, draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What one forward pass works on; numbers or columns that fit the layout's."""
+
+    batch: Any
+    """B: sequences that decode, in one engine (with pp stages these are the sequences of all groups in flight)."""
+    context: Any
+    """c: tokens that each has in the cache, mean."""
+    prompts: Any = 0.0
+    """Prompts, or chunks of prompts, in the pass, per attention rank."""
+    prompt_tokens: Any = 0.0
+    """New tokens of each."""
+    cached: Any = 0.0
+    """Tokens of each that are in the cache already (earlier chunks, prefix hits)."""
+    eager: Any = False
+    """The engine runs the pass outside CUDA graphs whatever its size."""
+
+
+def step_time(served: Served, layout: ServingLayout, work: Pass) -> StepTime:
+    """Parts of the seconds that one pass takes through all stages; shapes broadcast over layout and work."""
+    return _Step(served, layout, work).time()
+
+
+class _Step:
+    """One evaluation: sizes per rank that several parts share."""
+
+    def __init__(self, served: Served, layout: ServingLayout, work: Pass) -> None:
+        self.served, self.layout, self.work = served, layout, work
+        self.model, self.curves, self.hardware = served.model, served.curves, served.hardware
+        self.tp = np.asarray(layout.tp, dtype=np.float64)
+        self.ranks = np.asarray(layout.ranks, dtype=np.float64)
+        self.attn_dp = np.asarray(layout.attn_dp, dtype=np.float64)
+        rank_batch = np.asarray(work.batch, dtype=np.float64) / (self.attn_dp * np.asarray(layout.pp, dtype=np.float64))
+        self.prompt_tokens = np.asarray(work.prompts, dtype=np.float64) * np.asarray(
+            work.prompt_tokens, dtype=np.float64
+        )
+        pure = self.prompt_tokens <= 0.0
+        engine = served.engine
+        inside = np.asarray(engine.captured(rank_batch, layout, served.hardware)) & pure & ~np.asarray(work.eager)
+        self.graph = inside
+        self.batch = np.where(inside, engine.padded(rank_batch, layout, served.hardware), rank_batch)
+        self.sequences = rank_batch
+        """Sequences that decode on one attention rank, as they are; ``batch`` is what the graph pads them to."""
+        self.tokens = np.maximum(self.batch + self.prompt_tokens, 1.0)
+        """Rows of the products of one attention rank."""
+
+    def time(self) -> StepTime:
+        """All parts."""
+        model, kinds = self.model, self.model.layer_kinds
+        attends = sum(kind.share for kind in kinds if kind.mixer == "attention") * model.num_layers
+        mlps = sum(kind.share for kind in kinds if kind.mlp)
+        dense, sparse = mlps * model.num_plain_layers, mlps * model.num_moe_layers
+        linear = attends * self._projections() + dense * self._mlp(
+            float(model.ffn_size), self.tp, self.served.precision.weights
+        )
+        experts = sparse * self._experts() if model.is_moe else 0.0
+        router = (
+            sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
+            if sparse
+            else 0.0
+        )
+        attention = self._attention(attends)
+        if model.linear:
+            states, inner = self._linear_attention()
+            linear, attention = linear + model.linear.num_layers * inner, attention + model.linear.num_layers * states
+        parts = StepTime(
+            linear=linear + router,
+            attention=attention,
+            experts=experts,
+            memory_bound=self._memory_bound(attends, mlps * model.num_layers),
+            communication=self._communication(),
+            head=self._head(),
+            host=0.0,
+        )
+        return replace(parts, host=self._host(np.asarray(parts.total)))
+
+    # ------------------------------------------------------------------------------------------------ products
+
+    def _product(self, n: Any, k: Any, weights: str, tokens: Any = None) -> Floats:
+        plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
+        fused = self.served.engine.fuses(weights, plain)
+        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights, fused=fused)
+
+    def _projections(self) -> Floats:
+        """Products around attention of one layer; KV heads below tp are repeated.
+
+        MLA decodes with the up projections absorbed: queries times W_uk and values times W_uv per head, the weights of
+        kv_b once [DeepSeek-V2, arXiv 2405.04434, section 2.1.2]; prompts decompress keys and values with the same weights.
+        """
+        m, tp, weights = self.model, self.tp, self.served.attention_format
+        h = float(m.hidden_size)
+        out = self._product(h, m.attention_output_size / tp, weights)
+        if not m.is_mla:
+            heads = np.maximum(m.num_kv_heads / tp, 1.0)
+            columns = (m.query_size + m.query_gate_size) / tp + heads * (m.head_dim + m.value_head_size)
+            return out + self._product(columns, h, weights)
+        rank, rope = float(m.kv_lora_rank), float(m.qk_rope_head_dim)
+        down = self._product(m.q_lora_rank + rank + rope, h, weights)
+        query = self._product(m.query_size / tp, float(m.q_lora_rank or h), weights)
+        heads = m.num_heads / tp
+        up = self._product(heads * (m.qk_nope_head_dim + m.v_head_dim), rank, "bf16")
+        index = np.zeros_like(up)
+        if m.is_sparse:
+            wide = float(m.index_heads * m.index_head_dim)
+            index = self._product(wide, float(m.q_lora_rank), weights) + self._product(
+                float(m.index_head_dim + m.index_heads), h, "bf16"
+            )
+        return out + down + query + up + index
+
+    def _mlp(self, width: float, split: Any, weights: str, tokens: Any = None) -> Floats:
+        """Gate and up in one product, then down."""
+        h, gates = float(self.model.hidden_size), self.model.num_mlp_matrices - 1.0
+        return self._product(gates * width / split, h, weights, tokens) + self._product(
+            h, width / split, weights, tokens
+        )
+
+    def _experts(self) -> Floats:
+        """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
+        m = self.model
+        routed = self._routed(False)
+        if np.any(self.attn_dp > 1.0):  # dispatch and combine bring a rank its own copies only
+            routed = np.where(self.attn_dp > 1.0, self._routed(True), routed)
+        if not m.num_shared_experts:
+            return routed
+        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
+        return routed + self._mlp(width, self.tp, self.served.precision.weights)
+
+    def _routed(self, sent: bool) -> Floats:
+        m, layout = self.model, self.layout
+        return self.curves.experts_time(
+            self.tokens * self.attn_dp,
+            hidden=float(m.routed_size),
+            ffn=float(m.expert_ffn_size),
+            top_k=float(m.top_k),
+            experts=float(m.num_experts),
+            moe_tp=np.asarray(layout.moe_tp, dtype=np.float64),
+            ep=np.asarray(layout.ep, dtype=np.float64),
+            weights=self.served.expert_format,
+            sent=sent,
+        )
+
+    # ------------------------------------------------------------------------------------------------ attention
+
+    def _attention(self, layers: float) -> Floats:
+        """Decode over the cache and prompts over theirs, all layers; windows bound the keys of their layers."""
+        m = self.model
+        windowed = float(m.num_windowed_layers)
+        total = (layers - windowed) * self._attention_layer(0)
+        return total + windowed * self._attention_layer(m.window) if windowed else total
+
+    def _attention_layer(self, window: int) -> Floats:
+        m, cache = self.model, self.served.precision.cache
+        heads, context = m.num_heads / self.tp, np.asarray(self.work.context, dtype=np.float64)
+        dcp = np.asarray(self.layout.dcp, dtype=np.float64)
+        some = self.sequences > 0.0
+        batch = np.maximum(self.batch, 1.0)
+        if m.is_mla:
+            seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
+            decode = self.curves.decode_mla_time(batch, heads, np.maximum(seen / dcp, 1.0), cache)
+            if m.is_sparse:
+                index = batch * context / dcp * (m.index_head_dim + 4.0)
+                decode = decode + self.hardware.launch_floor + self.hardware.memory_time(index, "copy")
+        else:
+            kv = np.maximum(m.num_kv_heads / self.tp, 1.0)
+            decode = self.curves.decode_attention_time(
+                batch=batch,
+                heads=heads,
+                kv_heads=kv,
+                head_dim=float(m.head_dim),
+                context=np.maximum(context / dcp, 1.0),
+                cache=cache,
+                window=float(window),
+            )
+        new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
+        if not np.any(self.prompt_tokens > 0.0):
+            return np.where(some, decode, 0.0)
+        keys = np.minimum(cached + new, m.index_top_k) if m.is_sparse else cached + new
+        prefill = self.curves.prefill_attention_time(
+            queries=np.maximum(new, 1.0),
+            keys=np.maximum(keys, 1.0),
+            heads=heads,
+            kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
+            head_dim=float(m.head_dim),
+            value_dim=float(m.value_head_size),
+            window=float(window),
+            batch=np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9),
+        )
+        return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
+
+    def _linear_attention(self) -> tuple[Floats, Floats]:
+        """One layer of linear attention: its recurrence, and its projections."""
+        one = self.model.linear
+        assert one is not None
+        h, weights = float(self.model.hidden_size), self.served.attention_format
+        inner = self._product(one.input_size / self.tp, h, weights) + self._product(
+            h, one.value_size / self.tp, weights
+        )
+        states = np.where(
+            self.sequences > 0.0, self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp), 0.0
+        )
+        new = np.asarray(self.work.prompt_tokens, dtype=np.float64)
+        if np.any(self.prompt_tokens > 0.0):
+            prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
+            scan = self.curves.linear_attention_time(one, prompts, np.maximum(new, 1.0), self.tp)
+            states = states + np.where(self.prompt_tokens > 0.0, scan, 0.0)
+        return states, inner
+
+    # ------------------------------------------------------------------------------------------------ the rest
+
+    def _memory_bound(self, attends: float, mlps: float) -> Floats:
+        """Kernels between the products: norms with the residual sum, rotary embedding with the write to the cache, activation.
+
+        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states, absorbed
+        heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where there are
+        experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, as they wait for each other.
+        """
+        m = self.model
+        h, rows = float(m.hidden_size), self.tokens
+        norms = 4.0 * ACTIVATION * rows * h
+        rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
+        width = float(m.top_k * m.expert_ffn_size if m.is_moe else m.ffn_size)
+        act = 3.0 * ACTIVATION * rows * width / self.ranks
+        floor = self.hardware.launch_floor
+        per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
+        per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
+        return attends * per_attention + mlps * per_mlp
+
+    def _communication(self) -> Floats:
+        """All-reduces after attention and MLP, or the gathers of attention data parallelism, and messages of pipelines."""
+        m = self.model
+        size = ACTIVATION * self.tokens * m.hidden_size
+        layers = float(m.num_layers)
+        reduce = self._all_reduce(size, self.tp)
+        total = layers * reduce + layers * np.where(self.attn_dp > 1.0, 0.0, reduce)
+        if np.any(self.attn_dp > 1.0):
+            whole = size * self.attn_dp
+            both = sum(
+                self.served.cluster.collective_time(op, whole, self.ranks, 1) for op in ("all_gather", "reduce_scatter")
+            )
+            sparse = float(m.num_moe_layers or m.num_layers)
+            direct = self.curves.dispatch_time(
+                self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
+            )
+            direct = direct + self.curves.combine_time(
+                self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
+            )
+            total = total + np.where(self.attn_dp > 1.0, sparse * (np.minimum(both, direct) if m.is_moe else both), 0.0)
+        hops = np.asarray(self.layout.pp, dtype=np.float64) - 1.0
+        if np.any(hops > 0):
+            total = total + hops * self.served.cluster.collective_time(
+                "send_recv", size, np.where(hops > 0, 2, 1), self.ranks
+            )
+        return np.asarray(total)
+
+    def _all_reduce(self, size: Floats, n: Floats) -> Floats:
+        """The engine's own kernel up to its limit, NCCL above it and across nodes."""
+        engine = self.served.engine
+        own = self.curves.all_reduce_time(size, n, "graph", engine.name)
+        nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
+        within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
+        return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
+
+    def _head(self) -> Floats:
+        """Output head on the last token of each sequence, its gather, and the sampler's passes over fp32 logits."""
+        m = self.model
+        rows = np.maximum(self.sequences + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
+        product = self._product(m.vocab_size / self.tp, float(m.hidden_size), "bf16", rows)
+        gather = np.where(
+            self.tp > 1.0,
+            self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1),
+            0.0,
+        )
+        sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
+            LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy"
+        )
+        return product + gather + sample
+
+    def _host(self, gpu: Floats) -> Floats:
+        """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
+        host = self.served.engine.host
+        own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
+        waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
+        return own + np.where(self.graph, 0.0, waits)
+
+    def _launches(self) -> float:
+        """Kernels of a pass. Attention: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce,
+        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm, router,
+        choice, order, two products, activation, sum, all-reduce."""
+        m = self.model
+        return m.num_attention_layers * (8.0 + 6.0 * m.is_mla) + 5.0 * m.num_plain_layers + 9.0 * m.num_moe_layers

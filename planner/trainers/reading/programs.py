@@ -1,0 +1,108 @@
+"""Defaults of the program that a command starts: fields of the dataclasses that it takes its options from, and arguments of
+argparse. Nothing is executed."""
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.python import last_name
+from planner.trainers.reading.python_text import tree_of
+from planner.trainers.reading.settings import beside
+from planner.trainers.reading.values import read_text
+
+PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
+DEEPEST = 6
+"""Classes under classes, modules that import modules."""
+
+
+def trainer_kind(script: Path, program: str) -> str:
+    """Whose trainer a program that is there runs: 'trl', 'old trl' (before it had configurations of its own) or 'transformers';
+    'trl' where it is not there."""
+    file = _file(script, program)
+    text = read_text(file) if file is not None else "from trl import SFTConfig"
+    if re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) is None:
+        return "transformers"
+    return "trl" if re.search(r"\b(SFTConfig|DPOConfig|ModelConfig|TrlParser)\b", text) else "old trl"
+
+
+def _file(script: Path, program: str) -> Path | None:
+    return beside(script, program if program.endswith(".py") else f"{program.replace('.', '/')}.py", (".py",))
+
+
+def usual_options(script: Path, program: str) -> dict[str, Any]:
+    """Options of a program with their defaults; empty where it is not there. A module is looked for as a file."""
+    file = _file(script, program)
+    if file is None:
+        return {}
+    classes = _Classes(file)
+    if classes.tree is None:
+        return {}
+    calls = [one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) in PARSERS and one.args]
+    named = [last_name(one) for call in calls[:1] for one in ast.walk(call.args[0]) if isinstance(one, ast.Name)]
+    found: dict[str, Any] = {}
+    for one in named:
+        found |= classes.fields(one)
+    for call in (one for one in ast.walk(classes.tree) if isinstance(one, ast.Call) and last_name(one.func) == "add_argument"):
+        found |= _argument(call)
+    return found
+
+
+def _argument(call: ast.Call) -> Mapping[str, Any]:
+    """{name: default} of parser.add_argument; a switch that is not said is off."""
+    names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
+    name = next((one.lstrip("-").replace("-", "_") for one in names if one.startswith("--")), "")
+    words = {one.arg: one.value for one in call.keywords}
+    if isinstance(action := words.get("action"), ast.Constant) and action.value == "store_true":
+        return {name: False}
+    return _default(name, words.get("default")) if name else {}
+
+
+class _Classes:
+    """Classes of a program, and of the modules beside it that it imports them from."""
+
+    def __init__(self, file: Path, depth: int = 0) -> None:
+        self.file, self.depth = file, depth
+        try:
+            self.tree: ast.Module | None = tree_of(file)
+        except PlannerError:
+            self.tree = None
+
+    def fields(self, name: str, depth: int = 0) -> dict[str, Any]:
+        """Fields of a class by name, those of its bases first; what is no literal is left out."""
+        body = self.tree.body if self.tree is not None else []
+        known = next((one for one in body if isinstance(one, ast.ClassDef) and one.name == name), None)
+        if known is None or depth > DEEPEST:
+            return self._imported(name) if depth <= DEEPEST else {}
+        found: dict[str, Any] = {}
+        for base in reversed(known.bases):
+            found |= self.fields(last_name(base), depth + 1)
+        for one in known.body:
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                found.pop(one.target.id, None)
+                found |= _default(one.target.id, one.value)
+        return found
+
+    def _imported(self, name: str) -> dict[str, Any]:
+        for node in self.tree.body if self.tree is not None and self.depth < DEEPEST else []:
+            if isinstance(node, ast.ImportFrom) and node.module and any((one.asname or one.name) == name for one in node.names):
+                path = node.module.replace(".", "/")
+                file = beside(self.file, f"{path}.py", (".py",)) or beside(self.file, f"src/{path}.py", (".py",))
+                return _Classes(file, self.depth + 1).fields(name) if file is not None else {}
+        return {}
+
+
+def _default(name: str, node: ast.expr | None) -> Mapping[str, Any]:
+    """{name: its default}, empty where it has none, or none that is a literal."""
+    if isinstance(node, ast.Call) and last_name(node.func) in ("field", "Field"):
+        words = {one.arg: one.value for one in node.keywords}
+        node = words.get("default")
+        if isinstance(factory := words.get("default_factory"), ast.Lambda):
+            node = factory.body
+    try:
+        value = ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return {}
+    return {} if value is None else {name: value}

@@ -1,0 +1,183 @@
+"""Scripts that start programs of their own on transformers' Trainer: their words, and what the programs take by themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.layout import Recompute
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading, to_plan
+from planner.trainers.reading.given import Given, OpenQuestionsError
+
+PROGRAM = '''
+from dataclasses import dataclass, field
+import transformers
+from own.options import Adapters
+
+class Other:
+    bits: int = 8
+
+@dataclass
+class Training(transformers.Seq2SeqTrainingArguments):
+    optim: str = field(default="paged_adamw_32bit")
+    gradient_checkpointing: bool = field(default=True, metadata={"help": "x"})
+    cache_dir: str = None
+    bits: int = 4
+
+parser = transformers.HfArgumentParser((Training, Adapters))
+'''
+OPTIONS = '''
+from dataclasses import dataclass, field
+@dataclass
+class Lengths:
+    model_max_length: int = 512
+@dataclass
+class Adapters(Lengths):
+    full_finetune: bool = False
+    lora_r: int = 64
+    double_quant: bool = True
+    lora_modules: list = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj"])
+    broken: str = field(default=open("/etc/passwd").read())
+'''
+WORDS = "--model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --per_device_train_batch_size 2"
+
+
+def script(folder: Path, words: str, program: str = "train.py", **given: Any) -> Reading:
+    (folder / "run.sh").write_text(f"torchrun --nproc_per_node 8 {program} {WORDS} {words}\n")
+    return read(folder / "run.sh", None, Given(**given))
+
+
+def beside(folder: Path) -> None:
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "own").mkdir(exist_ok=True)
+    (folder / "own" / "options.py").write_text(OPTIONS)
+
+
+def test_a_program_takes_the_defaults_of_its_dataclasses(tmp_path: Path) -> None:
+    beside(tmp_path)
+    found = script(tmp_path, "")
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights) == (64, "qkv", "nf4_dq")
+    assert (found.sequence_length, found.optimizer, found.fields["recompute"]) == (512, "paged_adam", int(Recompute.FULL))
+    assert found.unread == () and to_plan(found, {"hardware": "a100-sxm-80gb"}).layout.dp == 8
+    said = script(tmp_path, "--lora_r 8 --model_max_length 2048 --gradient_checkpointing False --optim adamw_torch")
+    assert (said.lora_rank, said.sequence_length, said.optimizer, said.fields["recompute"]) == (8, 2048, "adam", 0)
+    whole = script(tmp_path, "--full_finetune True")
+    assert (whole.lora_rank, whole.optimizer) == (0, "paged_adam")
+    (tmp_path / "train.py").write_text("this is no program of Python")
+    assert script(tmp_path, "--max_seq_length 1024").lora_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "targets", "frozen"),
+    [
+        ("--use_peft_lora True --lora_r 8 --lora_target_modules all-linear --use_4bit_quantization True --use_nested_quant True",
+         8, "all", "nf4_dq"),
+        ("--use_peft True --lora_rank 8 --target_modules all --torch_dtype bfloat16", 8, "all", "bf16"),
+        ("--lora_rank 64 --trainable q_proj,v_proj --load_in_kbits 8", 64, "qv", "int8"),
+        ("--use_qlora 1 --quant_bit 4 --lora_r 8 --lora_target_modules all-linear", 8, "all", "nf4"),
+        ("--use_lora True --q_lora False --load_in_4bit False --lora_r 8 --lora_target all --torch_dtype bfloat16", 8, "all",
+         "bf16"),
+        ("--use_lora False --lora_r 8", 0, "all", None),
+    ],
+)  # fmt: skip
+def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | None, tmp_path: Path) -> None:
+    found = script(tmp_path, words)
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights) == (rank, targets, frozen)
+    assert found.questions == () or found.questions[0].name == "accelerate"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--use_lisa 1", "use_lisa decides memory or degrees and is not priced; --set use_lisa=false imports the job without"),
+        ("--use_customized_optim 1 --customized_optim dummy", "use_customized_optim, customized_optim decide memory"),
+        ("--spectrum_config_path 30percent.yaml", "spectrum_config_path decides memory or degrees and is not priced"),
+        ("--use_lora True --lora_r 8 --modules_to_save embed_tokens,lm_head", "modules_to_save trains embed_tokens, lm_head as a "
+         "whole, which is not priced; --set modules_to_save=null"),
+    ],
+)  # fmt: skip
+def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=says):
+        script(tmp_path, words)
+    settings = {name: "false" for name in ("use_lisa", "use_customized_optim", "customized_optim", "modules_to_save",
+                                                "spectrum_config_path") if f"--{name} " in words}  # fmt: skip
+    assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
+
+
+def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_path: Path) -> None:
+    length = "--model_max_length 512 --deepspeed zero2"
+    known = script(tmp_path, length, "dpo.py")
+    assert known.objective == "dpo" and known.fields["recompute"] == int(Recompute.FULL)
+    (tmp_path / "dpo.py").write_text(PROGRAM.replace('default=True, metadata={"help": "x"}', "default=False"))
+    own = script(tmp_path, length, "dpo.py")
+    assert own.objective == "dpo" and own.fields["recompute"] == int(Recompute.NONE)
+    (tmp_path / "dpo.py").write_text("from trl import DPOTrainer\nfrom transformers import TrainingArguments\n")
+    assert script(tmp_path, length, "dpo.py").fields["recompute"] == int(Recompute.NONE)
+    (tmp_path / "dpo.py").write_text("from trl import DPOConfig, DPOTrainer\n")
+    assert script(tmp_path, length, "dpo.py").fields["recompute"] == int(Recompute.FULL)
+
+
+def test_question_and_answer_are_one_sequence_and_a_model_has_many_names(tmp_path: Path) -> None:
+    found = script(tmp_path, "--max_source_length 1024 --max_target_length 512")
+    assert found.sequence_length == 1536
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 2 --use_gradient_checkpointing True --max_length 512 "
+        "--model_path $HUB/models--meta-llama--Llama-2-7b-hf/snapshots/0123abc\n"
+    )
+    other = read(tmp_path / "run.sh", None, Given())
+    assert other.model.name == "llama-2-7b" and other.fields["recompute"] == int(Recompute.FULL)
+
+
+def test_flags_of_torchtitan_go_over_the_file_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "llama3_8b.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\n[parallelism]\n'
+        'tensor_parallel_degree = 2\n[activation_checkpoint]\nmode = "full"\n[optimizer]\nname = "AdamW"\n'
+    )
+    file = tmp_path / "run.sh"
+    file.write_text('if [[ $GPU == h100 ]]; then\n  if [[ $MANY == 64 ]]; then DP=64; else DP=8; fi\nelse DP=-1; fi\n'
+                    "torchrun -m torchtitan.train --job.config_file=$HOME/conf/llama3_8b.toml --training.dataset_path=$DATA "
+                    "--parallelism.data_parallel_shard_degree=$DP --training.local_batch_size 4 $MORE\n")  # fmt: skip
+    with pytest.raises(OpenQuestionsError) as caught:
+        read(file, None, Given())
+    assert [one.name for one in caught.value.questions] == ["GPU", "MANY"]
+    found = read(file, None, Given(settings={"GPU": "h100", "MANY": "64", "MORE": "--activation_checkpoint.mode none"}))
+    assert found.model.name == "llama-3.1-8b" and found.num_gpus == 128
+    names = ("tp", "dp", "micro_batch_size", "recompute")
+    assert [found.fields[name] for name in names] == [2, 64, 4, 0] and found.sequence_length == 8192
+    file.write_text("torchrun -m torchtitan.train --job.config_file=other.toml\n")
+    with pytest.raises(PlannerError, match="it names other.toml, which is not there"):
+        read(file, None, Given())
+
+
+def test_a_recipe_of_megatron_bridge_in_yaml(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text(
+        "recipe:\n  _target_: megatron.bridge.recipes.llama.llama3_8b_pretrain_config\n  tensor_model_parallel_size: 2\n"
+        "train:\n  global_batch_size: 64\ndataset:\n  path: ${oc.env:BLEND,none}\n"
+    )
+    (tmp_path / "tiny.yaml").write_text(
+        "defaults: default.yaml\nrun:\n  env: {nodes: 2, gpus_per_node: 8}\nrecipe:\n  seq_length: 4096\n"
+        "train:\n  micro_batch_size: ${oc.env:MBS,2}\n"
+    )
+    found = read(tmp_path / "tiny.yaml", None, Given())
+    assert (found.model.name, found.num_gpus, found.global_batch_size) == ("llama-3-8b", 16, 64)
+    assert [found.fields[name] for name in ("tp", "micro_batch_size")] == [2, 2]
+    (tmp_path / "own.yaml").write_text((tmp_path / "default.yaml").read_text() + "model:\n  num_layers: 4\n")
+    with pytest.raises(OpenQuestionsError, match=r"--model NAME \(num_layers make it a model of its own"):
+        to_plan(read(tmp_path / "own.yaml", None, Given(num_gpus=8)))
+    (tmp_path / "none.yaml").write_text("recipe:\n  name: x\ntrain:\n  a: 1\n")
+    with pytest.raises(PlannerError, match="its section recipe has no _target_"):
+        read(tmp_path / "none.yaml", None, Given())
+
+
+def test_a_byte_pair_encoding_of_its_own_leaves_the_vocabulary_open(tmp_path: Path) -> None:
+    sizes = "--num-layers 24 --hidden-size 1088 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --bf16 "
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --global-batch-size 8 --tokenizer-type GPT2BPETokenizer "
+    text += "--vocab-file "
+    (tmp_path / "own.sh").write_text(text + "/data/nordic_tokenizer_131072/vocab.json")
+    with pytest.raises(OpenQuestionsError, match=r"'nordic_tokenizer_131072/vocab.json' is a tokenizer that is not read"):
+        read(tmp_path / "own.sh", None, Given())
+    (tmp_path / "own.sh").write_text(text + "/data/gpt2/vocab.json")
+    assert read(tmp_path / "own.sh", None, Given()).model.vocab_size == 50257

@@ -1,0 +1,385 @@
+"""The search of serving: it finds what pricing everything finds, ranks what starts first, and its numbers are one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planner
+from planner.errors import PlannerError
+from planner.questions.serve.show import number, time
+from planner.serving.candidates import at_loads, row_of, take
+from planner.serving.engine import load_engine
+from planner.serving.estimate import estimate, running_at_most
+from planner.serving.pool_search import chosen_pools, pool_pairs
+from planner.serving.serve_plan import ServePlan, load_serve_plan
+from planner.serving.serving_answer import Answered, answer
+from planner.serving.serving_question import Question, ServeRequest, ask
+from planner.serving.serving_search import (
+    FINALISTS,
+    OBJECTIVES,
+    chosen,
+    front,
+    joined,
+    priced,
+    ranked,
+    splits,
+    value_of,
+)
+
+SMALL: dict[str, Any] = {
+    "model": "llama-8b",
+    "gpus": 2,
+    "hardware": "h100-sxm",
+    "engine": "vllm",
+    "input": 1024,
+    "output": 128,
+}
+
+
+def asked(**more: Any) -> Question:
+    return ask(ServeRequest(**{**SMALL, **more}))
+
+
+@cache
+def answered(**more: Any) -> Answered:
+    return answer(asked(**more))
+
+
+def best_of(question: Question, objective: str = "offline") -> Any:
+    table = joined([priced(one, question.task) for one in question.served()])
+    rows = ranked(table, question.task, objective, 1)
+    return chosen(table, question.task, rows)[0] if len(rows) else None
+
+
+@pytest.mark.parametrize("limits", [{}, {"ttft": "300ms", "tpot": "12ms"}])
+def test_search_finds_what_pricing_every_split_at_every_load_finds(limits: dict[str, str]) -> None:
+    question = asked(gpus=4, **limits)
+    one, task = question.served()[0], question.task
+    layout, _ = splits(one, task)
+    layout = replace(layout, replicas=np.maximum(task.gpus // np.asarray(layout.engine_gpus), 1))
+    memory = estimate(one, layout, task.traffic).memory
+    rows, load = at_loads(running_at_most(one, replace(layout, max_batch=2**15), task.traffic, memory))
+    every = take(layout, rows)
+    every = replace(every, max_batch=np.maximum(every.max_batch, load))
+    found = estimate(one, every, task.traffic, load * np.asarray(every.replicas))
+    ttft, tpot = np.asarray(found.ttft.mean), np.asarray(found.tpot.mean)
+    kept = np.asarray(found.fits) & (ttft <= task.limits.ttft) & (tpot <= task.limits.tpot)
+    total = np.where(kept, found.output_tokens_per_second, 0.0)
+    best = best_of(question)
+    assert kept.any() and best.total == pytest.approx(total.max(), rel=1e-9)
+    assert best.layout == row_of(replace(every, max_batch=every.max_batch), int(np.argmax(total)))
+
+
+def test_a_row_of_a_search_is_what_its_deployment_alone_costs() -> None:
+    question = asked(engine="vllm,trtllm")
+    table = joined([priced(one, question.task) for one in question.served()])
+    rows = np.linspace(0, len(table) - 1, 7).astype(int)
+    for row, one in zip(rows, chosen(table, question.task, rows), strict=True):
+        alone = estimate(one.served, one.layout, one.traffic)
+        assert one.total == pytest.approx(table["total"][row], rel=1e-9)
+        assert one.total == pytest.approx(float(alone.output_tokens_per_second), rel=1e-9)
+        assert one.found.ttft.mean == pytest.approx(float(alone.ttft.mean), rel=1e-9)
+        assert one.user == pytest.approx(1.0 / float(alone.tpot.mean), rel=1e-9)
+        assert one.found.memory.cache == pytest.approx(float(alone.memory.cache), rel=1e-9)
+
+
+def test_what_does_not_start_is_never_ranked() -> None:
+    """Llama 70B in 16 bits needs two of these GPUs: one alone has nothing that starts."""
+    table = answered(model="llama-70b")
+    assert table.kept and all(plan.prediction is not None and plan.prediction.fits for plan in table.best)
+    assert all(plan.layout.engine_gpus == 2 for plan in table.best)
+    none = answered(model="llama-70b", gpus=1)
+    assert (
+        not none.fit and not none.kept and "does not start" in none.best[0].why and "GiB too much" in none.best[0].why
+    )
+
+
+def test_objectives_are_the_ends_of_the_front_and_its_knee() -> None:
+    question = asked()
+    table = joined([priced(one, question.task) for one in question.served()])
+    points = table.take(front(table))
+    assert np.all(np.diff(points["user"]) <= 0) and np.all(np.diff(points["total"]) > 0)
+    offline, balanced, interactive = (int(ranked(table, question.task, one, 1)[0]) for one in OBJECTIVES)
+    assert table["total"][offline] == table["total"].max()
+    assert table["user"][interactive] >= 0.95 * table["user"].max()
+    assert (table["total"] * table["user"]).max() == table["total"][balanced] * table["user"][balanced]
+
+
+def test_more_gpus_never_answer_less() -> None:
+    totals = [best_of(asked(gpus=gpus)).total for gpus in (1, 2, 3, 6)]
+    assert all(more >= less * (1.0 - 1e-9) for less, more in pairwise(totals)), totals
+
+
+def test_looser_limits_never_lower_goodput() -> None:
+    found = [best_of(asked(tpot=f"{ms}ms", ttft=f"{40 * ms}ms", percentile="p99")) for ms in (8, 9, 12, 20)]
+    kept = [one.total if one.meets else 0.0 for one in found]
+    assert kept[-1] > 0 and all(more >= less for less, more in pairwise(kept)), kept
+    assert max(kept) <= best_of(asked()).total
+
+
+def test_a_load_ranks_what_keeps_the_limits_by_the_length_of_answers() -> None:
+    question = asked(rate="2/s", ttft="300ms", tpot="12ms")
+    table = joined([priced(one, question.task) for one in question.served()])
+    worth = value_of(table, question.task, "offline")
+    first = int(ranked(table, question.task, "offline", 1)[0])
+    assert table["score"][first] <= 1.0 and table["e2e"][first] == table["e2e"][table["score"] <= 1.0].min()
+    assert worth[first] == worth.max()
+
+
+def test_littles_law_holds_of_every_plan() -> None:
+    for said in ({}, {"rate": "3/s", "disaggregated": False}):
+        for plan in answered(**said).best:
+            found = plan.prediction
+            assert found is not None
+            client = load_engine(plan.engine).host["first_token"]
+            inside = found.requests_per_second * (found.latency("e2e") - client)
+            if plan.traffic.load == "rate":
+                assert found.requests_per_second == pytest.approx(plan.traffic.value, rel=1e-6)
+            else:
+                assert inside == pytest.approx(plan.traffic.value, rel=0.01)
+
+            assert found.total_tokens_per_second > found.output_tokens_per_second
+
+
+def test_json_says_what_the_table_says() -> None:
+    found = planner.serve(**SMALL)
+    data, text = json.loads(json.dumps(found.to_dict())), str(found)
+    assert [one["row"]["purpose"] for one in data["plans"]] == list(found.found.purposes)
+    for one, plan in zip(data["plans"], found, strict=True):
+        row = one["row"]
+        assert row["tokens_per_second"] == plan.file.prediction.output_tokens_per_second
+        words = (row["purpose"], row["engine"], row["layout"], row["load"], number(row["tokens_per_second_per_gpu"]))
+        cells = (*words, number(row["tokens_per_second_per_user"]), time(row["ttft_s"]), time(row["tpot_s"]))
+        assert any(all(f" {cell} " in line for cell in cells) for line in text.splitlines()), cells
+        assert row["usd_per_million_output"] == pytest.approx(
+            2 * 6.88 / 3600 / row["tokens_per_second"] * 1e6, rel=1e-9
+        )
+    assert data["searched"]["legal"] >= data["searched"]["start"] > 0
+
+
+def test_a_plan_survives_its_file(tmp_path: Any) -> None:
+    plan = planner.serve_estimate(**{**SMALL, "tp": 2, "concurrency": 16})
+    plan.save(tmp_path / "serve.yaml")
+    again = load_serve_plan(tmp_path / "serve.yaml")
+    assert again == plan.file and isinstance(again, ServePlan) and again.layout.tp == 2 and again.gpus == 2
+
+
+def test_idle_gpus_are_paid_for() -> None:
+    three = planner.serve_estimate(**{**SMALL, "gpus": 3, "tp": 2, "concurrency": 16})
+    two = planner.serve_estimate(**{**SMALL, "gpus": 2, "tp": 2, "concurrency": 16})
+    assert three.row.tokens_per_second == two.row.tokens_per_second
+    assert three.row.tokens_per_second_per_gpu == pytest.approx(2 / 3 * two.row.tokens_per_second_per_gpu)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"ttft": "500"}, "--ttft: '500' has no unit; write 500ms or 500s"),
+        ({"tpot": "5 apples"}, "--tpot"),
+        ({"rate": "often"}, "--rate: 'often' is not a rate of requests; write it like 5/s or 300/min"),
+        ({"rate": "5/s", "concurrency": 4}, "--concurrency and --rate are two loads; give one"),
+        ({"input": "uniform:900-800"}, "goes down"),
+        ({"input": "zipf:900"}, "no distribution"),
+        ({"input": 0}, "--input is 0 tokens"),
+        ({"speculation": "depth=3"}, "needs both"),
+        ({"speculation": "depth=3,acceptance=2"}, "acceptance from 0 to 1"),
+        ({"prefix_hit": "150%"}, "--prefix-hit is 1.5"),
+        ({"weights": "fp7"}, "unknown --weights format 'fp7'"),
+        ({"engine": "vlm"}, "unknown engine 'vlm'; known, nearest first: vllm"),
+        ({"percentile": "p42"}, "it must be mean, p50, p90 or p99"),
+        ({"tp": 4}, "tp 4 needs 4 GPUs and there are 2"),
+        ({"gpus": 0}, "--gpus is 0"),
+        ({"tp": 3, "gpus": 4}, "tp 3 does not divide the 32 heads"),
+        ({"price": -1.0}, "--price"),
+        ({"color": "red"}, "takes no 'color'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlannerError) as caught:
+        planner.serve(**{**SMALL, **said})
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_lengths_come_in_several_forms(tmp_path: Any) -> None:
+    from planner.serving.serving_inputs import read_lengths, read_rate, read_seconds, read_speculation
+
+    assert read_lengths("128k", "--input").mean == 131072
+    uniform = read_lengths("uniform:800-1000", "--input")
+    assert uniform == read_lengths("800-1000", "--input") and (uniform.mean, uniform.longest) == (900, 1000)
+    (tmp_path / "seen.csv").write_text("tokens,requests\n100,3\n500,1\n# a comment\n")
+    (tmp_path / "seen.json").write_text("[100, 100, 100, 500]")
+    one, other = (read_lengths(f"@{tmp_path / name}", "--input") for name in ("seen.csv", "seen.json"))
+    assert one == other and (one.mean, one.squared, one.longest) == (200, (3 * 100**2 + 500**2) / 4, 500)
+    assert (read_rate("300/min"), read_rate("5 req/s"), read_rate("5")) == (5, 5, 5)
+    assert read_seconds("500ms", "--ttft") == 0.5 and np.isinf(read_seconds(None, "--ttft"))
+    speculation = read_speculation("depth=3,acceptance=70%,draft=1B")
+    assert speculation is not None and (speculation.depth, speculation.draft_parameters) == (3, 1e9)
+
+
+def test_published_formats() -> None:
+    from planner.model import load_model
+    from planner.serving.published import alternatives, precision_text, published
+
+    said = {
+        name: precision_text(published(load_model(name)).precision)
+        for name in ("deepseek-v3", "gpt-oss-20b", "kimi-k2.5", "llama-8b")
+    }
+    assert said == {
+        "deepseek-v3": "fp8_block",
+        "gpt-oss-20b": "mxfp4 experts",
+        "kimi-k2.5": "int4 experts",
+        "llama-8b": "bf16",
+    }
+    question = asked(hardware="a100-sxm-80gb")
+    assert [precision_text(one) for one in alternatives(question.precision, question.hardware)] == ["int4"]
+    assert "fp8" in [precision_text(one) for one in asked().others] and FINALISTS > 0
+
+
+def test_the_command_line(run: Any, tmp_path: Any) -> None:
+    flags = [
+        "--model",
+        "llama-8b",
+        "--gpus",
+        "2",
+        "--hardware",
+        "h100",
+        "--engine",
+        "vllm",
+        "--input",
+        "1k",
+        "--output",
+        "128",
+    ]
+    file = tmp_path / "serve.yaml"
+    done = run("serve", *flags, "--weights", "bf16", "--output", str(file), "--json")
+    assert done.exit_code == 0, done.output
+    assert load_serve_plan(file).to_dict() == json.loads(done.stdout)["plans"][0]["plan"]
+    done = run("serve", *flags, "--weights", "bf16", "--tpot", "1ms")
+    assert done.exit_code == 1 and "times the limit of 1 ms" in done.output
+    done = run("serve", "estimate", *flags, "--tp", "2")
+    assert done.exit_code == 0 and "Decode step" in done.output and "excludes" not in done.output
+    assert run("serve", "--gpus", "2").exit_code == 2 and run("serve", "nonsense").exit_code == 2
+
+
+# ------------------------------------------------------------------------------------------------ several beside each other
+
+
+def test_the_fewest_gpus_are_the_fewest() -> None:
+    said = {**SMALL, "gpus": 8, "rate": "50/s", "ttft": "400ms", "tpot": "20ms", "weights": "bf16"}
+    found = planner.serve(**said, fewest_gpus=True)
+    number_of = found.found.question.gpus
+    assert 1 < number_of < 8 and found[0].row.limits_kept and found[0].row.gpus == number_of
+    assert not planner.serve(**{**said, "gpus": number_of - 1}, disaggregated=False)
+    assert planner.serve(**{**said, "gpus": number_of + 1}, disaggregated=False)
+    with pytest.raises(PlannerError, match="GPUs serves that load within the limits: the nearest"):
+        planner.serve(**{**said, "gpus": number_of - 1}, fewest_gpus=True)
+
+
+def test_the_classic_comparison() -> None:
+    """Llama 70B on 8 x A100: every split says what it does, and eight replicas why they cannot."""
+    compared = planner.serve_compare(model="llama-70b", gpus=8, hardware="a100", engine="vllm")
+    rows = {one["layout"]: one for one in compared.to_dict()["splits"]}
+    assert {"tp 8", "tp 1 pp 4 x 2", "tp 4 pp 2", "tp 2 pp 4", "tp 1 x 8"} <= rows.keys()
+    assert not rows["tp 1 x 8"]["runs"] and "GiB too much" in rows["tp 1 x 8"]["why_not"]
+    running = [one["row"] for one in rows.values() if one["runs"]]
+    assert len(running) == 9 and all(one["gpus"] == 8 for one in running)
+    speeds = [one["tokens_per_second"] for one in running]
+    assert speeds == sorted(speeds, reverse=True) and rows["tp 1 x 8"] == list(rows.values())[-1]
+    shares = {name: rows[name]["row"]["communication_share"] for name in ("tp 8", "tp 4 pp 2", "tp 1 pp 8")}
+    assert shares["tp 8"] > shares["tp 4 pp 2"] > shares["tp 1 pp 8"]
+    text = str(compared)
+    assert "tp 1 x 8: does not start" in text and all(name in text for name in rows)
+
+
+def test_named_splits_and_those_that_break_a_rule() -> None:
+    compared = planner.serve_compare(**{**SMALL, "gpus": 8}, splits=["tp=8", "tp 4 x2", "tp=3", "pp=40", "tp=8,pp=2"])
+    rows = {one["layout"]: one for one in compared.to_dict()["splits"]}
+    assert rows["tp 8"]["runs"] and rows["tp 4 x 2"]["runs"]
+    assert "does not divide the 32 heads" in rows["tp 3 x 2"]["why_not"]
+    assert rows["tp 8 pp 2"]["why_not"] == "takes 16 GPUs of 8" and not rows["tp 1 pp 40"]["runs"]
+    for text in ("tp=", "height=3", "", "tp=2,tp=4"):
+        with pytest.raises(PlannerError, match="split"):
+            planner.serve_compare(**SMALL, splits=[text])
+
+
+def test_one_thing_changed(tmp_path: Any) -> None:
+    plan = planner.serve_estimate(**SMALL, tp=2, concurrency=16)
+    plan.save(tmp_path / "serve.yaml")
+    found = planner.serve_what_if(tmp_path / "serve.yaml", hardware=["h200,a100"], weights="fp8", prefix_hit=0.5)
+    rows = {one.change: one for one in found.found.rows}
+    assert list(rows) == ["as it is", "hardware h200", "hardware a100", "weights fp8", "prefix hit 0.5"]
+    rate = {
+        name: one.plan.prediction.output_tokens_per_second
+        for name, one in rows.items()
+        if one.plan and one.plan.prediction
+    }
+    assert (
+        rate["hardware h200"] > rate["as it is"] > rate["hardware a100"] and rate["prefix hit 0.5"] > rate["as it is"]
+    )
+    limited = planner.serve_what_if(**{**SMALL, "gpus": "1..4"}, tpot=["9ms", "20ms"]).found.rows
+    assert [one.change for one in limited] == ["as it is", "gpus 2", "gpus 4", "tpot 20ms"]
+    with pytest.raises(PlannerError, match="objective is 'fast'"):
+        planner.serve_what_if(plan, objective="fast")
+
+
+def test_the_cheapest_hardware_comes_first() -> None:
+    said = {"model": "llama-8b", "engine": "vllm", "rate": "4/s", "tpot": "40ms", "disaggregated": False}
+    rows = planner.serve_cheapest("h100-sxm", "l40s", **said).found.rows
+    hourly = [one.question.rates.usd_per_gpu_hour * one.plan.gpus for one in rows if one.kept]
+    assert len(hourly) == 2 and hourly == sorted(hourly) and rows[0].change == "l40s"
+    with pytest.raises(PlannerError, match="which is cheapest for what"):
+        planner.serve_cheapest("h100-sxm", model="llama-8b")
+
+
+def test_what_would_serve_where_nothing_does() -> None:
+    none = planner.serve(model="llama-70b", gpus=1, hardware="h100-sxm", engine="vllm")
+    assert not none and none.ways and all(one.kept and one.plan for one in none.ways)
+    assert {"fp8", "2 GPUs"} <= {one.change for one in none.ways} and "What would serve" in str(none)
+    assert none.to_dict()["would_serve"][0]["row"]["usd_per_million_output"] > 0
+    with pytest.raises(PlannerError, match="nothing serves that: the nearest: does not start"):
+        none[0]
+
+
+# ------------------------------------------------------------------------------------------------ two pools
+
+
+def test_pools_are_set_beside_what_is_aggregated_under_the_same_limits() -> None:
+    said = {**SMALL, "gpus": 8, "input": 8192, "ttft": "500ms", "tpot": "8ms", "weights": "bf16"}
+    both, apart, none = (planner.serve(**said, disaggregated=value) for value in (None, True, False))
+    assert apart[0].file.prefill is not None and none[0].file.prefill is None
+    assert all(plan.file.num_gpus <= 8 for plan in both)
+    best = max(one[0].row.tokens_per_second for one in (apart, none))
+    assert both[0].row.tokens_per_second == best
+    word = "wins" if apart[0].row.tokens_per_second > none[0].row.tokens_per_second else "loses"
+    assert f"Disaggregated {word}" in str(both) and f"Disaggregated {word}" in str(apart)
+    assert not none.found.beside
+
+
+def test_pools_keep_littles_law_at_every_load() -> None:
+    """Also where the pool of prompts is the bottleneck: what is in flight and in no pass waits for it."""
+    question = asked(gpus=8, input=8192, disaggregated=True)
+    table = pool_pairs(question.served()[0], question.task)
+    output = question.task.traffic.output.mean
+    at_client = question.engines[0].host["first_token"]
+    inside = table["requests"] * (table["ttft"] - at_client + (output - 1.0) / table["user"])
+    assert len(table) > 50 and inside == pytest.approx(table["load"], rel=0.01)
+    for row in (0, len(table) // 2, len(table) - 1):
+        [alone] = chosen_pools(table, question.task, [row])
+        assert alone.total == pytest.approx(table["total"][row], rel=1e-9) and alone.num_gpus <= 8
+
+
+def test_a_stated_pair_of_pools(tmp_path: Any) -> None:
+    said = {**SMALL, "gpus": 8, "tp": 2, "prefill": "tp=2,replicas=2", "rate": "2/s"}
+    plan = planner.serve_estimate(**said)
+    assert (plan.file.prefill.replicas, plan.file.layout.replicas, plan.file.num_gpus) == (2, 2, 8)
+    plan.save(tmp_path / "pools.yaml")
+    assert load_serve_plan(tmp_path / "pools.yaml") == plan.file and "tp 2 x 2 -> tp 2 x 2" in str(plan)
+    with pytest.raises(PlannerError, match="the layout takes 8 \\+ 2 GPUs"):
+        planner.serve_estimate(**{**said, "prefill": "tp=8"})
