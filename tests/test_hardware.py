@@ -374,6 +374,8 @@ def faster_link() -> dict[str, Any]:
             broken(memory_fraction={**H100.memory_fraction, "coppy": 0.2}),
             "f.yaml: memory_fraction: unknown key 'coppy'; nearest: copy",
         ),
+        (broken(gpus_per_node=0.5), "gpus_per_node is 0.5; it must be a whole number from 1"),
+        (broken(scale_up_domain=8.5), "scale_up_domain is 8.5; it must be a whole number from 1"),
         (broken(usable_memory="96 GiB"), "usable_memory is larger than memory; check GB against GiB"),
         (faster_link(), r"scale_up all_gather on 8 GPUs moves .*/s at .*, above the link of 419.1 GiB/s"),
         (
