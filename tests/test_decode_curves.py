@@ -138,7 +138,7 @@ def test_sparse_attention(curves: DecodeCurves, cache: str) -> None:
 
 
 def test_a_step_pays_for_sparse_attention() -> None:
-    """8,192 tokens of a DeepSeek-V3.2 prompt on one of 8 H200: 5.9 ms a layer were measured with its projections, dense takes a tenth."""
+    """8,192 tokens of a DeepSeek-V3.2 prompt on one of 8 H200: 5.9 ms a layer measured with its projections; dense is a tenth."""
     engine, hardware = load_engine("sglang"), load_hardware("h200-sxm")
     work, layout = Pass(batch=1.0, context=1.0, prompts=1.0, prompt_tokens=8192.0), ServingLayout(tp=8, moe_tp=8)
     dense, sparse = (
