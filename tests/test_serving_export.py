@@ -310,3 +310,21 @@ def test_texts_of_a_file_never_become_commands(text: Any, tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
         if isinstance(text, str) and len(text) > 3 and re.search(r"[$`;|&<>\"'\\\\]", text):
             assert text not in scripts and text not in made.files["README.md"]
+
+
+def test_a_server_that_its_default_share_would_not_start_is_told_a_larger_one() -> None:
+    """DeepSeek-V3 in fp8 on four B200: weights alone are more than SGLang's default of 0.86."""
+    layout = ServingLayout(tp=4, moe_tp=4, max_tokens=16384)
+    tight = sample_plan(
+        model="deepseek-v3",
+        hardware="b200-sxm",
+        gpus=4,
+        engine="sglang",
+        layout=layout,
+        precision=Precision(weights="fp8_block"),
+    )
+    job = ServeJob.of(tight)
+    words = sglang_server.words(job, job.pools[0], ModelNames())
+    assert 0.93 < float(words[words.index("--mem-fraction-static") + 1]) < 0.99
+    easy = ServeJob.of(sample_plan(engine="sglang", layout=ServingLayout(tp=8)))
+    assert "--mem-fraction-static" not in sglang_server.words(easy, easy.pools[0], ModelNames())
