@@ -115,6 +115,24 @@ def test_attention_of_a_prompt(curves: DecodeCurves) -> None:
     assert curves.prefill_attention_time(queries=8192.0, keys=8192.0, window=512.0, **shape) < 0.5 * whole
 
 
+@pytest.mark.parametrize("cache", ["bf16", "fp8"])
+def test_sparse_attention(curves: DecodeCurves, cache: str) -> None:
+    """It is dense up to its keys and beyond that grows with the pairs that the indexer scores."""
+    shape = {"heads": 16.0, "top_k": 2048.0, "index_heads": 64.0, "index_dim": 128.0}
+    grows(curves.sparse_prefill_time(queries=SIZES, keys=SIZES, cache=cache, **shape))
+    grows(curves.sparse_prefill_time(queries=1024.0, keys=1024.0 + SIZES, cache=cache, **shape))
+    grows(
+        curves.sparse_prefill_time(
+            queries=8192.0, keys=8192.0, cache=cache, **{**shape, "heads": np.array([1.0, 16.0, 64.0, 128.0])}
+        )
+    )
+    few = curves.sparse_prefill_time(queries=2048.0, keys=2048.0, cache=cache, **shape)
+    dense = curves.prefill_attention_time(
+        queries=2048.0, keys=2048.0, heads=16.0, kv_heads=16.0, head_dim=192.0, value_dim=128.0
+    )
+    assert dense < few < 5.0 * dense
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_reduces(curves: DecodeCurves, engine: str) -> None:
     if curves.hardware.gpus_per_node == 1:

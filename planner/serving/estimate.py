@@ -35,7 +35,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     elif traffic.load == "rate":
         flow = load.opened(engine, each, room)
     elif traffic.load == "offline":
-        flow = load.closed(engine, np.minimum(each, room), room)
+        flow = load.offline(engine, each, room)
     else:
         flow = load.closed(engine, each, room)
         if traffic.waves is not None:

@@ -206,6 +206,23 @@ def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: float 
     return 0.5 * (low + high)
 
 
+def offline(engine: Engine, requests: Any, most: Any) -> Flow:
+    """All ``requests`` at once, ``most`` of them in flight: waves of cycles C(B) = B / X(B), the last of what is left over.
+
+    Decodes that started together end together, so a wave that is not full takes its own time: T = R / X + f (n C(B) + C(r) - R / X)
+    for R = n B + r, f the part of a cycle that decodes; prompts, the rest, follow each other without gaps.
+    """
+    inside = np.minimum(requests, most)
+    full = closed(engine, inside, most)
+    whole = np.floor(requests / inside * (1.0 + 1e-12))
+    left = np.maximum(requests - whole * inside, 0.0)
+    last = closed(engine, np.maximum(left, 1.0), most)
+    steady = requests / full.rate
+    waves = whole * inside / full.rate + np.where(left >= 1.0, np.maximum(left, 1.0) / last.rate, 0.0)
+    decodes = np.minimum(np.maximum(engine.output - 1.0, 0.0) * full.decode / engine.speed * full.rate / inside, 1.0)
+    return replace(full, rate=requests / (steady + decodes * np.maximum(waves - steady, 0.0)))
+
+
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes.
 

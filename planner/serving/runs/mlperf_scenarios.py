@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -73,11 +74,11 @@ def best_within(
     keeps = (np.asarray(found.ttft.p99) <= first) & (np.asarray(found.tpot.p99) <= token)
     keeps &= ~np.asarray(found.saturated, dtype=bool)
     rates = np.where(keeps, tried, 0.0).reshape(len(LOADS), number).max(axis=0)
-    fits, share = np.broadcast_to(found.memory.fits, (len(tried),))[:number], np.ones(len(rows))
+    fits, share = np.broadcast_to(np.asarray(found.memory.fits), (len(tried),))[:number], np.ones(len(rows))
     share[which] = rates / np.maximum(most, 1e-12)
-    able = np.array(np.broadcast_to(offline.fits, (len(rows),)))
+    able = np.array(np.broadcast_to(np.asarray(offline.fits), (len(rows),)))
     able[which] = fits & (rates > 0)
-    served_rates = {
+    served_rates: Any = {
         name: np.asarray(getattr(offline, name)) * share
         for name in ("requests_per_second", "output_tokens_per_second", "total_tokens_per_second")
     }
@@ -98,9 +99,8 @@ def _limits(row: ServingRow) -> tuple[float, float]:
 
 def _tiled(lengths: Lengths, which: Indices) -> Lengths:
     """Some columns of lengths, once for each load."""
-    return replace(
-        lengths, **{one.name: np.tile(getattr(lengths, one.name)[which], len(LOADS)) for one in fields(lengths)}
-    )
+    columns: Any = {one.name: np.tile(getattr(lengths, one.name)[which], len(LOADS)) for one in fields(lengths)}
+    return replace(lengths, **columns)
 
 
 def _repeated(layout: ServingLayout, which: Indices) -> ServingLayout:
