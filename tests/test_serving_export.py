@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.trainers.checking.started import started
+from tests.hostile import HOSTILE
 from tests.serve_samples import sample_plan
 
+TOO_LONG = Traffic(input=Lengths.fixed(200000), output=Lengths.fixed(256))
 WIDE = ServingLayout(tp=1, attn_dp=16, ep=16, max_batch=1024)
 NARROW = ServingLayout(tp=1, attn_dp=16, ep=16, max_batch=64, max_tokens=16384)
 DRAFT = Speculation(depth=3, acceptance=0.8, draft_parameters=1e9)
@@ -50,6 +53,7 @@ PLANS: dict[str, ServePlan] = {
             speculation=Speculation(depth=3, acceptance=0.8),
         ),
         options=EngineOptions(prefix_caching=True, chunked_prefill=False, max_length=8192),
+        layout=ServingLayout(tp=8, max_tokens=8192),
     ),
 }  # fmt: skip
 
@@ -105,6 +109,13 @@ def test_sglang_counts_all_ranks_of_a_stage() -> None:
         "prefill",
         "decode",
     )
+
+
+def test_sglang_of_before_gets_its_older_flags() -> None:
+    older = sample_plan("deepseek-v3", engine="sglang@0.5.16", **DEEPSEEK)
+    for plan, to, file in ((older, "sglang", "decode.sh"), (PLANS["sglang pools"], "dynamo", "deployment.yaml")):
+        text = make_export(plan, to).files[file]
+        assert "--enable-dp-attention" in text and "--attn-dp-size" not in text, "Dynamo's image has 0.5.16"
 
 
 def test_trtllm_gets_one_file_per_pool() -> None:
@@ -237,6 +248,10 @@ def test_other_distributions_are_drawn_with_the_same_mean() -> None:
 # ------------------------------------------------------------------------------------------------ refusals and commands
 
 REFUSED: list[tuple[ServePlan, str, str]] = [
+    (sample_plan(options=EngineOptions(chunked_prefill=False), layout=ServingLayout(tp=8, max_tokens=512)), "vllm",
+     "without chunked prefill vLLM needs a step of at least the 1344 tokens"),
+    (sample_plan(layout=ServingLayout(tp=8, max_tokens=64)), "vllm", "max_tokens 64 is less than the 256 sequences"),
+    (sample_plan(traffic=TOO_LONG), "vllm", "longer than the 131072 positions"),
     (sample_plan(), "sglang", "the plan was priced for vllm@0.33, and sglang is another engine: export to vllm, dynamo or llm-d"),
     (sample_plan(), "megatron", "unknown target of a serve plan 'megatron'"),
     (sample_plan(engine="sglang"), "llm-d", "llm-d's model service runs vLLM"),
@@ -273,3 +288,25 @@ def test_the_command_writes_a_folder_and_says_what_was_checked(
     main(["export", "--list"], standalone_mode=False)
     said = capsys.readouterr().out
     assert all(f"{name} " in said for name in TARGETS) and "megatron" in said
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_texts_of_a_file_never_become_commands(text: Any, tmp_path: Path) -> None:
+    """Whatever a plan says of names and prose: it is refused where it is read, or stays a text."""
+    base = sample_plan()
+    for key in ("hardware", "engine", "why", "name", "source"):
+        data = base.to_dict()
+        if key in ("name", "source"):
+            data["model"][key] = text
+        else:
+            data[key] = text
+        try:
+            made = make_export(ServePlan.from_dict(data), "vllm")
+        except PlannerError as error:
+            assert "\n" not in str(error) or key == "source"
+            continue
+        scripts = "\n".join(body for file, body in made.files.items() if file.endswith(".sh"))
+        done = subprocess.run(["bash", "-n"], input=scripts, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        if isinstance(text, str) and len(text) > 3 and re.search(r"[$`;|&<>\"'\\\\]", text):
+            assert text not in scripts and text not in made.files["README.md"]

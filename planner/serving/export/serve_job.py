@@ -95,11 +95,14 @@ class ServeJob:
     plan: ServePlan
     hardware: HardwareProfile
     engine: Engine
+    software: str
+    """Version of the engine that will read the words; '' = the newest."""
 
     @staticmethod
     def of(plan: ServePlan) -> "ServeJob":
         """The job of a plan. Raises PlannerError when hardware or engine is unknown, or the engine cannot run the layout."""
-        job = ServeJob(plan=plan, hardware=load_hardware(plan.hardware), engine=load_engine(plan.engine))
+        hardware, engine = load_hardware(plan.hardware), load_engine(plan.engine)
+        job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=plan.engine.partition("@")[2])
         problems = [
             problem
             for pool in job.pools
@@ -109,9 +112,19 @@ class ServeJob:
             for pool in job.pools
             if pool.gpus > pool.gpus_per_node and pool.gpus % pool.gpus_per_node
         ]  # fmt: skip
+        if plan.longest > plan.model.max_sequence_length > 0:
+            problems.append(
+                f"requests of up to {plan.longest} tokens are longer than the {plan.model.max_sequence_length} positions of "
+                f"{plan.model.name}; plan with shorter ones"
+            )
         if problems:
             raise PlannerError(f"{plan.engine} cannot run this plan: {'; '.join(dict.fromkeys(problems))}")
         return job
+
+    def before(self, *version: int) -> bool:
+        """The engine that will read the words is older than this version."""
+        numbers = [int(one) for one in re.findall(r"\d+", self.software)]
+        return bool(numbers) and numbers < list(version)
 
     @cached_property
     def pools(self) -> tuple[Pool, ...]:

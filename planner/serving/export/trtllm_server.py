@@ -12,9 +12,7 @@ from planner.serving.export.serve_job import ModelNames, Pool, ServeJob
 PROGRAM = ("trtllm-serve",)
 CHECKED = "trtllm-serve"
 ROUTER, ROUTER_PROGRAM = "", ()
-INSTALL = (
-    "# TensorRT-LLM comes as a container: docker run --gpus all --ipc host nvcr.io/nvidia/tensorrt-llm/release:1.3.0",
-)
+INSTALL = "# TensorRT-LLM comes as a container: nvcr.io/nvidia/tensorrt-llm/release, pip name tensorrt_llm{pin}"
 ROUTER_INSTALL = "apt-get install nginx"
 BLOCK = 32
 """Tokens of a block of its cache, of which max_num_tokens is a multiple."""

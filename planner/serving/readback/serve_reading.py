@@ -13,7 +13,7 @@ from planner.plan_file import Assumption
 from planner.serving.engine import Engine, load_engine
 from planner.serving.readback.server_commands import FORM, Found, Server, find_servers
 from planner.serving.readback.server_layouts import Told, told_by, weights_of
-from planner.serving.serve_plan import EngineOptions, ServePlan, lengths_from
+from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.trainers.reading.given import Given, Question, ask
@@ -37,9 +37,9 @@ class ServeSaid:
     gpus: int | None = None
     engine: str | None = None
     """Engine with its version, where the file does not say it."""
-    input: Any = None
-    """Prompt tokens: a number or two."""
-    output: Any = None
+    input: Lengths | None = None
+    """Prompt tokens."""
+    output: Lengths | None = None
     """Answer tokens, likewise."""
     concurrency: float | None = None
     rate: float | None = None
@@ -232,9 +232,9 @@ class _Reader:
         )
 
     def _lengths(self, name: str, bench: dict[str, Any]) -> Lengths:
-        told = getattr(self.said, name)
+        told = self.said.input if name == "input" else self.said.output
         if told is not None:
-            return lengths_from(told, f"--{name}-tokens")
+            return told
         size = bench.get(f"random_{name}_len")
         if isinstance(size, int) and size >= 1:
             return _drawn(size, _ratio(bench, name), bench["engine"])
