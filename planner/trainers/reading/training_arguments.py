@@ -9,7 +9,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import OR_SAY, Sharding, accelerate_named, from_arguments
 from planner.trainers.reading.values import not_priced
 
 QUIET = re.compile(
@@ -90,10 +90,7 @@ def parse(
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
     found = sharding or accelerate_named(given) or from_arguments(given)
-    about = (
-        "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or "
-        "--set fsdp=no_shard where every GPU holds the whole model"
-    )
+    about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = found is None and num_gpus != 1 and not script
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS),
