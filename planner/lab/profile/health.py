@@ -7,7 +7,6 @@ and each NIC. Members of the bisection are nodes, or the GPUs of a single one; w
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,14 +20,13 @@ from planner import library, units
 from planner.lab.launch.place import Place
 from planner.lab.launch.state import Pace, State, to_file
 from planner.lab.launch.torchrun import DIRECTORY
-from planner.lab.launch.watch import heed_signals
 from planner.lab.profile.all_ranks import measure_ranks, rank_point
 from planner.lab.profile.bisection import NORMAL, Group, find_slow, matches
 from planner.lab.profile.collective_timing import taker_of
 from planner.lab.profile.health_words import sentences
 from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.points import Settings
-from planner.lab.profile.rank_groups import Ranks, header, join, quiet, watched
+from planner.lab.profile.rank_groups import Ranks, header, joined, quiet
 
 SIZES = {"cpu": 4 * units.MIB, "cuda": 256 * units.MIB}
 """Bytes of an all-reduce; a transfer between two has a quarter. Both are far above where latency counts."""
@@ -169,16 +167,7 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] = lam
     directory = os.environ.get(DIRECTORY)
     if directory:
         show = to_file(Path(directory) / "state.json")
-
-    def ended(sentence: str) -> None:
-        if sentence and directory:
-            library.write_whole(Path(directory) / "failure.txt", sentence)
-        elif sentence:
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
-
-    ranks = join(place, settings.device, settings.timeout, ended)
-    heed_signals(ranks.watch)
-    with watched(ranks, directory):
+    with joined(settings, place) as ranks:
         first_of_node = place.rank % ranks.local == 0
         states = ranks.collect(conditions(ranks.device) if first_of_node else None)
         found = Check(settings, ranks, show if ranks.first else lambda _: None).run()

@@ -7,6 +7,7 @@ are made once, so that no timing includes an allocation or first touch.
 import contextlib
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner import library
 from planner.detect import PATIENT, asked_driver, processor
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
-from planner.lab.launch.watch import Watch
+from planner.lab.launch.torchrun import DIRECTORY
+from planner.lab.launch.watch import Watch, heed_signals
 from planner.lab.profile.patterns import DTYPE_BYTES, Pattern
+from planner.lab.profile.points import Settings
 from planner.lab.profile.tensors import DTYPES
 
 CONTROL_SECONDS = 7 * 86400.0
@@ -171,11 +175,22 @@ def header(ranks: Ranks) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def watched(ranks: Ranks, directory: str | None) -> Iterator[None]:
+def joined(settings: Settings, place: Place, keep: Callable[[], object] = lambda: None) -> Iterator[Ranks]:
     """The body measures as this rank, between meeting and end: an error ends all ranks with its reason, Ctrl-C silences the watch,
-    and the launcher's ``directory`` learns that the rank is done."""
+    and the launcher's folder learns why the process ends, before which it calls ``keep``, or that the rank is done."""
+    directory = os.environ.get(DIRECTORY)
+
+    def ended(sentence: str) -> None:
+        keep()
+        if sentence and directory:
+            library.write_whole(Path(directory) / "failure.txt", sentence)
+        elif sentence:
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
+
+    ranks = join(place, settings.device, settings.timeout, ended)
+    heed_signals(ranks.watch)
     try:
-        yield
+        yield ranks
         ranks.watch.done()
     except KeyboardInterrupt:
         ranks.watch.silence()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from planner import detect, library, units
+from planner import detect, units
 from planner.errors import PlannerError
 from planner.lab.launch.place import Place
 from planner.lab.launch.state import State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
-from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
 from planner.lab.profile import compute_timing, patterns, timing
 from planner.lab.profile.all_ranks import measure_ranks, measure_shared, rank_point, shared_points
@@ -27,7 +25,7 @@ from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
-from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet, watched
+from planner.lab.profile.rank_groups import Buffers, Ranks, header, joined, quiet
 
 T = TypeVar("T")
 SHARE = 0.5  # Part of the budget for what one rank measures alone, where both are wanted
@@ -89,17 +87,7 @@ def work(
         show = to_file(Path(directory) / "state.json")
     journal: list[Journal] = []
 
-    def ended(sentence: str) -> None:
-        if journal:
-            journal[0].write()
-        if sentence and directory:
-            library.write_whole(Path(directory) / "failure.txt", sentence)
-        elif sentence:
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
-
-    ranks = join(place, settings.device, settings.timeout, ended)
-    heed_signals(ranks.watch)
-    with watched(ranks, directory):
+    with joined(settings, place, lambda: [one.write() for one in journal]) as ranks:
         kept = _journal(settings, ranks)
         journal.append(kept)
         kept.header["cpu_pressure"] = detect.pressure()
