@@ -292,3 +292,13 @@ def test_context_parallel_decode_pays_for_its_exchanges() -> None:
         assert min(times, key=lambda dcp: times[dcp]) == better.dcp
     moved = [float(step_time(one, layout, Pass(batch=32.0, context=4096.0)).communication) for layout in (whole, split)]
     assert moved[1] > moved[0] + 61 * 10e-6
+
+
+def test_prompts_hold_up_all_groups_of_a_pipeline() -> None:
+    """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass only a p-th."""
+    traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(100))
+    one, four = (load.Engine(DENSE, ServingLayout(tp=2, pp=pp, max_batch=1024), traffic) for pp in (1, 4))
+    assert float(one.together(50.0)) == pytest.approx(1.0)
+    assert float(four.together(0.01)) == pytest.approx(1.0, rel=1e-3)
+    assert float(four.together(400.0)) == pytest.approx(0.25)
+    assert float(four.together(200.0)) == pytest.approx((1 - 0.5**4) / 2.0)
