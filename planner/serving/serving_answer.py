@@ -175,7 +175,8 @@ class Picks:
         found, plans = self.price(keys), []
         for number, one in enumerate(found[:top]):
             following = found[number + 1] if number == 0 and len(found) > 1 else None
-            missing, equal = misses(one), 0 if number else self._equal(objective, keys[:top])
+            missing = misses(one)
+            equal = 0 if number or missing else self._equal(objective, keys[:top])
             plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following, equal)))
         return plans
 

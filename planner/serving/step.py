@@ -181,7 +181,7 @@ class _Step:
         batch = np.maximum(self.batch, 1.0)
         if m.is_mla:
             seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
-            decode = self.curves.decode_mla_time(batch, heads, np.maximum(seen / dcp, 1.0), cache)
+            decode = self.curves.decode_mla_time(batch, heads * dcp, np.maximum(seen / dcp, 1.0), cache)
             if m.is_sparse:
                 index = batch * context / dcp * (m.index_head_dim + 4.0)
                 decode = decode + self.hardware.launch_floor + self.hardware.memory_time(index, "copy")
