@@ -98,12 +98,17 @@ def _around(kernel: Kernel, sizes: Sizes) -> Column:
 
 
 def fused(kernel: Kernel, product: Mapping[str, float]) -> Kernel:
-    """The kernel in an engine whose own was not measured: launched as FUSED_LAUNCHES products, which walk along their depth as a
-    product of that many bytes does (``product``: the numbers of linear layers in bf16). Bandwidth and rate stay.
+    """The kernel in an engine whose own was not measured.
+
+    It is launched as FUSED_LAUNCHES products, which walk along their depth as a product of that many bytes does (``product``: the
+    numbers of linear layers in bf16), at least at the rate of grouped products, sorted and summed in MOST_PASSES. The bandwidth
+    stays.
     """
     shorter = WEIGHT_BYTES[kernel.dtype] / WEIGHT_BYTES["bf16"]
     launch, walk = product.get("launch", 0.0), product.get("depth", 0.0) * shorter
-    least = {"launch": FUSED_LAUNCHES * launch, "depth": walk, "width": walk}
-    return replace(
-        kernel, numbers={**kernel.numbers, **{k: min(v, kernel.numbers.get(k, v)) for k, v in least.items()}}
-    )
+    curve = kernel.hardware.gemm_curve(compute_dtype(kernel.hardware, kernel.dtype))
+    most = {
+        "launch": FUSED_LAUNCHES * launch, "depth": walk, "width": walk, "pairs": MOST_PASSES,
+        "compute": 1.0 / (curve.efficiency * curve.grouped_efficiency[0]),
+    }  # fmt: skip
+    return replace(kernel, numbers={**kernel.numbers, **{k: min(v, kernel.numbers.get(k, v)) for k, v in most.items()}})
