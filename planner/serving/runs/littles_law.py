@@ -9,7 +9,7 @@ LOW, HIGH = 0.6, 1.15
 """Throughput over in flight x output / latency that is believed: a run of few waves fills and drains at the ends, and medians
 stand for means; no server yields more than what is in flight."""
 LEAST_WAVES, WAVE_SPREAD, MOST_PROMPT = 5.0, 0.1, 8.0
-"""Waves from which the sign is no chance, how near the mean of the waves the first token must come, and prompt over answer at most."""
+"""Waves from which the sign is no chance, how near the first token must come to their mean, and prompt over answer at most."""
 
 
 def broken(row: ServingRow) -> str:
