@@ -16,6 +16,7 @@ from planner.serving.candidates import loads
 from planner.serving.estimate import estimate
 from planner.serving.one_deployment import completed
 from planner.serving.other_sizes import Change, changed
+from planner.serving.priced_table import Choice
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_inputs import lengths_text, read_split
@@ -24,7 +25,6 @@ from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
 from planner.serving.serving_rows import layout_text, plan_of
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import Choice
 
 MOST_COMPARED = 24
 """Splits that a comparison takes by itself at most."""

@@ -15,6 +15,7 @@ from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.serving.engine import Engine, engine_names, load_engine
+from planner.serving.priced_table import Task
 from planner.serving.published import alternatives, precision_text, published
 from planner.serving.served import Served
 from planner.serving.serving_inputs import (
@@ -28,7 +29,6 @@ from planner.serving.serving_inputs import (
     read_speculation,
 )
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
-from planner.serving.serving_search import Task
 from planner.serving.traffic import Limits, Traffic
 from planner.units import format_seconds, parse
 

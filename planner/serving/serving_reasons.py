@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.serving.priced_table import Choice
 from planner.serving.result import StepTime
 from planner.serving.serving_rows import layout_text
-from planner.serving.serving_search import Choice
 from planner.units import GIB, format_seconds
 
 PART_TEXT = {
