@@ -150,6 +150,7 @@ def score_of(found: ServingEstimate, limits: Limits) -> Any:
 
 
 def broadcast(value: Any, count: int) -> NDArray[Any]:
+    """A number or a column as a column of ``count`` rows."""
     return np.broadcast_to(np.asarray(value), (count,))
 
 
