@@ -310,3 +310,51 @@ def test_texts_of_a_file_never_become_commands(text: Any, tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
         if isinstance(text, str) and len(text) > 3 and re.search(r"[$`;|&<>\"'\\\\]", text):
             assert text not in scripts and text not in made.files["README.md"]
+
+
+def test_a_server_that_its_default_share_would_not_start_is_told_a_larger_one() -> None:
+    """DeepSeek-V3 in fp8 on four B200: weights alone are more than SGLang's default of 0.86."""
+    layout = ServingLayout(tp=4, moe_tp=4, max_tokens=16384)
+    tight = sample_plan(
+        model="deepseek-v3",
+        hardware="b200-sxm",
+        gpus=4,
+        engine="sglang",
+        layout=layout,
+        precision=Precision(weights="fp8_block"),
+    )
+    job = ServeJob.of(tight)
+    words = sglang_server.words(job, job.pools[0], ModelNames())
+    assert 0.93 < float(words[words.index("--mem-fraction-static") + 1]) < 0.99
+    easy = ServeJob.of(sample_plan(engine="sglang", layout=ServingLayout(tp=8)))
+    assert "--mem-fraction-static" not in sglang_server.words(easy, easy.pools[0], ModelNames())
+
+
+@pytest.mark.parametrize("name", ["trtllm replicas", "trtllm pools"])
+def test_what_stands_before_engines_of_trtllm_knows_all_of_them(name: str, tmp_path: Path) -> None:
+    for file, text in make_export(PLANS[name], "trtllm").files.items():
+        (tmp_path / file).write_text(text)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program in ("nginx", "trtllm-serve", "curl"):
+        text = (
+            "exit 0" if program == "curl" else 'for one in "$@"; do [ -f "$one" ] && cat "$one"; done; echo "WORDS $*"'
+        )
+        (programs / program).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / program).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "router.sh"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+        env={"PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(tmp_path), "PORT": "8000"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config, _, words = done.stdout.partition("WORDS ")
+    config = config.partition("\n")[2]  # behind the line that says that all engines answer
+    if name == "trtllm pools":
+        data = yaml.safe_load(config)
+        assert data["context_servers"] == {"num_instances": 1, "urls": ["127.0.0.1:8100"]}
+        assert data["generation_servers"] == {"num_instances": 1, "urls": ["127.0.0.1:8101"]} and data["port"] == 8000
+        assert words.startswith("disaggregated --config ")
+    else:
+        assert "server 127.0.0.1:8100;" in config and "server 127.0.0.1:8101;" in config and "listen 8000;" in config
+        assert config.count("{") == config.count("}") and 'proxy_set_header Connection "";' in config
+        assert "-g daemon off;" in words

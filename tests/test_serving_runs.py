@@ -183,6 +183,24 @@ def test_formats(model: str, precision: dict[str, str], gpu: str, expected: dict
     assert found.unsupported == "" and found.formats == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b"),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-v3"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("MiniMaxAI/MiniMax-M2.5", "minimax-m2"),
+        ("Deci/DeciLM-7B", "decilm-7b"),
+    ],
+)
+def test_copies_of_a_model_are_that_model(name: str, preset: str) -> None:
+    found = run(model=name)
+    assert found.model and found.model.name == preset
+    for unknown in ("deepseek-ai/DeepSeek-V4", "nobody/Nothing-7B"):  # another version is another model
+        assert "is no preset and no copy of one" in run(model=unknown).unsupported
+
+
 MOE = "deepseek-ai/DeepSeek-R1"
 
 

@@ -10,6 +10,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.serving.engine import Engine, load_engine
 from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import violations
 from planner.serving.traffic import Speculation
 
@@ -181,6 +182,14 @@ class ServeJob:
     def own_draft(self) -> bool:
         """The model drafts with prediction modules of its own."""
         return self.speculation is not None and self.speculation.draft_parameters > 0 and self.plan.model.mtp_layers > 0
+
+    def memory_share(self, pool: Pool) -> float | None:
+        """The engine's flag of memory: as the plan says, or what it must be where the default would not hold one request."""
+        if self.plan.options.memory_share is not None:
+            return self.plan.options.memory_share
+        plan, alone = self.plan, replace(pool.layout, replicas=1)
+        found = serving_memory(plan.model, self.hardware, self.engine, plan.precision, alone, plan.traffic)
+        return round(float(found.share) - 0.0005, 3) if found.raised else None  # rounded down
 
     @property
     def length(self) -> int:

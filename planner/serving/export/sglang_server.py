@@ -53,8 +53,8 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
         CACHE[job.cache],
     ]
     found += names.quantization
-    if options.memory_share is not None:
-        found += ["--mem-fraction-static", f"{options.memory_share:g}"]
+    if (share := job.memory_share(pool)) is not None:
+        found += ["--mem-fraction-static", f"{share:g}"]
     if options.prefix_caching is False:
         found.append("--disable-radix-cache")
     if options.eager:

@@ -52,8 +52,8 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
     found += ["--max-num-seqs", str(pool.rank_batch), "--max-num-batched-tokens", str(one.max_tokens)]
     found += ["--max-model-len", str(job.length), "--dtype", job.dtype, "--kv-cache-dtype", CACHE[job.cache]]
     found += names.quantization
-    if options.memory_share is not None:
-        found += ["--gpu-memory-utilization", f"{options.memory_share:g}"]
+    if (share := job.memory_share(pool)) is not None:
+        found += ["--gpu-memory-utilization", f"{share:g}"]
     for name, value in (
         ("enable-prefix-caching", options.prefix_caching),
         ("enable-chunked-prefill", options.chunked_prefill),
