@@ -86,7 +86,7 @@ class Priced:
         """No rows."""
         columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
         none = np.zeros(0, dtype=np.intp)
-        return cls(served=(one,), source=none, layout=take(layout, none), columns=columns, **counts)
+        return cls(served=(one,), source=none, layout=take(layout, none), prefill=None, columns=columns, **counts)
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -126,8 +126,8 @@ class Choice:
     @property
     def meets(self) -> bool:
         """It starts, keeps up, and keeps its limits."""
-        kept_up = self.traffic.load != "rate" or not bool(np.all(self.found.saturated))
-        return bool(np.all(self.found.fits)) and kept_up and self.score <= 1.0
+        kept_up = self.traffic.load != "rate" or not bool(np.all(np.asarray(self.found.saturated)))
+        return bool(np.all(np.asarray(self.found.fits))) and kept_up and self.score <= 1.0
 
     @property
     def total(self) -> float:
@@ -146,7 +146,7 @@ def score_of(found: ServingEstimate, limits: Limits) -> Any:
         np.asarray(one.of(limits.percentile)) / limit if np.isfinite(limit) else 0.0
         for one, limit in ((found.ttft, limits.ttft), (found.tpot, limits.tpot))
     ]
-    return np.maximum(*shares)
+    return np.maximum(shares[0], shares[1])
 
 
 def broadcast(value: Any, count: int) -> NDArray[Any]:

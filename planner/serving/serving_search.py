@@ -171,7 +171,7 @@ def ranked(table: Priced, task: Task, objective: str, top: int) -> NDArray[np.in
     worth = value_of(table, task, objective)
     order = np.lexsort((np.asarray(broadcast(table.layout.engine_gpus, len(table))), -worth))
     _, first = np.unique(table.keys[order], return_index=True)
-    return order[np.sort(first)[:top]]  # type: ignore[no-any-return]
+    return order[np.sort(first)[:top]]
 
 
 def finalists(table: Priced, task: Task) -> NDArray[np.intp]:
@@ -203,7 +203,7 @@ def front_of(speed: Floats, total: Floats) -> NDArray[np.intp]:
     order = np.lexsort((-total, -speed))
     total = total[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(total)[:-1]]) if len(total) else total
-    return order[total > before]  # type: ignore[no-any-return]
+    return order[total > before]
 
 
 def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:

@@ -185,7 +185,7 @@ def _load_chart(plan: ServePlan) -> Chart:
     for value in sorted(values):
         one = priced_either(served, plan.layout, plan.prefill, _at(plan, value))
         ttft, tpot, total = (float(np.asarray(x)) for x in (one.ttft.mean, one.tpot.mean, one.output_tokens_per_second))
-        if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(one.saturated))):
+        if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(np.asarray(one.saturated)))):
             rows.append((value, ttft, tpot, total / plan.gpus, value == mine))
     reading = "It keeps up with none of these loads."
     if rows:
@@ -234,13 +234,12 @@ def _alternatives(plan: ServePlan, beside: Answered | None, rates: Rates) -> Cha
     for one, purpose in zip(beside.best, beside.purposes, strict=True) if beside else ():
         row = row_of_plan(one, rates)
         rows.append((
-            purpose, row.engine, row.layout, row.load, row.tokens_per_second_per_gpu, row.tokens_per_second_per_user, row.ttft_s, row.tpot_s,
-            row.usd_per_million_output,
+            purpose, row.engine, row.layout, row.load, row.tokens_per_second_per_gpu, row.tokens_per_second_per_user, row.ttft_s,
+            row.tpot_s, row.usd_per_million_output,
         ))  # fmt: skip
     said = (
-        "for text, engine text, layout text split, load text, each rate tok/s of a GPU, user rate tok/s of a user, ttft_s seconds TTFT, "
-        "tpot_s seconds "
-        "TPOT, usd number $/M output"
+        "for text, engine text, layout text split, load text, each rate tok/s of a GPU, user rate tok/s of a user, "
+        "ttft_s seconds TTFT, tpot_s seconds TPOT, usd number $/M output"
     )
     return Chart(
         name="alternatives",
