@@ -72,7 +72,7 @@ def run(first: int, inputs: int, output: Path | None) -> dict[str, Any]:
             number += 1
             if number % EVERY == 0:
                 keep()
-                rate = number / (time.monotonic() - begun)
+                rate = (number - first) / (time.monotonic() - begun)
                 left = (last - number) / rate / 60
                 failed = sum(count for name, count in found.items() if name.endswith("failure"))
                 print(

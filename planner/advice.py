@@ -77,12 +77,7 @@ def advise(
     here = [one for changes in _here(job) for one in tried(changes)] or tried(together(job))
     larger = sorted(tried(_other_gpus(job, needed), most=len(library.names("hardware"))), key=_cost)[:OTHER_GPUS]
     elsewhere = [*tried(_more_gpus(job)), *larger]
-    return [*sorted(here, key=_cost), *elsewhere] if fine_tuned(job) else [*elsewhere, *here]
-
-
-def fine_tuned(job: Job) -> bool:
-    """It trains adapters, or its trainer does nothing but fine-tuning."""
-    return job.workload.lora_rank > 0 or job.workload.objective != "lm" or job.legal.fine_tuning.sequence_length > 0
+    return [*sorted(here, key=_cost), *elsewhere] if job.fine_tunes else [*elsewhere, *here]
 
 
 def loss_in_pieces(job: Job) -> str:

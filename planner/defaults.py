@@ -18,7 +18,7 @@ from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.hardware.names import profile_named
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
-from planner.options import Ratios, assumed_options, ratios_of_unstated
+from planner.options import Ratios, Unstated, assumed_options, unstated
 from planner.plan_file import Assumption, Plan, predict
 from planner.plausible import odd_sizes
 from planner.rules import SPARSE_KERNELS, Job, check_workload
@@ -107,9 +107,9 @@ class ResolvedJob:
             assumptions=(*self.assumptions, *assumed), why=why,
         )  # fmt: skip
 
-    def unstated(self, layouts: Sequence[Layout]) -> list[Ratios]:
-        """What the options that nobody stated would change of each layout."""
-        return ratios_of_unstated(self.job, layouts, spelled(self.trainer)[2])
+    def unstated(self, layouts: Sequence[Layout]) -> Unstated:
+        """Layouts under the other values of the options that nobody stated."""
+        return unstated(self.job, layouts, spelled(self.trainer)[2])
 
 
 def resolve(request: Request) -> ResolvedJob:
@@ -130,7 +130,7 @@ def resolve(request: Request) -> ResolvedJob:
     if request.trainer is None:
         assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
-    habit = _habit(trainer, rank > 0 or request.objective != "lm")
+    habit = _habit(trainer.legal.fine_tuning) if trainer.legal.fine_tuning.tunes(rank, request.objective) else None
     length = _length(request, model, habit, assumed)
     precision = _precision(request, hardware, trainer, assumed)
     optimizer = _optimizer(request, trainer, precision, assumed)
@@ -189,11 +189,8 @@ def tuned_batch_size(few: int, num_gpus: int) -> int:
     return odd << max(-(-least // odd) - 1, 0).bit_length()
 
 
-def _habit(trainer: Trainer, tuned: bool) -> FineTuning | None:
-    """What the job is by default when it is one of fine-tuning, by what is asked or by its trainer; else None."""
-    own = trainer.legal.fine_tuning
-    if not tuned and not own.sequence_length:
-        return None
+def _habit(own: FineTuning) -> FineTuning:
+    """What a job of fine-tuning is by default; what its trainer leaves open is usual."""
     length, batch = own.sequence_length or TUNED_LENGTH, own.global_batch_size or TUNED_BATCH
     return dataclasses.replace(own, sequence_length=length, global_batch_size=batch)
 

@@ -100,10 +100,9 @@ class ErrorBar:
 def kind_of(workload: Workload, trainer: Trainer, user: str = "") -> Kind:
     """The kind of a job.
 
-    ``user``: one of KINDS or UNLISTED; '' = fine-tuning where adapters are trained or the trainer is for it alone, else
-    pre-training.
+    ``user``: one of KINDS or UNLISTED; '' = fine-tuning or pre-training.
     """
-    tunes = workload.lora_rank > 0 or trainer.legal.fine_tuning.sequence_length > 0
+    tunes = trainer.legal.fine_tuning.tunes(workload.lora_rank, workload.objective)
     user = user or (FINE_TUNING if tunes else PRE_TRAINING)
     return Kind(user, "mixture of experts" if workload.model.is_moe else "dense")
 

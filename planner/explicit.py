@@ -77,7 +77,7 @@ def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption,
     """The plan of a legal layout, its pipeline on its timeline."""
     job = resolved.job
     [refined] = price_exactly(job.workload, job.cluster, job.trainer, [layout])
-    [unstated] = resolved.unstated([layout])
+    [unstated] = resolved.unstated([layout]).ratios()
     return resolved.plan(layout, refined, "priced as given, not searched", unstated, assumed)
 
 

@@ -2,16 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.estimate import estimate
 from planner.errors import PlannerError
 from planner.explain import layout_text
-from planner.layout import Layout, Schedule
-from planner.options import alternatives
+from planner.options import Alternative, Unstated, priced
 from planner.rules import Job, allowed, check_workload
 from planner.search import Finding, fits
 from planner.workload import PRECISIONS
@@ -40,30 +38,23 @@ FP8 = {"Hopper": ("fp8", "fp8_row", "fp8_block"), "Blackwell": ("fp8", "fp8_row"
 scale per tensor."""
 
 
-def gains(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> list[Gain]:
+def gains(found: Unstated) -> list[Gain]:
     """What would make the best plan faster and still fit: options of the trainer that were not stated, and lower precisions; of
     several values the best, the largest gains first.
 
-    ``layouts``: the best plans. Each alternative is priced for all of them, and for the first with two virtual stages, which some
-    need: its gain is that of the best one over the first plan as it is.
+    The gain of an alternative is that of the fastest layout it has, over the first as it is.
     """
-    first = layouts[0]
-    more = [first.replace(vpp=2, schedule=int(Schedule.INTERLEAVED))] if int(first.pp) > 1 and int(first.vpp) == 1 else []
-    columns = Layout.stack([*layouts, *more])
-    now = float(estimate(job.workload, job.cluster, job.trainer, first).step_time[0])
+    first, now = found.layouts[0], float(found.now.step_time[0])
     best: dict[str, Gain] = {}
-    for flag, name, what, one in _faster(job, said):
-        legal = columns.take(allowed(one, columns))
-        if not len(legal):
-            continue
-        found = estimate(one.workload, one.cluster, one.trainer, legal)
-        step = np.where(fits(one, found), found.step_time, np.inf)
+    for one, prices in (*found.others, *priced(_precisions(found.job), found.columns)):
+        safe = allowed(one.job, found.columns) & fits(one.job, prices)
+        step = np.where(safe, prices.step_time, np.inf)
         row = int(np.argmin(step))
         gain = 1.0 - float(step[row]) / now
-        if gain >= LEAST_GAIN and (name not in best or gain > best[name].gain):
-            layout = legal.row(row)
+        if gain >= LEAST_GAIN and (one.option not in best or gain > best[one.option].gain):
+            layout = found.columns.row(row)
             other = "" if layout == first else layout_text(layout)
-            best[name] = Gain(flag=flag, what=what, gain=gain, step_time_s=float(step[row]), layout=other)
+            best[one.option] = Gain(flag=one.flag, what=one.what, gain=gain, step_time_s=float(step[row]), layout=other)
     narrow = [best.pop("precision")] if "precision" in best else []
     return sorted([*sorted(best.values(), key=_largest)[:GAINS], *narrow], key=_largest)
 
@@ -85,13 +76,13 @@ def _largest(one: Gain) -> float:
     return -one.gain
 
 
-def _faster(job: Job, said: Collection[str]) -> Iterator[tuple[str, str, str, Job]]:
-    """Flag, what it is about, text and job of everything that could be faster and that the job can be."""
-    for one in alternatives(job, said):
-        yield one.flag, one.option, one.what, one.job
-    if job.workload.precision == "bf16":
-        for name in FP8.get(job.cluster.hardware.arch.split()[0], ("fp8",)):
-            changed = dataclasses.replace(job, workload=job.workload.replace(precision=name))
-            with contextlib.suppress(PlannerError):
-                check_workload(changed.workload, changed.cluster, changed.trainer)
-                yield f"--precision {name}", "precision", PRECISIONS[name], changed
+def _precisions(job: Job) -> Iterator[Alternative]:
+    """The job in each lower precision that the device and the trainer know."""
+    if job.workload.precision != "bf16":
+        return
+    for name in FP8.get(job.cluster.hardware.arch.split()[0], ("fp8",)):
+        changed = dataclasses.replace(job, workload=job.workload.replace(precision=name))
+        with contextlib.suppress(PlannerError):
+            check_workload(changed.workload, changed.cluster, changed.trainer)
+            flag, what = f"--precision {name}", PRECISIONS[name]
+            yield Alternative(option="precision", value=name, flag=flag, what=what, job=changed)

@@ -1,12 +1,12 @@
 """Options of a job's trainer that its user did not state: what is assumed, and what the other values would cost or gain."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.cost.estimate import Estimate, estimate
-from planner.layout import Layout
+from planner.layout import Layout, Schedule
 from planner.plan_file import Assumption
 from planner.rules import Job
 from planner.trainer_options import Recipe, table
@@ -18,18 +18,15 @@ Ratios = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A job with another value of one option."""
+    """A job with another value of one option, or another precision."""
 
     option: str
     value: str
+    flag: str
+    """The flag that chooses it."""
     what: str
     """What the option is, for people."""
     job: Job
-
-    @property
-    def flag(self) -> str:
-        """The flag that chooses it."""
-        return f"--option {self.option}={self.value}"
 
 
 def matters(option: str, workload: Workload, num_gpus: int) -> bool:
@@ -57,30 +54,45 @@ def alternatives(job: Job, said: Collection[str] = ()) -> Iterator[Alternative]:
         for value in possible:
             if value != job.trainer.option(option) and (entry.open is None or value in entry.open):
                 changed = replace(job, trainer=job.trainer.with_option(option, value))
-                yield Alternative(option=option, value=value, what=entry.what, job=changed)
+                flag = f"--option {option}={value}"
+                yield Alternative(option=option, value=value, flag=flag, what=entry.what, job=changed)
 
 
-def prices_of_unstated(job: Job, layout: Layout, said: Collection[str] = ()) -> list[tuple[Alternative, Estimate]]:
-    """A layout of a job under each other value of the options that were not stated, priced; the job itself is not among them.
+@dataclass(frozen=True, kw_only=True)
+class Unstated:
+    """Layouts of a job, priced as it is and under each other value of the options that were not stated."""
 
-    ``said``: options that the user, the row or the recipe states.
-    """
-    return [
-        (one, estimate(one.job.workload, one.job.cluster, one.job.trainer, layout)) for one in alternatives(job, said)
-    ]
+    job: Job
+    layouts: Sequence[Layout]
+    columns: Layout
+    """The layouts; and the first with two virtual stages where it has a pipeline without, which some values need."""
+    now: Estimate
+    others: Sequence[tuple[Alternative, Estimate]]
+    """Of the columns; one that an alternative does not allow is priced all the same."""
+
+    def ratios(self) -> list[Ratios]:
+        """What each other value would change, for every layout."""
+        others = [found for _, found in self.others]
+        times = np.array([found.step_time / self.now.step_time for found in others]).reshape(len(others), len(self.columns))
+        peaks = np.array([found.memory_peak / self.now.memory_peak for found in others]).reshape(times.shape)
+        return [
+            {"step_time": tuple(map(float, times[:, number])), "memory": tuple(map(float, peaks[:, number]))}
+            for number in range(len(self.layouts))
+        ]
 
 
-def ratios_of_unstated(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> list[Ratios]:
-    """What each other value of the options that were not stated would change, for every layout."""
-    columns = Layout.stack(list(layouts))
+def priced(jobs: Iterable[Alternative], columns: Layout) -> list[tuple[Alternative, Estimate]]:
+    """Layouts under each of some jobs."""
+    return [(one, estimate(one.job.workload, one.job.cluster, one.job.trainer, columns)) for one in jobs]
+
+
+def unstated(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> Unstated:
+    """Layouts under each other value of the options that were not stated; ``said``: those that the user or the recipe states."""
+    first = layouts[0]
+    more = [first.replace(vpp=2, schedule=int(Schedule.INTERLEAVED))] if int(first.pp) > 1 and int(first.vpp) == 1 else []
+    columns = Layout.stack([*layouts, *more])
     now = estimate(job.workload, job.cluster, job.trainer, columns)
-    others = [found for _, found in prices_of_unstated(job, columns, said)]
-    times = np.array([found.step_time / now.step_time for found in others]).reshape(len(others), len(layouts))
-    peaks = np.array([found.memory_peak / now.memory_peak for found in others]).reshape(len(others), len(layouts))
-    return [
-        {"step_time": tuple(map(float, times[:, number])), "memory": tuple(map(float, peaks[:, number]))}
-        for number in range(len(layouts))
-    ]
+    return Unstated(job=job, layouts=layouts, columns=columns, now=now, others=priced(alternatives(job, said), columns))
 
 
 def assumed_options(job: Job, said: Collection[str], recipe: Recipe) -> list[Assumption]:

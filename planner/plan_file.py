@@ -91,7 +91,7 @@ def predict(
 ) -> Prediction:
     """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``.
 
-    ``unstated``: what options that were not stated would change, as ``options.ratios_of_unstated``; it widens the intervals.
+    ``unstated``: what options that were not stated would change, as ``options.Unstated.ratios``; it widens the intervals.
     """
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
     times, memory = (
@@ -182,6 +182,10 @@ def load_plan(path: Path) -> Plan:
 
 def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
     """A plan from plain data. Raises PlannerError."""
+    if "planner_serve_plan" in data:
+        raise PlannerError(
+            f"{where} is a serve plan, and this is asked of trainings; 'plan serve', export, validate and doctor take it"
+        )
     version = library.version_of(data, "plan", VERSION, where=where)
     if version < VERSION:
         raise PlannerError(

@@ -191,7 +191,7 @@ def _with_base(data: Mapping[str, Any], where: str, depth: int = 0) -> dict[str,
         return own
     base = data["extends"]
     if not isinstance(base, str) or depth > 3:
-        raise PlannerError(f"{where}: extends is {base!r}; it must name a trainer, at most four levels deep")
+        raise PlannerError(f"{where}: extends is {shown(base)}; it must name a trainer, at most four levels deep")
     dropped = ("version", "versions", "recipes") if "code_base" in own else ("versions",)
     return merged({key: value for key, value in _data(base, depth + 1).items() if key not in dropped}, own)
 

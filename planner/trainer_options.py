@@ -165,7 +165,7 @@ def options_of(data: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]
     own: dict[str, dict[str, Any]] = {}
     for name, values in schema.mapping(data.get("options", {}), f"{where}: options").items():
         if name not in table():
-            raise PlannerError(f"{where}: option {name} is not known; nearest: {nearest_first(str(name), table())[0]}")
+            raise PlannerError(f"{where}: option {shown(name)} is not known; nearest: {nearest_first(str(name), table())[0]}")
         if values is not None:  # else an option of the trainer that it extends, which it has not
             own[name] = _own(name, values, where) if isinstance(values, Mapping) else _meant(name, values, where)
     return own
@@ -199,7 +199,7 @@ def _recipe(data: Any, known: Mapping[str, Any], where: str) -> Recipe:
         try:
             re.compile(text)
         except re.error as error:
-            raise PlannerError(f"{where}: '{text}' is no regular expression ({error})") from error
+            raise PlannerError(f"{where}: {shown(text)} is no regular expression ({error})") from error
     return found
 
 
@@ -216,7 +216,7 @@ def _meant(name: str, values: Any, where: str) -> dict[str, Any]:
     found = [text_of(one) for one in values]
     for one in found:
         if one not in meaning:
-            raise PlannerError(f"{where}: option {name} has no value {one}; it has {', '.join(meaning)}")
+            raise PlannerError(f"{where}: option {name} has no value {shown(one)}; it has {', '.join(meaning)}")
     return {one: meaning[one] for one in found}
 
 
@@ -234,7 +234,7 @@ def require_value(option: str, value: str, known: Mapping[str, Mapping[str, Any]
     """Raise PlannerError for an option, or a value of it, that a trainer does not have."""
     if option not in known:
         have = ", ".join(nearest_first(option, known)) or "none at all"
-        raise PlannerError(f"{who} has no option '{option}'; it has, nearest first: {have}")
+        raise PlannerError(f"{who} has no option {shown(option)}; it has, nearest first: {have}")
     if value not in known[option]:
         raise UnknownNameError(f"{option} of {who}", value, known[option])
 

@@ -41,6 +41,10 @@ class FineTuning:
     objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()
     """What it minimises beside the loss of the next token, of ``workload.OBJECTIVES``."""
 
+    def tunes(self, lora_rank: int, objective: str) -> bool:
+        """A job fine-tunes: it trains adapters, learns from preferences, or its trainer does nothing else."""
+        return lora_rank > 0 or objective != "lm" or self.sequence_length > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Legal:

@@ -10,6 +10,7 @@ from planner.errors import PlannerError, shown
 
 KIB, MIB, GIB, TIB = (1024.0**n for n in range(1, 5))
 KILO, MEGA, GIGA, TERA, PETA, EXA = (1000.0**n for n in range(1, 7))
+MILLI = 1e-3
 MICRO = 1e-6
 
 _DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA, "E": EXA}

@@ -31,7 +31,7 @@ CASES = [
         rule="trainer degrees",
         layout={"tp": 2, "dp": 4, "num_microbatches": 8},
         job={"trainer": "fsdp"},
-        says=("trainer fsdp", "no tensor parallelism", "set the degree to 1"),
+        says=("trainer fsdp", "tp 2", "no tensor parallelism", "set it to 1"),
     ),
     Broken(
         rule="trainer degrees",

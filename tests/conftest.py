@@ -40,7 +40,7 @@ PLANS = ("test_export.py", "tests/test_front_ends.py")
 
 LONGEST = (
     "timed", "runs", "plans", "tests/test_validate_ends.py", "tests/test_validate.py", "tests/test_validate_full.py",
-    "tests/test_export_torch.py", "tests/test_validate_rank.py", "tests/test_validate_top.py",
+    "tests/test_export_torch.py", "tests/test_validate_alone.py", "tests/test_validate_rank.py", "tests/test_validate_top.py",
 )  # fmt: skip
 """What takes longest, that first: at the end no process waits for another's last file. The rest follows by number of tests."""
 

@@ -81,6 +81,7 @@ def test_shapes_of_dense_layers_by_hand() -> None:
     assert shapes("gqa", Layout(tp=2, sequence_parallel=1)) == {
         "layer": 100, "working": 90, "transient": 4 + 4 + 32, "forward": 8 + 4, "norm": 1000 - 250, "logits": 125,
         "loss": 250, "boundary": 4, "outputs": 0, "rows": 8, "kept_logits": 0, "after": 0, "waiting": 8 * (6 + 16 + 32),
+        "ahead": 0,
     }  # fmt: skip
 
 
@@ -91,12 +92,13 @@ def test_shapes_of_expert_layers_by_hand(ep: int, beside: int) -> None:
     assert found == {
         "layer": 100, "working": 90, "transient": 8 + 32, "forward": beside, "norm": 500, "logits": 250, "loss": 500,
         "boundary": 8, "outputs": 0, "rows": 8, "kept_logits": 0, "after": 110, "waiting": 8 * (12 + 8 + 16 + 32),
+        "ahead": 0,
     }  # fmt: skip
 
 
 S = {
     "layer": 100, "working": 150, "transient": 40, "forward": 30, "norm": 8, "logits": 50, "loss": 90, "boundary": 4, "rows": 6,
-    "kept_logits": 5, "after": 20, "waiting": 12,
+    "kept_logits": 5, "after": 20, "waiting": 12, "ahead": 0,
 }  # fmt: skip
 T = {
     "gathered": 600, "layer_weights": 60, "dense_weights": 25, "last_weights": 35, "head_weights": 70, "table_weights": 80,
@@ -169,6 +171,20 @@ def test_points_of_the_stages_of_a_pipeline_by_hand() -> None:
         (0, 77, 64 + 3 + 7 + 611),
     ]  # fmt: skip
     assert pipelined(T, S, 3, 0)[0] == (3000 + 2 * 58, 38.5, 30 + 611)
+
+
+def test_prediction_modules_by_hand() -> None:
+    """One beside a head that saves 1000 MiB, loss and logits within: the token's embedding and what the projection reads, 8 and 16
+    MiB (tp 2: 4 and 16), stay from its forward pass on, or with recompute the embedding alone; its backward pass has them all, and
+    with recompute what the projection puts out."""
+    for layout, kept, ahead in (
+        (Layout(), 24, 24), (Layout(recompute=2), 8, 8 + 16 + 8), (Layout(tp=2, sequence_parallel=1), 20, 20),
+    ):  # fmt: skip
+        found = shapes("mla", layout)
+        assert found["boundary"] == 8 / layout.tp and found["ahead"] == ahead
+        assert found["norm"] == (1000 - found["loss"]) + (1000 - found["loss"] + found["logits"] + kept)
+    more = [(one[0] + 7 * (number in (2, 3, 7, 8)), *one[1:]) for number, one in enumerate(pipelined(T, S, 1, 2))]
+    assert pipelined(T, {**S, "ahead": 7}, 1, 2) == more
 
 
 def test_last_layer_of_a_stage_with_one_expert_layer() -> None:

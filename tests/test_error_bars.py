@@ -17,7 +17,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
-from planner.options import ratios_of_unstated
+from planner.options import unstated
 from planner.questions.accuracy.prediction import grouped
 from planner.trainer import load_trainer
 from planner.workload import Workload
@@ -198,11 +198,11 @@ def test_options_that_nobody_stated_widen_the_interval_of_a_plan() -> None:
     found = resolve(Request(model="llama-8b", num_gpus=16, hardware="h100-sxm", global_batch_size=64))
     layout = Layout(tp=2, pp=2, dp=4, num_microbatches=16, sequence_parallel=1, zero=1)
     job = found.job
-    (stated,) = ratios_of_unstated(job, [layout], set(job.trainer.choices.options))
-    (unstated,) = found.unstated([layout])
-    assert not stated["step_time"] and any(abs(ratio - 1.0) > 0.01 for ratio in unstated["step_time"])
+    (stated,) = unstated(job, [layout], set(job.trainer.choices.options)).ratios()
+    (open_,) = found.unstated([layout]).ratios()
+    assert not stated["step_time"] and any(abs(ratio - 1.0) > 0.01 for ratio in open_["step_time"])
     (price,) = price_exactly(job.workload, job.cluster, job.trainer, [layout])
-    plain, wide = (found.plan(layout, price, "", ratios).prediction for ratios in (stated, unstated))
+    plain, wide = (found.plan(layout, price, "", ratios).prediction for ratios in (stated, open_))
     low, high = error_bars.error_bar("step_time", job.trainer, job.cluster.hardware, found.kind).interval(
         plain.step_time_s
     )

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fuzzing import KINDS, one
+from fuzzing import KINDS, LONG_SENTENCE, one, places, plans, stored
+from hostile import put
+
+from planner import api
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.model import load_model
+from planner.runs import read_runs
+from planner.trainer import load_trainer
 
 QUICK = {
     "config.json": 700, "model": 450, "trainer": 180, "plan": 50, "hardware": 20, "runs": 50, "log": 20, "configuration": 30,
@@ -29,3 +41,49 @@ def test_a_spoiled_input_is_read_or_refused(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_spoiled_inputs_are_read_or_refused(kind: str, tmp_path: Path) -> None:
     assert {one(kind, seed, tmp_path) for seed in range(10**6, 10**6 + PROOF[kind])} == {"sentence", "accepted"}
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "config": lambda path: load_model(str(path)), "models": lambda path: load_model(str(path)),
+    "trainers": lambda path: load_trainer(str(path)), "hardware": lambda path: load_hardware(str(path)),
+    "runs": lambda path: read_runs([path]), "plan": api.load,
+}  # fmt: skip
+
+
+def check_long_texts(kind: str, files: int, most: int, folder: Path) -> None:
+    """A text of 100,000 characters as a value, in a list, as a key and under one, at places of some files."""
+    rng, long, refused = random.Random(kind), "x" * 100_000, 0
+    known = plans() if kind == "plan" else stored(kind)
+    path = folder / ("config.json" if kind == "config" else "file.yaml")
+    for data in rng.sample(known, min(len(known), files)):
+        everywhere = list(places(data))
+        for place in rng.sample(everywhere, min(len(everywhere), most)):
+            for value in (long, [long], {long: 1}):
+                path.write_text(json.dumps(put(data, place, value)))
+                try:
+                    READERS[kind](path)
+                except PlannerError as error:
+                    refused += 1
+                    assert len(str(error)) < LONG_SENTENCE, (place, str(error)[:300])
+    assert refused > most
+
+
+@pytest.mark.parametrize("kind", ["config", "models", "trainers", "plan"])
+def test_no_sentence_repeats_a_long_text(kind: str, tmp_path: Path) -> None:
+    check_long_texts(kind, 2, 20, tmp_path)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", READERS)
+def test_no_sentence_repeats_a_long_text_anywhere(kind: str, tmp_path: Path) -> None:
+    check_long_texts(kind, 5, 100, tmp_path)
+
+
+def test_a_long_value_of_an_option_is_cut(tmp_path: Path) -> None:
+    """Found by fuzz: trainer 505708."""
+    path = tmp_path / "mine.yaml"
+    for change in ({"options": {"loss": ["x" * 100_000]}}, {"extends": ["x" * 100_000]}, {"options": {"x" * 100_000: []}}):
+        path.write_text(json.dumps({"extends": "megatron", **change}))
+        with pytest.raises(PlannerError) as caught:
+            load_trainer(str(path))
+        assert len(str(caught.value)) < 1000

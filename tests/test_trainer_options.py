@@ -12,7 +12,7 @@ from planner import api, library
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.gains import gains
-from planner.options import alternatives, matters, prices_of_unstated
+from planner.options import alternatives, matters, unstated
 from planner.search import search
 from planner.trainer import load_trainer
 from planner.trainer_options import at_version, number_of, read_options, spell, spelled, table
@@ -81,8 +81,8 @@ def test_options_are_written_name_and_value(given: Any) -> None:
     ("more", "sentence"),
     [
         ({"versions": {26.06: {}}}, "in a file it must be in quotes"),
-        ({"options": {"warp": ["on"]}}, "option warp is not known"),
-        ({"options": {"dropout": ["sometimes"]}}, "option dropout has no value sometimes; it has off, on"),
+        ({"options": {"warp": ["on"]}}, "option 'warp' is not known"),
+        ({"options": {"dropout": ["sometimes"]}}, "option dropout has no value 'sometimes'; it has off, on"),
         ({"defaults": {"tp": 4}}, "unknown key 'tp'"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"model": "("}]}}, "'(' is no regular expression"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"options": {"dropout": "no"}}]}}, "unknown dropout of"),
@@ -178,7 +178,7 @@ def test_unstated_options_are_priced_both_ways() -> None:
     ampere = resolve(Request(**{**MOE, "hardware": "a100-sxm-80gb"}, trainer="megatron")).job
     assert "expert_dispatch" not in {one.option for one in alternatives(ampere)}, "DeepEP needs Hopper"
     layout = search(job, None, 1).layouts[0]
-    priced = {one.flag: float(found.step_time[0]) for one, found in prices_of_unstated(job, layout)}
+    priced = {one.flag: float(found.step_time[0]) for one, found in unstated(job, [layout]).others}
     by_hand = api.estimate(
         model="qwen3-30b-a3b", gpus=64, hardware="h100-sxm", trainer="megatron+expert_dispatch=deepep",
         **{key: value for key, value in layout.to_dict().items() if key not in ("dp", "num_microbatches")},
@@ -189,13 +189,13 @@ def test_unstated_options_are_priced_both_ways() -> None:
 def test_deepseek_v3_is_pointed_at_deepep_dualpipe_and_fp8() -> None:
     job = resolve(Request(model="deepseek-v3", num_gpus=2048, hardware="h800-sxm")).job
     layouts = search(job, None, 5).layouts
-    found = {one.flag: one for one in gains(job, layouts)}
+    found = {one.flag: one for one in gains(unstated(job, layouts))}
     assert {"--option expert_dispatch=deepep", "--option expert_overlap=on"} <= found.keys() and len(found) <= 4
     assert any(flag.startswith("--precision fp8") for flag in found)
     assert "DualPipe" in found["--option expert_overlap=on"].what
     assert [one.gain for one in found.values()] == sorted((one.gain for one in found.values()), reverse=True)
     assert all(0.01 <= one.gain < 1 for one in found.values())
-    assert "--option expert_dispatch=deepep" not in {one.flag for one in gains(job, layouts, ["expert_dispatch"])}
+    assert "--option expert_dispatch=deepep" not in {one.flag for one in gains(unstated(job, layouts, ["expert_dispatch"]))}
 
 
 def test_exports_write_an_option_or_refuse(tmp_path: Path) -> None:

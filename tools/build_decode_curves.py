@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from planner.curves import Column
 from planner.hardware import HardwareProfile, load_hardware
+from planner.serving.curves.decode_curves import ENGINES
 from planner.serving.curves.kernel_laws import LAWS
 from planner.serving.curves.kernel_tables import INDEX, Kernel, Likeness, kernel_from
 from planner.serving.curves.message_times import exchange_sizes
 from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES
 
+DATE = "2026-11-22"
+"""Day the rows were read."""
 HEADER = "# Devices of profiles/decode: arch, scale-up domain, bf16 peak, memory bandwidth; written by tools/build_decode_curves.py."
 OUTPUT = Path(__file__).resolve().parent.parent / "profiles" / "decode"
+PAGE = OUTPUT.parent.parent / "docs" / "serving-kernels.md"
+MARKS = ("<!-- errors -->", "<!-- /errors -->")
 FORMATS = {
     "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4", "int8_wo": "int8",
     "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4",
@@ -68,6 +73,10 @@ class Form:
 
     least: dict[str, float] = field(default_factory=lambda: {"memory": LEAST_MEMORY})
     without: tuple[str, ...] = ()
+    smooth: tuple[str, ...] = ()
+    """Two sizes along whose product the mesh is filled in (``between``)."""
+    memory: float = 0.0
+    """Known share of the bandwidth: rows that a cache served show the other numbers all the same; 0 = fitted."""
     axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -207,11 +216,45 @@ def fit_mesh(kernel: Kernel, data: Data, axes: dict[str, tuple[float, ...]]) -> 
     )
 
 
+def between(data: Data, first: str, second: str) -> Data:
+    """The rows, and others half-way in both sizes: (a, b) as the geometric mean of (2 a, b / 2) and (a / 2, 2 b), where it is missing.
+
+    Attention turns from waiting to reading at so many cached tokens, the product of both: along equal products it is smooth, while a
+    straight line from 512 to 2,048 tokens of context passes a third above the corner.
+    """
+    names = sorted(data.sizes)
+    known: dict[tuple[float, ...], list[float]] = {}
+    for row in zip(*(data.sizes[name] for name in names), data.seconds, strict=True):
+        known.setdefault(tuple(row[:-1]), []).append(row[-1])
+    a, b = names.index(first), names.index(second)
+
+    def moved(key: tuple[float, ...], up: float) -> tuple[float, ...]:
+        return tuple(
+            value * up if place == a else value / up if place == b else value for place, value in enumerate(key)
+        )
+
+    added = {}
+    for key, times in known.items():
+        middle, other = moved(key, 0.5), moved(key, 0.25)
+        if other in known and middle not in known:
+            added[middle] = float(np.sqrt(np.median(times) * np.median(known[other])))
+    rows = np.array([[*key, seconds] for key, seconds in added.items()]).reshape(-1, len(names) + 1)
+    sizes = {name: np.concatenate([data.sizes[name], rows[:, place]]) for place, name in enumerate(names)}
+    return Data(sizes, np.concatenate([data.seconds, rows[:, -1]]), data.said)
+
+
 def fitted(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> tuple[Kernel, Kernel]:
     """(law alone, law with its mesh) on these rows."""
-    fit_on = data if data.keep is None else data.take(data.keep)
-    law = Kernel(operator, dtype, hardware, fit_numbers(operator, hardware, dtype, fit_on, form))
-    return law, fit_mesh(law, data, form.axes) if form.axes else law
+    fit_on = data if data.keep is None or form.memory else data.take(data.keep)
+    numbers = fit_numbers(operator, hardware, dtype, fit_on, form)
+    if form.memory:
+        numbers["memory"] = form.memory
+        numbers["compute"] = min(
+            numbers.get("compute", 0.0), form.memory
+        )  # rows too short for the rate say too little of it
+    law = Kernel(operator, dtype, hardware, numbers)
+    shapes = between(data, *form.smooth) if form.smooth else data
+    return law, fit_mesh(law, shapes, form.axes) if form.axes else law
 
 
 def entry(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> dict[str, Any]:
@@ -281,12 +324,12 @@ def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
             data.keep = from_memory(hardware, moved, data.seconds)
             form = Form(axes={} if data.keep is not None else PRODUCTS)
             if data.keep is not None:
-                form.least = {"memory": CACHED_MEMORY, "launch": 1e6 * hardware.graph_launch_floor}
+                form = Form(least={"launch": 1e6 * hardware.graph_launch_floor}, memory=CACHED_MEMORY)
             entries[f"{name}{engine}"] = entry("linear", hardware, name, data, form)
     return entries
 
 
-ROWS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (128, 512, 2048, 8192, 32768, 131072)
+ROWS, GROUPS, CONTEXTS = tuple(2.0**n for n in range(12)), (1.0, 4.0, 16.0), tuple(2.0**n for n in range(7, 18))
 WINDOW = 128.0
 """The one window that was measured, tokens."""
 
@@ -313,17 +356,17 @@ def decode_attention(hardware: HardwareProfile, rows: Rows) -> tuple[dict[str, A
         data = Data(sizes, us * 1e-6, versions(own))
         axes: dict[str, tuple[float, ...]] = {
             "rows": ROWS,
-            "group": (1,),
+            "group": GROUPS,
             "context": CONTEXTS,
             "head_dim": (float(width),),
         }
         if window == "0":
             data.keep = from_memory(hardware, 2.0 * blocks * context * float(width) * CACHE_BYTES[kind], data.seconds)
-            form = Form(axes=axes if data.keep is None else {})
+            form = Form(axes=axes if data.keep is None else {}, smooth=("rows", "context"))
             plain[key] = entry("decode_attention", hardware, kind, data, form)
             continue
         sizes |= {"context": np.full(len(own), WINDOW), "walked": context}
-        form = Form(without=("compute",), axes={**axes, "context": (WINDOW,), "walked": CONTEXTS[:-1]})
+        form = Form(without=("compute",), axes={**axes, "context": (WINDOW,), "walked": CONTEXTS[:9:2]})
         windowed[key] = entry("window", hardware, kind, data, form)
     return plain, windowed
 
@@ -335,15 +378,60 @@ def decode_mla(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
         batch, heads, context, us = floats(own, "batch", "heads_per_rank", "context", "time_us")
         data = Data({"batch": batch, "heads": heads, "context": context}, us * 1e-6, versions(own))
         axes = {
-            "batch": (1, 4, 16, 64, 256),
+            "batch": ROWS[:9],
             "heads": (8, 16, 32, 64, 128),
-            "context": (16, 128, 512, 2048, 8192, 32768, 131072),
+            "context": (16, *CONTEXTS),
         }
         moved = 576.0 * batch * context * CACHE_BYTES[FORMATS[cache]]
         data.keep = from_memory(hardware, moved, data.seconds)
         entries[f"{FORMATS[cache]} {engine}"] = entry(
-            "decode_mla", hardware, FORMATS[cache], data, Form(axes=axes if data.keep is None else {})
+            "decode_mla",
+            hardware,
+            FORMATS[cache],
+            data,
+            Form(axes=axes if data.keep is None else {}, smooth=("batch", "context")),
         )
+    return entries
+
+
+SPARSE = "deepseek-ai/DeepSeek-V3.2"
+LAUNCHES = 25.0
+"""Kernels of one module, about; the host took 0.2 to 0.4 ms to launch them where it was measured, which is left out."""
+
+
+def projections(hardware: HardwareProfile, row: Row) -> float:
+    """Seconds of the products of one module of DeepSeek-V3.2, with its absorbed up-projections, for the tokens of a row."""
+    tokens, heads = float(row["batch"]) * float(row["sequence_length"]), float(row["heads"])
+    dtype = FORMATS[row["gemm_dtype"]]
+    shapes = [(2112.0, 7168.0), (192.0 * heads, 1536.0), (8192.0, 1536.0), (192.0, 7168.0), (7168.0, 128.0 * heads)]
+    whole = sum(float(hardware.gemm_time(tokens, n, k, dtype)) for n, k in shapes)
+    return whole + 2.0 * float(hardware.gemm_time(tokens, 128.0 * heads, 512.0, "bf16"))
+
+
+def sparse_prefill(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
+    """DeepSeek sparse attention over whole prompts per engine and format of the cache: modules, less their projections."""
+    entries: dict[str, Any] = {}
+    for (cache, engine), own in grouped([row for row in rows if row["model"] == SPARSE], "kv_dtype", "engine"):
+        least = 8192 if engine == "vllm" else 4096  # shorter prompts attend to all keys, or wait for the host
+        own = [row for row in own if int(row["sequence_length"]) >= least]
+        batch, length, heads, us = floats(own, "batch", "sequence_length", "heads", "time_us")
+        left = us * 1e-6 - np.array([projections(hardware, row) for row in own])
+        queries, kept = batch * length, left > 0.3e-6 * us
+        sizes = {
+            "queries": queries, "pairs": 0.5 * queries * length, "heads": heads, "selected": np.full(len(own), 2048.0),
+            "channels": np.full(len(own), 64.0 * 128.0),
+        }  # fmt: skip
+        data = Data(sizes, left, versions(own)).take(kept)
+        data.said = versions(own)
+        if kept.sum() < 10:
+            continue
+        found = entry("sparse_prefill", hardware, FORMATS[cache], data, Form(least={}))
+        words = found["law"].split()
+        numbers = dict(zip(words[::2], words[1::2], strict=True)) | {
+            "launch": f"{1e6 * hardware.launch_floor * LAUNCHES:g}"
+        }
+        found["law"] = " ".join(f"{name} {value}" for name, value in numbers.items())
+        entries[f"{FORMATS[cache]} {engine}"] = found
     return entries
 
 
@@ -375,6 +463,8 @@ def drawn(tokens: int, top_k: int, experts: int, ep: int) -> tuple[float, float]
     return _DRAWN[key]
 
 
+GROUPED = ("7168", "256")
+"""Hidden size and experts of DeepSeek-V3, whose router picks 4 of 8 groups first: the rows touch half of what their routing says."""
 _DRAWN: dict[tuple[int, int, int, int], tuple[float, float]] = {}
 
 
@@ -387,6 +477,7 @@ def experts(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     for (dtype, engine), own in grouped(rows, "dtype", "engine"):
         if dtype == "fp8" and hardware.name in ("h100-sxm", "h200-sxm"):
             continue  # 5 times slower than bf16: a fallback that no server should run; fp8_block stands for it
+        own = [row for row in own if (row["hidden"], row["experts"]) != GROUPED]
         tokens, hidden, ffn, top_k, number, moe_tp, ep, us = floats(
             own, "tokens", "hidden", "ffn", "topk", "experts", "moe_tp", "ep", "time_us"
         )
@@ -509,8 +600,7 @@ def all_reduce(rows: Rows) -> dict[str, Any]:
         for (gpus,), of_group in grouped(own, "gpus"):
             us = {int(row["elements"]): float(row["time_us"]) for row in of_group}
             logs = np.interp(np.log2(octaves), np.log2(sorted(us)), np.log([us[e] for e in sorted(us)]))
-            rising = pooled(np.exp(logs), np.ones(len(octaves)))
-            table_us[int(gpus)] = " ".join(f"{value:.3g}" for value in rising)
+            table_us[int(gpus)] = " ".join(f"{value:.3g}" for value in np.exp(logs))
         entries[f"{engine} {kind}"] = {
             "from": f"{engine} {newest}",
             "first_bytes": 2 * octaves[0],
@@ -522,86 +612,100 @@ def all_reduce(rows: Rows) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------- files
 
 
+def flow(value: Any) -> str:
+    """YAML on one line."""
+    return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).splitlines()[0])
+
+
 def written(data: dict[str, Any]) -> str:
-    """YAML with one line per kernel, and texts of numbers that load fast."""
-    lines = [
-        f"# {data['name']}: written by tools/build_decode_curves.py; numbers of the laws of planner/serving/curves/kernel_laws.py."
-    ]
-    lines += [
-        f"name: {data['name']}",
-        f"source: {yaml.safe_dump(data['source'], default_flow_style=True, sort_keys=False, width=10**6).strip()}",
-    ]
-    if data["notes"]:
-        lines.append("notes:")
-        lines += [
-            f"  {key}: {yaml.safe_dump(text, width=10**6).splitlines()[0]}" for key, text in data["notes"].items()
-        ]
-    for section in ("kernels", "all_reduce"):
-        lines.append(f"{section}:")
-        groups = data[section].items() if section == "kernels" else [("", data[section])]
-        for operator, entries in groups:
-            indent = "  "
-            if operator:
-                lines.append(f"  {operator}:")
-                indent = "    "
-            for key, fields in entries.items():
-                lines.append(f"{indent}{key}:")
-                for name, value in fields.items():
-                    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).splitlines()[0]
-                    lines.append(f"{indent}  {name}: {text}")
+    """YAML with one line per field of a kernel, and texts of numbers that load fast."""
+    title = "written by tools/build_decode_curves.py; numbers of the laws in planner/serving/curves/kernel_laws.py."
+    lines = [f"# {data['name']}: {title}", f"name: {data['name']}", f"source: {flow(data['source'])}", "kernels:"]
+    for operator, entries in data["kernels"].items():
+        lines.append(f"  {operator}:")
+        for key, fields in entries.items():
+            lines += [f"    {key}:", *(f"      {name}: {flow(value)}" for name, value in fields.items())]
+    lines.append("all_reduce:")
+    for key, fields in data["all_reduce"].items():
+        lines += [f"  {key}:", *(f"    {name}: {flow(value)}" for name, value in fields.items())]
     return "\n".join(lines) + "\n"
 
 
-def build(directory: Path, names: list[str]) -> None:
-    """Write the file of every device that was measured."""
-    rows = {name: table(directory / f"{name}.csv") for name in (
-        "decode/gemm_decode", "decode/decode_attention", "decode/decode_mla", "decode/moe_decode", "decode/custom_allreduce",
-        "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "moe_a2a",
-    )}  # fmt: skip
+TABLES = (
+    "decode/gemm_decode", "decode/decode_attention", "decode/decode_mla", "decode/moe_decode", "decode/custom_allreduce",
+    "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "hybrid/sparse_attention_context",
+    "moe_a2a",
+)  # fmt: skip
+
+
+def kernels_of(hardware: HardwareProfile, rows: dict[str, Rows]) -> dict[str, Any]:
+    """Entries of every operator that was measured on a device."""
+    kernels: dict[str, Any] = {"linear": linear(hardware, rows["decode/gemm_decode"])}
+    kernels["decode_attention"], kernels["window"] = decode_attention(hardware, rows["decode/decode_attention"])
+    kernels["decode_mla"] = decode_mla(hardware, rows["decode/decode_mla"])
+    kernels["sparse_prefill"] = sparse_prefill(hardware, rows["hybrid/sparse_attention_context"])
+    kernels["experts"] = experts(hardware, rows["decode/moe_decode"])
+    thorough = [row for row in rows["moe_a2a"] if row["impl"] == "deepep-normal"]
+    kernels["exchange"] = exchange(hardware, rows["decode/deepep_low_latency"], thorough)
+    kernels["linear_update"], kernels["linear_scan"] = {}, {}
+    for kind in ("gated_delta_net", "kimi_delta_attention"):
+        updates, scans = linear_attention(hardware, rows[f"hybrid/{kind}"], kind)
+        kernels["linear_update"] |= updates
+        kernels["linear_scan"] |= scans
+    return {operator: entries for operator, entries in kernels.items() if entries}
+
+
+def build(directory: Path, names: list[str], output: Path = OUTPUT) -> None:
+    """Write the file of every device that was measured, the index of devices, and the errors of all into the documentation."""
+    rows = {name: table(directory / f"{name}.csv") for name in TABLES}
     source = yaml.safe_load((directory / "sources.yaml").read_text(encoding="utf-8"))
     source = source.get("sources", source)["aic-012"]
-    devices = OUTPUT.parent / INDEX
+    said = {**{key: source[key] for key in ("package", "licence", "trust")}, "date": DATE}
+    devices = output.parent / INDEX
+    index = yaml.safe_load(devices.read_text(encoding="utf-8")) if devices.exists() else {}
     for device in sorted({row["gpu"] for row in rows["decode/gemm_decode"]}):
         name = device.lower()
         if names and name not in names:
             continue
+        own = {file: [row for row in of_file if row["gpu"] == device] for file, of_file in rows.items()}
         hardware = load_hardware(name)
-
-        def of(file: str, keep: Callable[[Row], bool] = lambda row: True, device: str = device) -> Rows:
-            return [row for row in rows[file] if row["gpu"] == device and keep(row)]
-
-        kernels: dict[str, Any] = {"linear": linear(hardware, of("decode/gemm_decode"))}
-        kernels["decode_attention"], kernels["window"] = decode_attention(hardware, of("decode/decode_attention"))
-        kernels["decode_mla"] = decode_mla(hardware, of("decode/decode_mla"))
-        kernels["experts"] = experts(hardware, of("decode/moe_decode"))
-        kernels["exchange"] = exchange(
-            hardware, of("decode/deepep_low_latency"), of("moe_a2a", lambda row: row["impl"] == "deepep-normal")
-        )
-        kernels["linear_update"], kernels["linear_scan"] = {}, {}
-        for kind, file in (
-            ("gated_delta_net", "hybrid/gated_delta_net"),
-            ("kimi_delta_attention", "hybrid/kimi_delta_attention"),
-        ):
-            updates, scans = linear_attention(hardware, of(file), kind)
-            kernels["linear_update"] |= updates
-            kernels["linear_scan"] |= scans
-        data = {
-            "name": name, "notes": {}, "kernels": {operator: entries for operator, entries in kernels.items() if entries},
-            "all_reduce": all_reduce(of("decode/custom_allreduce")),
-            "source": {"package": source["package"], "licence": source["licence"], "trust": source["trust"], "date": "2026-11-22"},
-        }  # fmt: skip
-        (OUTPUT / f"{name}.yaml").write_text(written(data), encoding="utf-8")
-        index = yaml.safe_load(devices.read_text(encoding="utf-8")) if devices.exists() else {}
+        kernels = kernels_of(hardware, own)
+        messages = all_reduce(own["decode/custom_allreduce"])
+        data = {"name": name, "source": said, "kernels": kernels, "all_reduce": messages}
+        (output / f"{name}.yaml").write_text(written(data), encoding="utf-8")
         index[name] = list(Likeness.of(hardware))
-        lines = [
-            f"{key}: {yaml.safe_dump(row, default_flow_style=True, width=10**6).strip()}"
-            for key, row in sorted(index.items())
-        ]
-        devices.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
         print(name)
         for operator, entries in kernels.items():
             for key, fields in entries.items():
                 print("  ", operator, key, fields["rows"], fields["errors"], fields["law"])
+    lines = [f"{key}: {flow(row)}" for key, row in sorted(index.items())]
+    devices.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
+    if output == OUTPUT:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        PAGE.write_text(f"{before}{MARKS[0]}\n{errors_table()}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+SHOWN = {
+    "bf16 products": ("linear", "bf16"), "fp8": ("linear", "fp8"), "nvfp4": ("linear", "nvfp4"),
+    "attention, bf16 cache": ("decode_attention", "bf16 128"), "fp8 cache": ("decode_attention", "fp8 128"),
+    "MLA": ("decode_mla", "bf16"), "experts, bf16": ("experts", "bf16"), "fp8 blocks": ("experts", "fp8_block"), "experts, nvfp4": ("experts", "nvfp4"),
+}  # fmt: skip
+"""Columns of the table of errors: operator and beginning of the key."""
+
+
+def errors_table(folder: Path = OUTPUT) -> str:
+    """Markdown: median / 90th percentile of the error on all rows, percent, by device and kernel; the first engine of ENGINES."""
+    lines = ["| | " + " | ".join(SHOWN) + " |", "|---|" + "--:|" * len(SHOWN)]
+    for path in sorted(folder.glob("*.yaml")):
+        kernels = yaml.safe_load(path.read_text(encoding="utf-8"))["kernels"]
+        cells = []
+        for operator, start in SHOWN.values():
+            names = (start, *(f"{start} {engine}" for engine in ENGINES))
+            found = next((kernels[operator][one] for one in names if one in kernels.get(operator, {})), None)
+            cells.append("-" if found is None else "{:.0f} / {:.0f}".format(*found["errors"]["all"]))
+        lines.append(f"| {path.stem} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

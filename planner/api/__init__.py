@@ -5,6 +5,7 @@ Keywords are the flags of the command line in Python spelling. Quantities are se
 Each call imports what it needs.
 """
 
+# ruff: noqa: F405
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
-from planner.api.serving_calls import (
-    ServePlan,
-    ServePlans,
-    load_serve,
-    serve,
-    serve_cheapest,
-    serve_compare,
-    serve_estimate,
-    serve_what_if,
-)
+from planner.api.said import seconds_of, texts
+from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
@@ -43,6 +36,7 @@ from planner.units import parse
 if TYPE_CHECKING:
     from planner.plan_file import Assumption
     from planner.questions.accuracy.prediction import Pair
+    from planner.questions.accuracy.serving_errors import ServingPair
     from planner.questions.calibrate.output import Calibrated
     from planner.questions.compare.numbers import Comparison
     from planner.questions.doctor.numbers import Diagnosis
@@ -164,11 +158,11 @@ def what_if(
     further = ("tokens", "days", "budget", "price", "power_share", "pue", "together")
     require_known("what_if", changes, (*INPUTS, *QUESTIONS, *further, *SEARCHED))
     flags: dict[str, Any] = {
-        name: one if one is None else _texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
+        name: one if one is None else texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
     }
     flags |= {name: one for name, one in changes.items() if name in (*QUESTIONS, *further)}
     price = changes.get("price")
-    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else _texts(price)
+    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else texts(price)
     for name in ("tokens", "budget"):
         flags[name] = None if changes.get(name) is None else str(changes[name])
     for name in ("days", "power_share", "pue"):
@@ -180,13 +174,6 @@ def what_if(
     if sweep and not asked.sweeps:
         raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
     return Changes(answer(asked, progress), print_what_if)
-
-
-def _texts(values: Any, kind: str = "") -> list[str]:
-    """One value or several as flags write them; numbers are in base units."""
-    unit = {"bytes/s": " B/s", "bytes": " B", "seconds": " s"}.get(kind, "")
-    several = values if isinstance(values, (list, tuple)) else [] if values is None else [values]
-    return [f"{one!r}{unit}" if isinstance(one, (int, float)) else str(one) for one in several]
 
 
 def sensitivity(
@@ -236,7 +223,7 @@ def doctor(
     from planner.questions.doctor.show import print_diagnosis
     from planner.questions.doctor.traced import beside_plan
 
-    seconds = _seconds(measured) if isinstance(measured, str) else measured
+    seconds = seconds_of(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
     file, files = loaded(plan).file, trace_files([trace] if isinstance(trace, (str, PathLike)) else trace)
     traced = None
@@ -246,43 +233,33 @@ def doctor(
     return Answer(diagnose(file, seconds, size, memory_kind, traced), print_diagnosis)
 
 
-def _seconds(text: str) -> float:
-    """A time with its unit, or seconds."""
-    try:
-        return float(text)
-    except ValueError:
-        return parse(text, "seconds", what="--measured")
-
-
 @dataclass(frozen=True, repr=False)
 class Accuracy(Answer[dict[str, Any]]):
     """Runs with measured and predicted seconds and GiB, and their errors: predicted / measured - 1."""
 
     pairs: tuple[Pair, ...]
-    """Each run with its prediction, in seconds and bytes."""
+    """Each training run with its prediction, in seconds and bytes."""
+    serving: tuple[ServingPair, ...] = ()
+    """Each serving run with its prediction."""
 
     def write_page(self, path: File) -> Path:
         """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
-        from planner.questions.accuracy.page import write_page
+        from planner.questions.accuracy.training_and_serving import write_both
 
-        return write_page(self.pairs, self.found["summary"], Path(path))
+        return write_both(self.pairs, self.serving, self.found["summary"], Path(path))
 
 
 def accuracy(
     paths: Sequence[File] | None = None, *, sweeps: bool = False, worst: int = 0, generic: bool = False
 ) -> Accuracy:
-    """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
-    the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises PlannerError.
+    """Published runs, or those of files and folders, predicted: training and serving. The tables show every sweep of layouts with
+    ``sweeps``, and the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises
+    PlannerError.
     """
-    from planner.questions.accuracy.bounds import BOUNDS, GENERIC
-    from planner.questions.accuracy.page import print_accuracy
-    from planner.questions.accuracy.prediction import pairs_of
-    from planner.questions.accuracy.summary import report_of
-    from planner.runs import read_runs
+    from planner.questions.accuracy.training_and_serving import accuracy_of
 
-    pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths], generic=generic)))
-    report = report_of(pairs, bounded=() if paths is not None else GENERIC if generic else BOUNDS)
-    return Accuracy(report, partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
+    files = None if paths is None else [Path(one) for one in paths]
+    return Accuracy(*accuracy_of(files, sweeps=sweeps, worst=worst, generic=generic))
 
 
 def calibrate(
@@ -388,7 +365,7 @@ def import_config(
 
 __all__ = [
     "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
-    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load",
-    "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
-    "serve_what_if", "show_profile", "what_if",
+    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
+    "is_serve_plan", "load", "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare",
+    "serve_estimate", "serve_what_if", "show_profile", "what_if",
 ]  # fmt: skip

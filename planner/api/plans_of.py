@@ -38,7 +38,7 @@ def plans_of(
     def command(**changes: Any) -> str:
         return command_line(changed_keywords(keywords, changes))
 
-    advice, faster = [], []
+    advice, faster, unstated = [], [], resolved.unstated(finding.layouts)
     if not finding.fit:
         needed = float(finding.estimates[0].memory_needed[0])
         advice = advise(
@@ -46,15 +46,13 @@ def plans_of(
             lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
         )  # fmt: skip
     else:
-        faster = held_back(finding) + gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
+        faster = held_back(finding) + gains(unstated)
         if int(finding.layouts[0].offloads):
             rate = resolved.job.workload.tokens / float(finding.estimates[0].step_time[0])
             faster += off_the_host(resolved.job, rate, ask, command)
     attempts = [
-        Plan(resolved.plan(layout, found, _why(finding, found), unstated))
-        for layout, found, unstated in zip(
-            finding.layouts, finding.estimates, resolved.unstated(finding.layouts), strict=True
-        )
+        Plan(resolved.plan(layout, found, _why(finding, found), ratios))
+        for layout, found, ratios in zip(finding.layouts, finding.estimates, unstated.ratios(), strict=True)
     ]
     return Plans(
         resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster)
@@ -72,10 +70,10 @@ def _with_loss_in_pieces(
 ) -> tuple[ResolvedJob, Finding]:  # fmt: skip
     """A fine-tuning job whose loss the user left open: piece by piece where all logits at once do not fit, or only with something
     on the host and slower. Then that is assumed; else the job and its finding as they are."""
-    from planner.advice import fine_tuned, loss_in_pieces
+    from planner.advice import loss_in_pieces
 
     value, stated = loss_in_pieces(resolved.job), "loss" in spelled(resolved.trainer)[2]
-    if stated or not value or not fine_tuned(resolved.job) or (finding.fit and not int(finding.layouts[0].offloads)):
+    if stated or not value or not resolved.job.fine_tunes or (finding.fit and not int(finding.layouts[0].offloads)):
         return resolved, finding
     leaner = resolve(Request(**request_fields(changed_keywords(keywords, {"options": {"loss": value}}))))
     found = search(leaner.job, pins, top)

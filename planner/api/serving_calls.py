@@ -78,6 +78,30 @@ class ServePlan(Result):
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
+    def report(
+        self,
+        path: File | None = None,
+        *,
+        format: str | None = None,
+        chart: str | None = None,
+        price: float | None = None,
+        progress: Progress = silent,
+    ) -> str | bytes:
+        """The plan to look at, written to ``path`` where one is given: html, markdown, json, or png of one ``chart``.
+
+        The format follows from the ending of the path, else it is html. Raises PlannerError.
+        """
+        from planner import library
+        from planner.questions.report.show import format_of
+        from planner.questions.serve.serve_document import serve_report
+
+        output = None if path is None else Path(path)
+        kind = format_of(format, output, chart)
+        made = serve_report(self.file, kind, chart, self.price if price is None else price, progress)
+        if output is not None:
+            library.write_whole(output, made)
+        return made
+
 
 @dataclass(frozen=True, repr=False)
 class ServePlans(Result, Sequence[ServePlan]):
@@ -152,6 +176,7 @@ def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ())
 
     require_known(call, keywords, (*ASKED, *LAYOUT, *further))
     said = {name: keywords[name] for name in ASKED if keywords.get(name) is not None}
+    said |= {name: keywords[name] for name in further if keywords.get(name) is not None}
     return ServeRequest(**said, layout={name: keywords[name] for name in LAYOUT if keywords.get(name) is not None})
 
 
@@ -162,7 +187,7 @@ def serve_estimate(**keywords: Any) -> ServePlan:
     """
     from planner.serving.one_deployment import one_plan
 
-    return ServePlan(one_plan(request_of("serve_estimate", keywords)), keywords.get("price"))
+    return ServePlan(one_plan(request_of("serve_estimate", keywords, ("prefill",))), keywords.get("price"))
 
 
 def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any) -> Answer[Changed]:
@@ -205,6 +230,14 @@ def load_serve(path: File) -> ServePlan:
     return ServePlan(load_serve_plan(Path(path)))
 
 
+def is_serve_plan(path: File) -> bool:
+    """Whether a file is the plan of a deployment, and not of a training. Raises PlannerError when it cannot be read."""
+    from planner.library import read_yaml
+    from planner.serving import serve_plan
+
+    return serve_plan.is_serve_plan(read_yaml(Path(path)))
+
+
 def serve_what_if(
     base: ServePlan | File | None = None, /, *, objective: str = "balanced", progress: Progress = silent, **changes: Any
 ) -> Answer[Changed]:
@@ -231,3 +264,9 @@ def serve_what_if(
         plan = base if isinstance(base, ServePlan) else load_serve(base)
         request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
     return Answer(Changed(what_if(request, varied, objective, progress)), printed)
+
+
+__all__ = [
+    "ServePlan", "ServePlans", "is_serve_plan", "load_serve", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
+    "serve_what_if",
+]  # fmt: skip

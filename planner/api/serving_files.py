@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.results import File
-from planner.errors import PlannerError, shown
+from planner.api.results import Answer, File
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.api.serving_calls import ServePlan
     from planner.serving.export.serving_folder import ServeExport
+    from planner.serving.measure.beside_plan import Comparison
     from planner.serving.readback.serve_reading import ServeRead
 
 
@@ -51,24 +52,73 @@ def import_server(
 ) -> tuple[ServePlan, ServeRead]:
     """A command line, script or manifest that starts a server as a serve plan, priced, and what was not taken over.
 
-    Keywords: model, hardware, gpus, engine, input, output (tokens: a number, or 'LOW-HIGH'), concurrency, rate. Raises PlannerError
+    Keywords: model, hardware, gpus, engine, and as for ``plan serve`` input, output, concurrency, rate. Raises PlannerError
     with everything that decides time or memory and is said nowhere.
     """
     from planner.api.serving_calls import ServePlan
     from planner.serving.plan_pricing import priced
     from planner.serving.readback.serve_reading import ServeSaid, read_serving
+    from planner.serving.serving_inputs import read_concurrency, read_lengths, read_rate
     from planner.trainers.reading.given import Given, parse_settings
 
-    told = {**said, **{name: ends(said.get(name), f"--{name}-tokens") for name in ("input", "output")}}
+    readers = {
+        "input": partial(read_lengths, what="--input-tokens"), "output": partial(read_lengths, what="--output-tokens"),
+        "concurrency": read_concurrency, "rate": read_rate,
+    }  # fmt: skip
+    told = {name: readers[name](one) if name in readers and one is not None else one for name, one in said.items()}
     read = read_serving(Path(file), ServeSaid(**told), Given(settings=parse_settings(settings)))
     return ServePlan(priced(read.plan)), read
 
 
-def ends(value: Any, flag: str) -> Any:
-    """Tokens as a flag says them: 1024, or 512-1024. Raises PlannerError."""
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"(\d{1,8})(?:-(\d{1,8}))?", value.strip())
-    if found is None:
-        raise PlannerError(f"{flag} is {shown(value)}; write a number of tokens, or the smallest and the largest: 512-1024")
-    return [int(found[1]), int(found[2] or found[1])]
+def validate_server(
+    plan: File,
+    *,
+    url: str,
+    output: File | None = None,
+    limit: str | float = 600.0,
+    progress: Callable[[str], None] = lambda _: None,
+    **asked: Any,
+) -> Answer[Comparison]:
+    """Drive a running OpenAI-compatible server with the load of a serve plan, and set measured beside predicted.
+
+    ``limit``: seconds of the whole run, or '10min'; ``output``: JSON with the names of vllm bench serve. Further keywords:
+    served_model, the server's name for the model; requests, how many (None = by the load); warmup, requests before them. Ctrl-C
+    ends the run early, with what was measured by then. Raises PlannerError when nothing was answered.
+    """
+    from planner.keywords import require_known
+    from planner.library import write_whole
+    from planner.questions.measured.show import print_comparison
+    from planner.serving.measure.bench_files import result_of, written
+    from planner.serving.measure.beside_plan import compare_with
+    from planner.serving.measure.load_driver import Drive, drive
+    from planner.serving.measure.stream_client import Address
+    from planner.serving.serve_plan import load_serve_plan
+    from planner.units import parse
+
+    require_known("validate_server", asked, ("served_model", "requests", "warmup"))
+    found, path = load_serve_plan(Path(plan)), None if output is None else Path(output)
+    if path is not None and not path.resolve().parent.is_dir():
+        raise PlannerError(f"--output {path}: there is no directory {path.resolve().parent}")
+    most = parse(limit, "seconds", what="--limit") if isinstance(limit, str) else float(limit)
+    driven = Drive(
+        address=Address.of(url), traffic=found.traffic, vocabulary=found.model.vocab_size, model=asked.get("served_model"),
+        count=asked.get("requests"), limit=most, warmup=asked.get("warmup", 2), progress=progress,
+    )  # fmt: skip
+    run = drive(driven)
+    result = result_of(run, driven)
+    if path is not None:
+        write_whole(path, written(result, run, driven, found))
+    return Answer(compare_with(found, result), print_comparison)
+
+
+def doctor_server(plan: File, measured: File) -> Answer[Comparison]:
+    """The result of a benchmark beside a serve plan: the largest deviations, and what would explain them. Raises PlannerError.
+
+    ``measured``: JSON of vllm bench serve, sglang.bench_serving, InferenceX or plan validate."""
+    from planner.questions.measured.show import print_comparison
+    from planner.serving.measure.bench_files import read_bench
+    from planner.serving.measure.beside_plan import compare_with
+    from planner.serving.serve_plan import load_serve_plan
+
+    found = load_serve_plan(Path(plan))
+    return Answer(compare_with(found, read_bench(Path(measured), found.num_gpus)), print_comparison)

@@ -272,7 +272,11 @@ def _shares(profile: HardwareProfile) -> Iterator[tuple[str, float, str]]:
 
 
 def _sizes(profile: HardwareProfile) -> Iterator[str]:
-    """Sizes of the device's memory, and its launches."""
+    """Sizes of the machine and of the device's memory, and its launches."""
+    for name in ("gpus_per_node", "scale_up_domain"):
+        count = float(getattr(profile, name))
+        if count < 1 or count % 1:
+            yield f"{name} is {count:g}; it must be a whole number from 1"
     if profile.usable_memory > profile.memory * SIZE_TOLERANCE:
         yield "usable_memory is larger than memory; check GB against GiB"
     reserve = profile.context_memory + profile.communicator_memory + profile.workspace_memory

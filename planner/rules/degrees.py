@@ -21,8 +21,8 @@ def _trainer_degrees(job: Job, x: Any) -> Iterator[Any]:
     tensor = (x.tp == 1) | job.legal.tp
     yield tensor & ((x.pp == 1) | job.legal.pp)
     yield (
-        f"trainer {job.trainer.name} has no {'pipeline' if tensor else 'tensor'} parallelism; set the degree to 1 or choose "
-        "another trainer"
+        f"{'pp' if tensor else 'tp'} {x.pp if tensor else x.tp}: trainer {job.trainer.name} has no "
+        f"{'pipeline' if tensor else 'tensor'} parallelism; set it to 1 or choose another trainer (plan trainers)"
     )
 
 

@@ -32,6 +32,11 @@ class Job:
         return self.workload.model
 
     @property
+    def fine_tunes(self) -> bool:
+        """It does not train from scratch."""
+        return self.legal.fine_tuning.tunes(self.workload.lora_rank, self.workload.objective)
+
+    @property
     def legal(self) -> Legal:
         """What the trainer allows."""
         return self.trainer.legal

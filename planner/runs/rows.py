@@ -165,8 +165,13 @@ def shipped() -> list[Path]:
 
 def read_rows(paths: Sequence[str | Path] | None = None) -> list[Row]:
     """Rows of files, or of all ``*.yaml`` in directories; without paths the shipped ones. Raises PlannerError."""
-    files: list[Path] = shipped() if paths is None else []
-    for path in map(Path, paths or ()):
+    return [row for file in (shipped() if paths is None else files_of(paths)) for row in _rows_of_file(file)]
+
+
+def files_of(paths: Sequence[str | Path]) -> list[Path]:
+    """Files, and all ``*.yaml`` and ``*.yml`` of directories. Raises PlannerError."""
+    files: list[Path] = []
+    for path in map(Path, paths):
         if path.is_dir():
             found = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
             if not found:
@@ -176,7 +181,7 @@ def read_rows(paths: Sequence[str | Path] | None = None) -> list[Row]:
             files.append(path)
         else:
             raise PlannerError(f"no such file or directory of runs: {path}")
-    return [row for file in files for row in _rows_of_file(file)]
+    return files
 
 
 def _rows_of_file(file: Path) -> list[Row]:

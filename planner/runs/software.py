@@ -47,9 +47,14 @@ def recipe_of(row: Row) -> Recipe:
     """What the published recipe of its trainer's version says about a row."""
     if row.generic:
         return Recipe()
-    gpu = f"{row.hardware['gpu']} {gpu_profile(str(row.hardware['gpu']))}"
-    choices = shipped_trainer(row.entry["trainer"]).choices
-    return choices.recipe(str(row.get("model.name") or ""), gpu, precision_of(row), adapters=is_lora(row))
+    gpu = str(row.hardware["gpu"])
+    return _recipe(row.entry["trainer"], str(row.get("model.name") or ""), gpu, precision_of(row), is_lora(row))
+
+
+@functools.cache
+def _recipe(trainer: str, model: str, gpu: str, precision: str, adapters: bool) -> Recipe:
+    """The recipe of a kind of row: a source has hundreds of one kind, and each is asked for several times."""
+    return shipped_trainer(trainer).choices.recipe(model, f"{gpu} {gpu_profile(gpu)}", precision, adapters=adapters)
 
 
 def default_of(row: Row, name: str, otherwise: Any) -> Any:

@@ -17,7 +17,10 @@ DEGREES = ("tp", "pp", "attn_dp", "ep", "moe_tp", "dcp")
 """Degrees of one engine; replicas of it are counted afterwards."""
 LARGEST_TP = 64
 """Tensor parallel ranks: beyond a scale-up domain the all-reduces of every layer cross the network."""
-LARGEST_PP = 16
+STAGES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Pipeline stages that are tried."""
+NODE = 8
+"""GPUs that a fast link joins in most machines."""
 LARGEST_ENGINE = 256
 """GPUs of one engine: DeepSeek's largest published decode unit has 320, in EP 320; a question of more GPUs gets more replicas."""
 OCTAVE = (4, 5, 6, 7)
@@ -27,31 +30,30 @@ OCTAVE = (4, 5, 6, 7)
 def engine_layouts(model: ModelSpec, gpus: int, pins: Mapping[str, int]) -> ServingLayout:
     """All splits of one engine of at most ``gpus`` GPUs, as columns with one replica; not every row is legal: rules say which.
 
-    tp divides the query heads and dcp the tensor ranks; attention is data parallel in models with experts alone, where powers of
-    two are tried; ep x moe_tp is the number of ranks of a stage. ``pins`` fixes fields.
+    tp divides the query heads; attention is data parallel in models with experts alone, where powers of two are tried; ep x
+    moe_tp is
+    the number of ranks of a stage. Stages of more than NODE ranks are not pipelined: experts spread over more ranks instead. The
+    cache
+    is shared out by position over all ranks that would repeat it, or over none. ``pins`` fixes fields.
     """
     most = min(gpus, max(LARGEST_ENGINE, pins.get("tp", 1) * pins.get("pp", 1) * pins.get("attn_dp", 1)))
     tps = _options(pins, "tp", [n for n in divisors(model.num_heads) if n <= min(most, LARGEST_TP)])
-    pps = _options(pins, "pp", [n for n in range(1, LARGEST_PP + 1) if n <= model.num_layers and _even(n)])
+    pps = _options(pins, "pp", [n for n in STAGES if n <= model.num_layers])
     dps = _options(pins, "attn_dp", _powers(most) if model.is_moe else [1])
     rows = []
     for tp, pp, dp in itertools.product(tps, pps, dps):
         ranks = tp * dp
-        if ranks * pp <= most:
-            pairs = _experts(model, ranks, pins)
-            dcps = _options(pins, "dcp", [n for n in divisors(tp) if n == 1 or n * _cache_copies(model) <= tp])
-            rows += [(tp, pp, dp, ep, moe_tp, dcp) for (ep, moe_tp), dcp in itertools.product(pairs, dcps)]
+        if ranks * pp <= most and (pp == 1 or ranks <= NODE or "pp" in pins):
+            dcps = _options(pins, "dcp", [1, max(tp // _cache_copies(model), 1)])
+            rows += [
+                (tp, pp, dp, ep, moe, dcp) for (ep, moe), dcp in itertools.product(_experts(model, ranks, pins), dcps)
+            ]
     table = np.array(rows, dtype=np.int64).reshape(-1, len(DEGREES))
     return ServingLayout(**{name: table[:, number].copy() for number, name in enumerate(DEGREES)})
 
 
 def _options(pins: Mapping[str, int], name: str, found: Iterable[int]) -> list[int]:
     return [pins[name]] if name in pins else sorted(set(found))
-
-
-def _even(n: int) -> bool:
-    """1, 2, 3, 4, 6, 8, 12, 16: stages that nodes share out."""
-    return n in (1, 3) or (n % 2 == 0 and n not in (10, 14))
 
 
 def _powers(most: int) -> list[int]:
@@ -64,14 +66,19 @@ def _cache_copies(model: ModelSpec) -> int:
 
 
 def _experts(model: ModelSpec, ranks: int, pins: Mapping[str, int]) -> list[tuple[int, int]]:
-    """(ep, moe_tp) of the ranks of a stage: whole experts on every rank, every expert on all ranks, and what lies between in a
+    """(ep, moe_tp) of the ranks of a stage: whole experts, every expert over all ranks of a node, and what lies between in a
     node."""
     if not model.is_moe:
         return [(1, 1)]
-    found = [
-        (ep, ranks // ep) for ep in divisors(ranks) if (model.num_experts % ep == 0 and ranks // ep <= 8) or ep == 1
-    ]
+    found = [(ep, ranks // ep) for ep in divisors(ranks) if model.num_experts % ep == 0 and _together(ep, ranks)]
+    if {"ep", "moe_tp"} & pins.keys():
+        found = [(ep, ranks // ep) for ep in divisors(ranks)]
     return [(ep, moe) for ep, moe in found if pins.get("ep", ep) == ep and pins.get("moe_tp", moe) == moe]
+
+
+def _together(ep: int, ranks: int) -> bool:
+    """Ranks that share an expert stay in a node; of engines of several nodes at most two share one."""
+    return ranks // ep <= (NODE if ranks <= NODE else 2)
 
 
 def take(layout: ServingLayout, rows: object) -> ServingLayout:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
@@ -23,9 +23,9 @@ from planner.linear_attention import KINDS as LINEAR_KINDS
 from planner.schema import Bytes, Line, Name, Positive, Seconds, Text, check_keys, keys, one_of, read, within
 from planner.serving.serving_layout import WEIGHTS, ServingLayout
 
-HOST = ("step", "sequence", "launch", "prefill_token", "first_token")
-"""Host times: of one step; of one sequence in it; of one kernel outside a graph; of one prompt token; of a request before its first
-token (client, tokeniser)."""
+HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
+"""Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
+token (tokeniser) and of a request (client, server)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
 PARTS = ("context", "group", "graphs")
 FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))
@@ -120,7 +120,9 @@ class Accounting:
     rank: Bytes = 0.0
     """Buffers of the engine's own all-reduce for each GPU of the tensor group."""
     logits: Positive
-    """Bytes for each logit of the largest batch while it samples."""
+    """Bytes for each logit of a batch while it samples."""
+    sampled: Positive = 1e9
+    """Sequences of that batch at most; the run that measures the peak of vLLM samples the largest batch."""
     graph: Bytes
     """A captured size, for each layer."""
 
@@ -140,7 +142,7 @@ class Reserve:
     sequence: Bytes = 0.0
     """For each sequence of the largest graph."""
     spread: tuple[Bytes, Bytes] = (0.0, 0.0)
-    """With attention data parallelism, for each sequence of the largest graph and attention rank: up to 300 sequences, and above."""
+    """With attention data parallelism, for each sequence of the largest graph and attention rank: up to 300, and above."""
     spread_constant: Bytes = 0.0
     """With attention data parallelism."""
     draft: Bytes = 0.0
@@ -197,12 +199,26 @@ class Engine:
     """Layers that stages do not share evenly go to the first stages; else to those before the last, from behind."""
     fp8_cache_of: tuple[Name, ...] = ()
     """Formats of weights whose published checkpoints come with scales for an fp8 cache, which the engine then takes by default."""
+    splits_blocks: bool
+    """Scales of a block of 128 x 128 may be cut by the tensor degree."""
+    decode_context: bool
+    """The cache of a sequence can be split over ranks of the tensor group by position."""
     formats: Annotated[dict[str, tuple[Name, ...]], keys(FORMATS, required=False)]
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
     """Of KINDS those that it runs."""
+    fused_quantisation: Annotated[
+        dict[str, Annotated[str, one_of(("all", "plain"))]], keys(WEIGHTS, required=False)
+    ] = field(default_factory=dict)
+    """Formats of weights whose inputs are quantised by the kernel before: in all models, or in plain ones (no norm of queries and
+    keys, no experts); in all others a kernel of its own does it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
+
+    def fuses(self, weights: str, plain: bool) -> bool:
+        """Whether the input of a product in this format is quantised by the kernel before it."""
+        where = self.fused_quantisation.get(weights)
+        return where == "all" or (where == "plain" and plain)
 
     @property
     def admits(self) -> str:
@@ -229,11 +245,12 @@ class Engine:
     def number_of_graphs(self, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
         """Captured batches."""
         most = self.largest_graph(layout, hardware)
-        return np.searchsorted(self.graphs.sizes(float(np.max(most, initial=1.0))), most, side="right") * 1.0
+        sizes = self.graphs.sizes(float(np.max(most, initial=1.0)))
+        return np.asarray(np.searchsorted(sizes, most, side="right"), dtype=np.float64)
 
     def captured(self, batch: object, layout: ServingLayout, hardware: HardwareProfile) -> NDArray[np.bool_]:
         """Where a decode batch of an attention rank runs inside a CUDA graph."""
-        return np.asarray(batch) <= self.largest_graph(layout, hardware)  # type: ignore[no-any-return]
+        return np.asarray(np.asarray(batch) <= self.largest_graph(layout, hardware))
 
     def padded(self, batch: object, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
         """A decode batch of an attention rank as the captured graphs pad it; as it is above the largest."""

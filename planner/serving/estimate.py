@@ -11,7 +11,7 @@ from planner.serving import load
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.serving_memory import serving_memory
+from planner.serving.serving_memory import preemption_chance, serving_memory
 from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
@@ -35,7 +35,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     elif traffic.load == "rate":
         flow = load.opened(engine, each, room)
     elif traffic.load == "offline":
-        flow = load.closed(engine, np.minimum(each, room), room)
+        flow = load.offline(engine, each, room)
     else:
         flow = load.closed(engine, each, room)
         if traffic.waves is not None:
@@ -59,7 +59,8 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
     """An estimate from the flow of one engine, with the client's part of the time to first token."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    client = served.engine.host["first_token"] if traffic.client == "http" and traffic.load != "static" else 0.0
+    host, outside = served.engine.host, traffic.client == "http" and traffic.load != "static"
+    client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
     ttft = flow.ttft + client
     queued = np.where(np.isinf(flow.wait), 0.0, flow.wait)
     plain = ttft - queued
@@ -90,5 +91,5 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
         saturated=saturated,
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),
         max_concurrency=most * replicas,
-        preemption=np.zeros_like(np.asarray(most)),
+        preemption=preemption_chance(served.engine, layout, traffic, memory, flow.running),
     )

@@ -8,14 +8,18 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
-from planner.serving.serve_plan import ServePlan, predict_serving
+from planner.serving.pool_search import priced_pools
+from planner.serving.result import ServingEstimate
+from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
+from planner.serving.serving_inputs import read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
-from planner.serving.serving_rows import plan_of
+from planner.serving.serving_rows import plan_of, with_ranges
 from planner.serving.serving_rules import violations
 from planner.serving.serving_search import Choice
+from planner.serving.traffic import Traffic
 
 ENGINE = "vllm"
 """The engine of a deployment where none is said."""
@@ -35,25 +39,51 @@ def stated(question: Question, served: Served) -> Choice:
     """The deployment that the fixed fields make, the others following from them. Raises PlannerError."""
     if len(question.engines) > 1:
         raise PlannerError("one deployment has one engine; give --engine vllm, or let 'plan serve' compare them")
-    layout = completed(question, served)
-    broken = violations(served.model, served.hardware, served.engine, served.precision, layout)
-    if broken:
-        raise PlannerError("; ".join(broken))
+    prefill = prefill_pool(question, served)
+    layout = completed(question, served, 0 if prefill is None else int(prefill.num_gpus))
+    require_legal(served, layout, prefill)
     traffic = question.task.traffic
     if not question.task.loaded:
-        traffic = replace(
-            traffic, load="concurrency", value=float(min(EACH, int(layout.max_batch)) * int(layout.replicas))
-        )
+        each = min(EACH, int(layout.max_batch))
+        traffic = replace(traffic, load="concurrency", value=float(each * int(layout.replicas)))
     return Choice(
-        served=served,
-        layout=layout,
-        traffic=traffic,
-        found=estimate(served, layout, traffic),
-        limits=question.task.limits,
-    )
+        served=served, layout=layout, prefill=prefill, traffic=traffic, limits=question.task.limits,
+        found=priced_either(served, layout, prefill, traffic),
+    )  # fmt: skip
 
 
-def completed(question: Question, served: Served) -> ServingLayout:
+def prefill_pool(question: Question, served: Served) -> ServingLayout | None:
+    """The pool of prompts where one is stated, like 'tp=4,replicas=2'. Raises PlannerError."""
+    text = question.request.prefill
+    if text is None:
+        return None
+    alone = replace(question, task=replace(question.task, pins={"replicas": 1, **read_split(text)}))
+    return completed(alone, served)
+
+
+def require_legal(served: Served, layout: ServingLayout, prefill: ServingLayout | None) -> None:
+    """Raise PlannerError with every rule that a deployment breaks."""
+    broken = [
+        sentence
+        for one in (layout, *([prefill] if prefill else []))
+        for sentence in violations(served.model, served.hardware, served.engine, served.precision, one)
+    ]
+    if broken:
+        raise PlannerError("; ".join(dict.fromkeys(broken)))
+
+
+def priced_either(
+    served: Served, layout: ServingLayout, prefill: ServingLayout | None, traffic: Traffic
+) -> ServingEstimate:
+    """One pool or two, priced. Raises PlannerError for a load that two pools have not."""
+    if prefill is None:
+        return estimate(served, layout, traffic)
+    if traffic.load not in ("concurrency", "rate"):
+        raise PlannerError(f"two pools are priced under --concurrency or --rate, not {traffic.load}")
+    return priced_pools(served, prefill, layout, traffic)
+
+
+def completed(question: Question, served: Served, taken: int = 0) -> ServingLayout:
     """The layout with what was left out: replicas of the GPUs, experts over all ranks of a stage, the engine's own batch and
     budget."""
     pins = dict(question.task.pins)
@@ -66,7 +96,7 @@ def completed(question: Question, served: Served) -> ServingLayout:
             pins["ep"] = max(ranks // pins["moe_tp"], 1)
     if "replicas" not in pins:
         asked = question.request.gpus is not None or question.request.nodes is not None
-        pins["replicas"] = max(question.gpus // (ranks * pins.get("pp", 1)), 1) if asked else 1
+        pins["replicas"] = max((question.gpus - taken) // (ranks * pins.get("pp", 1)), 1) if asked else 1
     plain = ServingLayout(**pins)
     batch = int(served.engine.default_max_batch(served.hardware, plain))
     tokens = int(served.engine.default_max_tokens(served.hardware, plain))
@@ -89,7 +119,6 @@ def price_again(plan: ServePlan) -> ServePlan:
         engine=load_engine(plan.engine),
         precision=plan.precision,
     )
-    broken = violations(served.model, served.hardware, served.engine, served.precision, plan.layout)
-    if broken:
-        raise PlannerError("; ".join(broken))
-    return replace(plan, prediction=predict_serving(estimate(served, plan.layout, plan.traffic)))
+    require_legal(served, plan.layout, plan.prefill)
+    found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
+    return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from planner.hardware import load_hardware
+from planner.serving import pools
 from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
-from planner.serving.pools import estimate_pools
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan, predict_serving
 from planner.serving.served import Served
@@ -22,7 +22,7 @@ def estimate_of_plan(plan: ServePlan) -> ServingEstimate:
     served = served_of(plan)
     if plan.prefill is None:
         return estimate(served, plan.layout, plan.traffic)
-    return estimate_pools(served, plan.prefill, plan.layout, plan.traffic)
+    return pools.estimate(served, plan.prefill, plan.layout, plan.traffic)
 
 
 def priced(plan: ServePlan) -> ServePlan:

@@ -8,6 +8,7 @@ share of the GPUs, at every load. What comes out stands beside the best aggregat
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, Choice, Priced, Task, columns_of, front_of, splits
+from planner.serving.serving_search import MOST_RUNNING, Choice, Priced, Task, columns_of, front_of, splits, traffic_of
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -127,17 +128,18 @@ def _whole_workers(
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def chosen_pools(table: Priced, task: Task, row: int, purpose: str = "") -> Choice:
-    """One row of ``pool_pairs`` as a deployment of its own, priced alone."""
+def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
+    """Rows of ``pool_pairs``, priced again with all that an estimate says."""
     assert table.prefill is not None
-    one = table.served[int(table.source[row])]
-    prefill, decode = row_of(table.prefill, row), row_of(table.layout, row)
-    load = task.traffic.load if task.loaded else "concurrency"
-    traffic = replace(task.traffic, load=load, value=float(table["load"][row]))
-    return Choice(
-        served=one, layout=decode, prefill=prefill, traffic=traffic, found=priced_pools(one, prefill, decode, traffic),
-        limits=task.limits, purpose=purpose,
-    )  # fmt: skip
+    found = []
+    for row in map(int, rows):
+        one, traffic = table.served[int(table.source[row])], traffic_of(table, task, row)
+        prefill, decode = row_of(table.prefill, row), row_of(table.layout, row)
+        answer = priced_pools(one, prefill, decode, traffic)
+        found.append(
+            Choice(served=one, layout=decode, prefill=prefill, traffic=traffic, found=answer, limits=task.limits)
+        )
+    return found
 
 
 def priced_pools(one: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic) -> ServingEstimate:

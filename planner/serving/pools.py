@@ -49,10 +49,13 @@ def estimate(
         if traffic.load == "rate":
             rate = np.minimum(load_value, 0.995 * workers / service)
         else:
-            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed)
+            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
         tpot = seconds / answers.speed
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
-    wait = load.queue_wait(rate, service / workers, inside)
+    if traffic.load == "rate":
+        wait = load.queue_wait(rate, service / workers, inside)
+    else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
+        wait = np.maximum(inside / rate - base - output * tpot, 0.0)
     outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
     flow = load.Flow(
         ttft=base + wait + outside,
@@ -67,7 +70,11 @@ def estimate(
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = service / workers * (inside + 1.0) / 2.0 + base
         flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
-    return result(answers, memory, most, flow)
+    found = result(answers, memory, most, flow)
+    if traffic.load != "rate":
+        return found
+    full = rate * output * tpot / decoders >= np.maximum(most, 1.0) * load.SATURATED
+    return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
 
 
 def prompt_time(engine: load.Engine) -> tuple[Any, Any]:

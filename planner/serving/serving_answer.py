@@ -11,15 +11,28 @@ import numpy as np
 from planner.errors import PlannerError
 from planner.serving.candidates import row_of
 from planner.serving.estimate import estimate
+from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_layout import Precision
 from planner.serving.serving_question import Question
-from planner.serving.serving_reasons import misses, why_first
+from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first
 from planner.serving.serving_rows import plan_of
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import OBJECTIVES, Choice, Priced, chosen, front, joined, priced, ranked, splits
+from planner.serving.serving_search import (
+    OBJECTIVES,
+    Choice,
+    Priced,
+    Task,
+    chosen,
+    front_of,
+    joined,
+    priced,
+    ranked,
+    splits,
+    value_of,
+)
 
 AT_LIMITS, AT_LOAD = "at the limits", "at this load"
 MOST_FRONT = 16
@@ -41,6 +54,8 @@ class Answered:
     """They keep the limits, and keep up."""
     front: tuple[ServePlan, ...]
     """From the fastest for a user to the most tokens/s."""
+    beside: str
+    """Two pools against none, where both were looked at."""
     others: tuple[ServePlan, ...]
     """The best in every quantised format, for the first purpose."""
     looked_at: int
@@ -59,72 +74,143 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     Raises PlannerError when no split is legal.
     """
     started = clock.perf_counter()
-    tables = [_searched(question, None, progress)]
-    main = tables[0]
-    if not main.legal:
+    both = searched(question, None, progress)
+    main = both[1:] if question.disaggregated else both
+    if not any(one.legal for one in main):
         raise PlannerError(_nothing_legal(question))
-    purposes = [AT_LOAD] if question.task.loaded else [AT_LIMITS] if question.task.limited else list(OBJECTIVES)
-    objective = OBJECTIVES[0] if question.task.loaded or question.task.limited else None
-    plans: list[ServePlan] = []
-    named: list[str] = []
-    for purpose in purposes:
-        for plan in best_plans(question, main, objective or purpose, purpose, top):
-            plans.append(plan)
-            named.append(purpose)
-    fit = bool(len(main))
+    task = question.task
+    fit = any(len(one) for one in main)
+    purposes = [AT_LOAD] if task.loaded else [AT_LIMITS] if task.limited else list(OBJECTIVES)
+    objectives = OBJECTIVES[:1] if task.loaded or task.limited else OBJECTIVES
+    picks = Picks(task, main)
+    best = [picks.best(objective, top + 1) for objective in objectives]
+    points = [] if task.loaded else picks.front()
+    picks.price([*points, *(key for keys in best for key in keys)])
+    plans, named = list[ServePlan](), list[str]()
+    for objective, keys, purpose in zip(objectives, best, purposes, strict=True):
+        found = picks.plans(question, objective, keys, top)
+        plans, named = plans + found, named + [purpose] * len(found)
     if not fit:
-        plans, named = list(closest(question, top)), ["closest"] * top
-    kept = fit and _kept(main)
-    others = []
+        plans = list(closest(question, top))
+        named = ["closest"] * len(plans)
+    others, tables = list[ServePlan](), list(main)
     for precision in question.others:
-        table = _searched(question, precision, progress)
-        tables.append(table)
-        if len(table):
-            others += best_plans(question, table, objective or purposes[0], precision_text(precision), 1)
-    points = () if question.task.loaded else tuple(_front(question, main))
+        more = searched(question, precision, progress)[bool(question.disaggregated) :]
+        tables += more
+        others += best_plans(question, more, objectives[0], 1)
     return Answered(
-        question=question, best=tuple(plans), purposes=tuple(named[: len(plans)]), fit=fit, kept=kept, front=points,
-        others=tuple(others),
-        looked_at=sum(one.looked_at for one in tables), legal=sum(one.legal for one in tables),
-        fitting=sum(one.fitting for one in tables), priced=sum(len(one) for one in tables), seconds=clock.perf_counter() - started,
+        question=question, best=tuple(plans), purposes=tuple(named), fit=fit,
+        kept=any(np.any(one["score"] <= 1.0) for one in main), front=tuple(plan_of(question, picks.known[key]) for key in points),
+        others=tuple(others), beside=_beside(question, both, objectives[0]), looked_at=sum(one.looked_at for one in tables),
+        legal=sum(one.legal for one in tables), fitting=sum(one.fitting for one in tables),
+        priced=sum(len(one) for one in tables), seconds=clock.perf_counter() - started,
     )  # fmt: skip
 
 
-def _kept(table: Priced) -> bool:
-    return bool(np.any(table["score"] <= 1.0))
+def searched(question: Question, precision: Precision | None, progress: Callable[[str], None]) -> list[Priced]:
+    """Aggregated deployments, and pools where they are asked for or a limit or a load may speak for them."""
+    apart = question.disaggregated
+    searches = [priced]
+    searches += [pool_pairs] if apart or (apart is None and (question.task.limited or question.task.loaded)) else []
+    served, tables = question.served(precision), []
+    for search in searches:
+        found = []
+        for one in served:
+            progress(f"{one.engine.name} {one.engine.version}, {precision_text(one.precision)}")
+            found.append(search(one, question.task))
+        tables.append(joined(found))
+    return tables
 
 
-def _searched(question: Question, precision: Precision | None, progress: Callable[[str], None]) -> Priced:
-    tables = []
-    for one in question.served(precision):
-        progress(f"{one.engine.name} {one.engine.version}, {precision_text(one.precision)}")
-        tables.append(priced(one, question.task))
-    return joined(tables)
+Key = tuple[int, int]
+"""Number of a table, and its row."""
 
 
-def best_plans(question: Question, table: Priced, objective: str, purpose: str, top: int) -> list[ServePlan]:
-    """The best plans of a purpose, the first with its reason, the others with how far behind they are."""
-    rows = ranked(table, question.task, objective, top + 1)
-    found = [chosen(table, question.task, int(row), purpose) for row in rows]
-    plans = []
-    for number, one in enumerate(found[:top]):
-        following = found[number + 1] if number + 1 < len(found) else None
-        missing = misses(one)
-        plans.append(
-            plan_of(question, one, f"{missing}." if missing else why_first(one, following if number == 0 else None))
+class Picks:
+    """Rows of several tables that are looked at, priced with all that an estimate says when they are asked for together."""
+
+    def __init__(self, task: Task, tables: Sequence[Priced]) -> None:
+        self.task, self.tables = task, tables
+        self.known: dict[Key, Choice] = {}
+
+    def best(self, objective: str, top: int) -> list[Key]:
+        """The best rows of all tables, best first."""
+        task = self.task
+        fastest = max(
+            (float(np.max(one["user"], initial=0.0, where=one["score"] <= 1.0)) for one in self.tables), default=0.0
         )
-    return plans
+        found = [
+            (-float(worth[row]), (number, int(row)))
+            for number, table in enumerate(self.tables)
+            for worth in [value_of(table, task, objective, fastest)]
+            for row in ranked(table, task, objective, top)
+        ]
+        return [key for _, key in sorted(found, key=lambda pair: pair[0])[:top]]
+
+    def front(self) -> list[Key]:
+        """Rows of the front that keep the limits, thinned to MOST_FRONT evenly in speed."""
+        where = [
+            (number, int(row)) for number, one in enumerate(self.tables) for row in np.flatnonzero(one["score"] <= 1.0)
+        ]
+        speed, total = (np.array([self.tables[at][name][row] for at, row in where]) for name in ("user", "total"))
+        rows = front_of(speed, total)
+        if len(rows) > MOST_FRONT:
+            marks = np.geomspace(speed[rows[0]], speed[rows[-1]], MOST_FRONT)
+            rows = rows[np.unique([int(np.argmin(np.abs(np.log(speed[rows] / mark)))) for mark in marks])]
+        return [where[at] for at in rows]
+
+    def price(self, keys: Sequence[Key]) -> list[Choice]:
+        """The deployments of some rows."""
+        for number, table in enumerate(self.tables):
+            rows = sorted({row for at, row in keys if at == number and (at, row) not in self.known})
+            choose = chosen if table.prefill is None else chosen_pools
+            if rows:
+                self.known |= {
+                    (number, row): one for row, one in zip(rows, choose(table, self.task, rows), strict=True)
+                }
+        return [self.known[key] for key in keys]
+
+    def plans(self, question: Question, objective: str, keys: Sequence[Key], top: int) -> list[ServePlan]:
+        """Plans of the first rows, the first with its reason; what misses, with by how much."""
+        found, plans = self.price(keys), []
+        for number, one in enumerate(found[:top]):
+            following = found[number + 1] if number == 0 and len(found) > 1 else None
+            missing = misses(one)
+            equal = 0 if number or missing else self._equal(objective, keys[:top])
+            plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following, equal)))
+        return plans
+
+    def _equal(self, objective: str, keys: Sequence[Key]) -> int:
+        """How many rows after the first are too near to it to be told apart by what the objective is about."""
+        worth = []
+        for at, row in keys:
+            total, user, seconds = (float(self.tables[at][name][row]) for name in ("total", "user", "e2e"))
+            kind = objective if not (self.task.loaded or self.task.limited) else ""
+            worth.append(
+                1.0 / seconds if self.task.loaded else {"balanced": total * user, "interactive": user}.get(kind, total)
+            )
+        near = [abs(one / worth[0] - 1.0) < TIED for one in worth]
+        return near.index(False) - 1 if False in near else len(near) - 1
 
 
-def _front(question: Question, table: Priced) -> list[ServePlan]:
-    """Points of the front that keep the limits, thinned to MOST_FRONT evenly in speed."""
-    rows = front(table.take(np.flatnonzero(table["score"] <= 1.0)))
-    kept = table.take(np.flatnonzero(table["score"] <= 1.0))
-    if len(rows) > MOST_FRONT:
-        speed = np.log(kept["user"][rows])
-        marks = np.linspace(speed[0], speed[-1], MOST_FRONT)
-        rows = rows[np.unique([int(np.argmin(np.abs(speed - mark))) for mark in marks])]
-    return [plan_of(question, chosen(kept, question.task, int(row))) for row in rows]
+def best_plans(question: Question, tables: Sequence[Priced], objective: str, top: int) -> list[ServePlan]:
+    """The best plans of some tables."""
+    picks = Picks(question.task, tables)
+    return picks.plans(question, objective, picks.best(objective, top + 1), top)
+
+
+def _beside(question: Question, tables: Sequence[Priced], objective: str) -> str:
+    """Two pools against none, in a sentence."""
+    if len(tables) < 2:
+        return ""
+    first = []
+    for table in tables:
+        picks = Picks(question.task, [table])
+        first.append(next(iter(picks.price(picks.best(objective, 1))), None))
+    together, apart = first
+    if together is None or apart is None:
+        return "Disaggregated: no pair of pools starts on these GPUs." if apart is None and together is not None else ""
+    return disaggregated_text(question.task.loaded, together, apart)
 
 
 def closest(question: Question, top: int) -> list[ServePlan]:

@@ -18,9 +18,9 @@ from planner.serving.one_deployment import completed
 from planner.serving.other_sizes import Change, changed
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
-from planner.serving.serving_inputs import lengths_text
+from planner.serving.serving_inputs import lengths_text, read_split
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.serving_question import PINNED, Question, ServeRequest, ask
+from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
 from planner.serving.serving_rows import layout_text, plan_of
 from planner.serving.serving_rules import violations
@@ -73,24 +73,6 @@ def compare_splits(request: ServeRequest, texts: Sequence[str] = ()) -> tuple[Qu
 
 def _total(row: Compared) -> float:
     return row.plan.prediction.output_tokens_per_second if row.plan and row.plan.prediction else 0.0
-
-
-def read_split(text: str) -> dict[str, int]:
-    """A split like 'tp=4,pp=2', 'tp 4 pp 2' or 'tp4 pp2 x2'. Raises PlannerError."""
-    found: dict[str, int] = {}
-    names = {"x": "replicas", "dp": "attn_dp", "r": "replicas"}
-    for word in re.sub(r"\s*=\s*|(?<=[a-zA-Z])\s+(?=\d)", "", text).replace(",", " ").split():
-        match = re.fullmatch(r"([a-zA-Z_-]+?)(\d{1,7})", word)
-        name = match[1].lower().replace("-", "_") if match else ""
-        name = names.get(name, name)
-        if match is None or name not in PINNED or name in found:
-            raise PlannerError(
-                f"split {shown(text)}: {shown(word)} is not understood; write it like tp=4,pp=2 or replicas=8"
-            )
-        found[name] = int(match[2])
-    if not found:
-        raise PlannerError(f"split {shown(text)} says nothing; write it like tp=4,pp=2")
-    return found
 
 
 def _all_splits(question: Question, common: Mapping[str, Any]) -> Iterable[dict[str, int]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Speculation
 from planner.units import parse, parse_amount, parse_count
 
@@ -15,6 +17,8 @@ LONGEST = 100_000_000
 """Tokens of a prompt or an answer."""
 MOST_LENGTHS = 20_000_000
 """Bytes of a file of lengths."""
+DEGREES = tuple(one.name for one in fields(ServingLayout))
+"""What a split names."""
 PERCENTILES = ("mean", "p50", "p90", "p99")
 _RATE = re.compile(
     r"^\s*(\d+\.?\d*|\.\d+)\s*(?:(?:req(?:uests?)?)?\s*(?:/|per\s+)\s*(s|sec|second|min|minute|h|hour))?\s*$"
@@ -22,22 +26,30 @@ _RATE = re.compile(
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def read_lengths(text: object, what: str) -> Lengths:
-    """Lengths of a prompt or an answer: ``2048``, ``8k``, ``uniform:800-1000``, ``@lengths.txt``. Raises PlannerError.
+def read_lengths(text: object, what: str, spread: float = 0.0) -> Lengths:
+    """Lengths of a prompt or an answer: ``2048``, ``8k``, ``fixed:2048``, ``uniform:800-1000``, ``@lengths.txt``. Raises
+    PlannerError.
+
+    A number alone is the mean of lengths that are uniform within ``spread`` of it, 0.2: from 0.8 to 1.2 times; ``fixed:`` takes
+    none.
 
     A file holds a number of tokens on every line, or tokens and how many requests have them; or a JSON list of numbers.
     """
     if isinstance(text, Lengths):
         return text
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return Lengths.fixed(_possible(float(text), what))
+        return _around(_possible(float(text), what), spread)
     said = str(text).strip() if isinstance(text, str) else shown(text)
     if said.startswith("@"):
         return _lengths_of_file(Path(said[1:]), what)
     kind, colon, ends = said.partition(":")
+    if kind.strip().lower() == "fixed" and colon:
+        return Lengths.fixed(_count(ends, what))
     if colon or re.fullmatch(r"[\d.]+[kKmM]?i?\s*(-|\.\.)\s*[\d.]+[kKmM]?i?", said):
         if colon and kind.strip().lower() not in ("uniform", "u"):
-            raise PlannerError(f"{what}: {shown(said)} is no distribution; write 2048, uniform:800-1000 or @file")
+            raise PlannerError(
+                f"{what}: {shown(said)} is no distribution; write 2048, fixed:2048, uniform:800-1000 or @file"
+            )
         low, sign, high = (
             re.split(r"(-|\.\.)", ends if colon else said, maxsplit=1)
             if re.search(r"-|\.\.", ends or said)
@@ -49,7 +61,13 @@ def read_lengths(text: object, what: str) -> Lengths:
         if least > most:
             raise PlannerError(f"{what}: {shown(said)} goes down; write the smaller end first, like uniform:800-1000")
         return Lengths.uniform(least, most)
-    return Lengths.fixed(_count(said, what))
+    return _around(_count(said, what), spread)
+
+
+def _around(mean: float, spread: float) -> Lengths:
+    """Uniform around a mean, none below one token."""
+    low = max(mean * (1.0 - spread), 1.0)
+    return Lengths.uniform(low, 2.0 * mean - low)
 
 
 def _count(text: str, what: str) -> float:
@@ -190,3 +208,21 @@ def lengths_text(lengths: Lengths) -> str:
     if low >= 1 and abs((low**2 + low * high + high**2) / 3.0 / lengths.squared - 1.0) < 1e-6:
         return f"{low:,.0f} to {high:,.0f}"
     return f"mean {lengths.mean:,.0f} (longest {lengths.longest:,.0f})"
+
+
+def read_split(text: str) -> dict[str, int]:
+    """A split like 'tp=4,pp=2', 'tp 4 pp 2' or 'tp4 pp2 x2'. Raises PlannerError."""
+    found: dict[str, int] = {}
+    names = {"x": "replicas", "dp": "attn_dp", "r": "replicas"}
+    for word in re.sub(r"\s*=\s*|(?<=[a-zA-Z])\s+(?=\d)", "", text).replace(",", " ").split():
+        match = re.fullmatch(r"([a-zA-Z_-]+?)(\d{1,7})", word)
+        name = match[1].lower().replace("-", "_") if match else ""
+        name = names.get(name, name)
+        if match is None or name not in DEGREES or name in found:
+            raise PlannerError(
+                f"split {shown(text)}: {shown(word)} is not understood; write it like tp=4,pp=2 or replicas=8"
+            )
+        found[name] = int(match[2])
+    if not found:
+        raise PlannerError(f"split {shown(text)} says nothing; write it like tp=4,pp=2")
+    return found

@@ -10,10 +10,10 @@ capacity         tokens: the least over stages of cache / bytes per token, times
 The peak of a step of C tokens, bytes on a GPU:
 
 stream    2 x C h 2, the residual stream and the normed one
-widest    attention C (2 q + k + v) 2 / t; gated MLP C 3 f 2 / t; experts T K (max(2 f_e / moe_tp, h) + f_e / moe_tp + h / 2) 2 with the T
-          tokens of all attention ranks, at most ``expert_tokens`` at once: in and out of both products, and an 8-bit copy
-logits    ``logits`` bytes for each of V and each of the largest batch: copies, sort and sums of sampling. vLLM samples so when it
-          measures its peak: 38 B from logs that state peak, batch and vocabulary [0.6 to 0.26: 1.2, 5.6, 7.4 GiB]
+widest    attention C (2 q + k + v) 2 / t; gated MLP C 3 f 2 / t; experts T K (max(2 f_e / moe_tp, h) + f_e / moe_tp + h / 2) 2 with
+          the T tokens of all attention ranks, at most ``expert_tokens`` at once: in and out of both products, and an 8-bit copy
+logits    ``logits`` bytes for each of V and each of the largest batch, at most ``sampled``: copies, sort and sums of sampling. vLLM
+          samples so when it measures its peak: 38 B from logs that state peak, batch and vocabulary [0.6 to 0.26: 1.2 to 7.4 GiB]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from planner.arrays import Floats
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.serving.engine import Engine, by_card
-from planner.serving.result import ServingMemory
+from planner.serving.result import ServingMemory, normal_share
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.serving_weights import (
     PLAIN,
@@ -49,8 +49,8 @@ LEAST_CHUNK = 2048.0
 MANY_GRAPHS = 300.0
 """Sequences of the largest graph above which SGLang reserves more with attention data parallelism."""
 LOOSE = (0.01, 0.25, 0.4)
-"""Standard deviation of weights, of peak and graphs, and of the runtime, as a part of each: what 14 server logs that print them leave
-(weights within 0.5 %, peaks within 20 %, communicators between 1.3 and 2.0 GiB)."""
+"""Standard deviation of weights, of peak and graphs, and of the runtime, as a part of each: what logs of servers that print them
+leave (weights within 0.5 %, peaks within 20 %, communicators between 1.3 and 2.0 GiB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,8 @@ def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
     total = one.hardware.usable_memory
     held = weights + draft
     room = total - held - peak - context - group - graphs - SPARE
-    taken = _accounted(one, held, peak, graphs)
+    whole = _whole(one, held, peak, graphs)
+    taken = _share(one) * whole[0] - whole[1]
     longest = per_token * (one.traffic.input.mean + one.traffic.output.mean) + per_sequence
     cache = np.where(taken >= longest, taken, np.maximum(taken, room))
     spread = np.sqrt((LOOSE[0] * held) ** 2 + (LOOSE[1] * (peak + graphs)) ** 2 + (LOOSE[2] * (context + group)) ** 2)
@@ -101,21 +102,28 @@ def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
         "weights": weights, "draft": draft, "activations": peak, "graphs": graphs, "cache": cache, "spread": spread,
         "reserve": total - held - peak - graphs - cache, "usable": total, "bytes_per_token": per_token,
         "bytes_per_sequence": per_sequence, "raised": (taken < longest) & (cache > taken),
+        "share": np.where(cache > taken, (cache + whole[1]) / np.maximum(whole[0], 1.0), _share(one)),
         "capacity": np.maximum(cache, 0.0) / np.maximum(per_token, 1e-9) * np.asarray(layout.attn_dp),
         "left": np.where(stage.exists, cache / np.maximum(per_token, 1e-9), np.inf),
     }  # fmt: skip
 
 
-def _accounted(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> Floats:
-    """What the engine takes for its cache with its defaults."""
+def _share(one: Placed) -> Any:
+    """The engine's flag of memory by default: of all (vLLM), of what runtime and communicators leave (SGLang), of what is free."""
+    rules = one.engine.accounting
+    return rules.share if rules.school != "reserve" else 1.0 - reserved(one) / one.hardware.usable_memory
+
+
+def _whole(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> tuple[Any, Any]:
+    """What the flag is a share of, and what comes out of that share before the cache."""
     rules, total = one.engine.accounting, one.hardware.usable_memory
     context, group = runtime_bytes(one)
     if rules.school == "share_of_total":
-        parts = {"context": context, "group": group, "graphs": graphs}
-        return rules.share * total - held - peak - sum((parts[name] for name in rules.counts), np.zeros(np.shape(held)))
+        parts: dict[str, Any] = {"context": context, "group": group, "graphs": graphs}
+        return total, held + peak + sum(parts[name] for name in rules.counts)
     if rules.school == "reserve":
-        return (total - context - group) * (1.0 - reserved(one) / total) - held
-    return rules.share * (total - held - peak - context - group - graphs)
+        return total - context - group, held
+    return total - held - peak - context - group - graphs, 0.0
 
 
 def _scarcest(found: list[dict[str, Any]]) -> ServingMemory:
@@ -143,7 +151,7 @@ def activation_bytes(one: Placed) -> Floats:
         both = np.maximum(2.0 * inner, model.routed_size) + inner + model.routed_size / 2.0
         widest = np.maximum(widest, rows * both)
     batch = np.minimum(np.ceil(np.asarray(layout.max_batch) / np.asarray(layout.attn_dp)), tokens)
-    logits = one.engine.accounting.logits * model.vocab_size * batch
+    logits = one.engine.accounting.logits * model.vocab_size * np.minimum(batch, one.engine.accounting.sampled)
     return np.maximum(PLAIN * (2.0 * model.hidden_size * tokens + widest), logits)
 
 
@@ -155,7 +163,8 @@ def graph_bytes(one: Placed, stage: Stage) -> Floats:
 def runtime_bytes(one: Placed) -> tuple[float, Floats]:
     """Context; communicators and workspaces of an engine of several GPUs, and buffers of its all-reduce."""
     rules, several = one.engine.accounting, np.asarray(one.layout.engine_gpus) > 1
-    return rules.context, np.where(several, rules.group + rules.rank * np.asarray(one.layout.tp), 0.0)
+    linked = np.minimum(np.asarray(one.layout.tp), one.hardware.scale_up_domain)
+    return rules.context, np.where(several, rules.group + rules.rank * linked, 0.0)
 
 
 def reserved(one: Placed) -> Floats:
@@ -172,3 +181,27 @@ def reserved(one: Placed) -> Floats:
     found = np.maximum(found, by_card(rules.least, hardware, gpus))
     drafts = one.traffic.speculation is not None and one.traffic.speculation.draft_parameters > 0
     return found + rules.draft * drafts
+
+
+def preemption_chance(
+    engine: Engine, layout: ServingLayout, traffic: Traffic, memory: ServingMemory, running: Any
+) -> Floats:
+    """Chance that the cache of an attention rank is full in a step in which the engine runs ``running`` sequences.
+
+    0 where answers are reserved whole.
+
+    P(sum of lengths > capacity) with B sequences of mean m and variance v each, a normal distribution of B m and B v:
+    a running sequence has I + u O tokens, u uniform, and longer answers are seen longer: m = I + E[O^2] / (2 E[O]),
+    v = Var I + E[O^3] / (3 E[O]) - (E[O^2] / (2 E[O]))^2, E[O^3] as of a gamma distribution, E[O]^3 (1 + c) (1 + 2 c).
+    """
+    each = np.asarray(running, dtype=np.float64) / np.asarray(layout.attn_dp)
+    fixed = np.asarray(memory.bytes_per_sequence) / np.maximum(memory.bytes_per_token, 1e-9)
+    output, c = traffic.output.mean, traffic.output.variation
+    grown = traffic.output.squared / (2.0 * output)
+    mean = traffic.input.mean + grown + fixed
+    variance = (
+        traffic.input.mean**2 * traffic.input.variation + output**2 * (1.0 + c) * (1.0 + 2.0 * c) / 3.0 - grown**2
+    )
+    room = np.asarray(memory.capacity) / np.asarray(layout.attn_dp)
+    deviations = (each * mean - room) / np.sqrt(np.maximum(each * variance, 1.0))
+    return np.asarray(normal_share(deviations)) * (engine.admits == "input")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.serving.result import StepTime
-from planner.serving.serving_rows import degrees_text
+from planner.serving.serving_rows import layout_text
 from planner.serving.serving_search import Choice
 from planner.units import GIB, format_seconds
 
@@ -16,15 +16,24 @@ PART_TEXT = {
     "linear": "matrix products", "attention": "attention", "experts": "experts", "memory_bound": "norms and activations",
     "communication": "communication", "head": "head and sampling", "host": "host work",
 }  # fmt: skip
+ONE = ("attention", "communication", "host")
+"""Parts that take; the others take."""
+TIED = 0.1
+"""Deployments that differ by less count as equal: about the median error of predicted throughput in families that were left out."""
 NEAR = 0.97
 """What reaches this part of a limit is bound by it."""
 SMALL = 0.005
 """Parts of a step below this share are not worth a word."""
 
 
-def why_first(first: Choice, second: Choice | None) -> str:
-    """What binds the best deployment, and what the runner-up pays for."""
+def why_first(first: Choice, second: Choice | None, equal: int = 0) -> str:
+    """What binds the best deployment, how many after it count as ``equal``, and what the runner-up pays for."""
     sentences = [binding(first)]
+    if equal:
+        which = "The next counts" if equal == 1 else f"The next {equal} count"
+        sentences.append(
+            f"{which} as equal: less than {100 * TIED:.0f} % apart, which is within the error of predictions."
+        )
     if second is not None:
         sentences.append(against(first, second))
     return " ".join(one for one in sentences if one)
@@ -48,15 +57,14 @@ def binding(one: Choice) -> str:
     )
 
 
+def _takes(part: str) -> str:
+    return f"{PART_TEXT[part]} {'takes' if part in ONE else 'take'}"
+
+
 def name_of(one: Choice) -> str:
     """Engine and split in words."""
-    text = f"{one.served.engine.name} {degrees_text(one.layout)}"
-    text += f" x {int(one.layout.replicas)}" if int(one.layout.replicas) > 1 else ""
-    return (
-        text
-        if one.prefill is None
-        else f"{text} behind prefill on {degrees_text(one.prefill)} x {int(one.prefill.replicas)}"
-    )
+    pools = layout_text(one.layout)
+    return f"{one.served.engine.name} {pools if one.prefill is None else f'{layout_text(one.prefill)} -> {pools}'}"
 
 
 def against(first: Choice, second: Choice) -> str:
@@ -68,17 +76,38 @@ def against(first: Choice, second: Choice) -> str:
     mine, theirs = _shares(first), _shares(second)
     share, name = max((theirs[part] - mine[part], part) for part in mine)
     if share > SMALL:
-        said += f"; {PART_TEXT[name]} take {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
+        said += f"; {_takes(name)} {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
     return f"{said}."
 
 
 def _percent(change: float) -> str:
-    return "as many" if abs(change) < 0.0005 else f"{100 * change:+.1f} %"
+    return "the same" if abs(change) < 0.0005 else f"{100 * change:+.1f} %"
 
 
 def _shares(one: Choice) -> dict[str, float]:
     total = _number(one.found.step.total) or 1.0
     return {part.name: _number(getattr(one.found.step, part.name)) / total for part in fields(StepTime)}
+
+
+def disaggregated_text(loaded: bool, together: Choice, apart: Choice) -> str:
+    """The best pair of pools against the best deployment without, under the same limits and load."""
+    names = f"the best pair of pools, {name_of(apart)},"
+    missing = [misses(one) for one in (together, apart)]
+    if all(missing):
+        return f"Disaggregated: {names} does no better: {missing[1]}."
+    if missing[1]:
+        return f"Disaggregated: {names} {missing[1]}; aggregated keeps the limits."
+    if missing[0]:
+        return f"Disaggregated: {names} keeps the limits; the best aggregated one, {name_of(together)}, does not: {missing[0]}."
+    times, rates = (
+        [_number(one.found.e2e.mean) for one in (apart, together)],
+        [one.total for one in (apart, together)],
+    )
+    wins = times[0] < times[1] if loaded else rates[0] > rates[1]
+    mine, theirs = times if loaded else rates
+    what = "time of a request" if loaded else "tokens/s"
+    word = "wins" if wins else "loses"
+    return f"Disaggregated {word}: {names} has {_percent(mine / theirs - 1.0)} {what} against {name_of(together)}."
 
 
 def misses(one: Choice) -> str:

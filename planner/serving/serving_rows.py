@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.costs import Rates, kwh_per_million_tokens, usd_per_million_tokens
+from planner.model import ModelSpec
+from planner.serving.intervals import bar, kind_of, range_of
 from planner.serving.published import precision_text
-from planner.serving.serve_plan import ServePlan, predict_serving
+from planner.serving.result import ServingEstimate
+from planner.serving.serve_plan import LATENCIES, ServePlan, ServePrediction, predict_serving
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question
 from planner.serving.serving_search import Choice
 
 DEFINITIONS = (
     "TTFT: time to first token, queue and client included. TPOT: time per output token after the first, (e2e - TTFT) / (O - 1).",
-    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. Dollars and energy: of "
-    "those GPUs "
-    "all the time.",
+    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. load: requests in "
+    "flight, or those "
+    "that arrive; holds: requests of this length that the cache holds. Dollars and energy: of those GPUs all the time.",
 )
 """What the headings of the tables mean, where tools differ."""
 
@@ -47,6 +50,8 @@ class ServeRow:
     tpot_s: float | None
     memory_gib: float
     memory_limit_gib: float
+    holds: float
+    """Requests of this length that the cache of the whole deployment holds."""
     preemption: float
     communication_share: float
     """Of a decode step."""
@@ -78,7 +83,8 @@ def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
         tokens_per_second_per_user=1.0 / mean if found.fits and 0 < mean < math.inf else None, figure=plan.limits.percentile,
         ttft_s=ttft if found.fits and math.isfinite(ttft) else None, tpot_s=tpot if found.fits and math.isfinite(tpot) else None,
         memory_gib=found.memory_peak_gib, memory_limit_gib=found.memory_limit_gib,
-        preemption=found.preemption, communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
+        holds=found.max_concurrency if found.fits else 0.0, preemption=found.preemption,
+        communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
         keeps_up=keeps_up, limits_kept=found.fits and keeps_up and ttft <= plan.limits.ttft and tpot <= plan.limits.tpot,
         **_money(rates, plan.gpus, output, found.total_tokens_per_second),
     )  # fmt: skip
@@ -121,13 +127,36 @@ def plan_layout_text(plan: ServePlan) -> str:
     return f"{layout_text(plan.prefill)} -> {layout_text(plan.layout)}"
 
 
+RANGED = {
+    "ttft": "ttft_ms.mean", "tpot": "tpot_ms.mean", "itl": "itl_ms.mean", "e2e": "latency_s.mean",
+    "requests_per_second": "request_per_s",
+    "output_tokens_per_second": "tokens_per_s_output", "total_tokens_per_second": "tokens_per_s_total",
+}  # fmt: skip
+"""Quantities with an interval, and what tables of measured runs call them."""
+
+
+def with_ranges(found: ServingEstimate, model: ModelSpec, load: str, pools: bool) -> ServePrediction:
+    """Plain numbers of one deployment, with where nine of ten measured ones would lie, by runs of its kind."""
+    plain = predict_serving(found)
+    if not plain.fits:
+        return plain
+    waits = (plain.waiting or 0.0) > 0.5 or plain.saturated
+    kind = kind_of("disaggregated" if pools else load, model.is_moe, waits)
+    values = {name: plain.latency(name) if name in LATENCIES else getattr(plain, name) for name in RANGED}
+    ranges = {name: range_of(RANGED[name], kind, value) for name, value in values.items() if math.isfinite(value)}
+    one = bar(RANGED["tpot"], kind)
+    basis = f"residuals of {one.runs:,} measured runs of {one.families} families of model, device and engine like this ({kind})"
+    return replace(plain, ranges=ranges, ranges_basis=basis)
+
+
 def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = None) -> ServePlan:
     """A deployment as a plan of the question's GPUs, or of ``gpus``."""
     engine = one.served.engine
     return ServePlan(
         model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=f"{engine.name}@{engine.version}",
         precision=one.served.precision, layout=one.layout, prefill=one.prefill, traffic=one.traffic, limits=one.limits,
-        prediction=predict_serving(one.found), assumptions=question.assumptions, why=why,
+        prediction=with_ranges(one.found, question.model, one.traffic.load, one.prefill is not None),
+        assumptions=question.assumptions, why=why,
     )  # fmt: skip
 
 

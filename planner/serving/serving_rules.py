@@ -1,4 +1,8 @@
-"""What an engine may run: predicates on columns of layouts, each with a sentence for one layout, from the same numbers."""
+"""What an engine may run: predicates on columns of layouts, each with a sentence for one layout, from the same numbers.
+
+A rule is a function that yields where it holds, a value or a column, and then, of one layout that breaks it, the sentence with the
+remedy. Rules of one engine name it; what differs between versions is a fact of the engine (profiles/engines).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,17 @@ from planner.arrays import NDArray
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.rules import divisors
-from planner.serving.engine import Engine
+from planner.serving.engine import FORMATS, Engine
 from planner.serving.serving_layout import Precision, ServingLayout
+
+BLOCK = 128
+"""Weights that share a scale along one side: fp8_block, and groups of int4."""
+NAMES = {
+    "latent": "latent attention (MLA)", "sparse": "sparse attention with an indexer", "sinks": "attention sinks",
+    "chunked": "chunked attention", "mamba2": "Mamba-2 layers", "gated_delta_net": "gated delta net layers",
+    "kimi_delta_attention": "Kimi delta attention layers",
+}  # fmt: skip
+"""How a sentence calls the kinds of ``engine.KINDS``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +38,14 @@ class ServingJob:
     engine: Engine
     precision: Precision
 
+    @property
+    def title(self) -> str:
+        """The engine with its version."""
+        return f"{self.engine.name} {self.engine.version}"
+
+
+Judge = Callable[[ServingJob, Any], Iterator[Any]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRule:
@@ -34,34 +55,70 @@ class ServingRule:
     """Short name."""
     engines: tuple[str, ...]
     """Engines that have it; empty = all."""
-    judge: Callable[[ServingJob, Any], Iterator[Any]]
+    judge: Judge
     """Yields where the rule holds, a value or a column; then, of one layout that breaks it, the sentence."""
 
 
-RULES: list[ServingRule] = []
-
-
-def rule(name: str, *engines: str) -> Callable[[Callable[[ServingJob, Any], Iterator[Any]]], ServingRule]:
-    """Makes a rule of the function below it and puts it into the table."""
-
-    def enter(judge: Callable[[ServingJob, Any], Iterator[Any]]) -> ServingRule:
-        RULES.append(ServingRule(name=name, engines=engines, judge=judge))
-        return RULES[-1]
-
-    return enter
+def rule(name: str, *engines: str) -> Callable[[Judge], ServingRule]:
+    """Makes a rule of the function below it."""
+    return lambda judge: ServingRule(name=name, engines=engines, judge=judge)
 
 
 def _divisors(number: int) -> str:
     return ", ".join(map(str, divisors(number)[:16]))
 
 
+# ------------------------------------------------------------------------------------- the device, the model, the formats
+
+
 @rule("vendor")
 def _vendor(job: ServingJob, _: Any) -> Iterator[Any]:
     yield job.hardware.vendor in job.engine.vendors
     yield (
-        f"{job.engine.name} runs on {' and '.join(job.engine.vendors)} GPUs, and {job.hardware.name} is from {job.hardware.vendor}; "
-        "choose another engine or GPU"
+        f"{job.engine.name} runs on {' and '.join(job.engine.vendors)} GPUs, and {job.hardware.name} is from "
+        f"{job.hardware.vendor}; choose another engine or GPU"
     )
+
+
+def kinds_of(model: ModelSpec) -> tuple[str, ...]:
+    """What of ``engine.KINDS`` a model has."""
+    has = {
+        "latent": model.is_mla,
+        "sparse": model.is_sparse,
+        "sinks": model.attention_sinks,
+        "chunked": model.chunked_attention,
+    }
+    linear = (model.linear.kind,) if model.linear else ()
+    return (*(name for name, there in has.items() if there), *linear)
+
+
+@rule("model")
+def _model(job: ServingJob, _: Any) -> Iterator[Any]:
+    missing = [NAMES[kind] for kind in kinds_of(job.model) if kind not in job.engine.kinds]
+    yield not missing
+    yield f"{job.model.name} has {' and '.join(missing)}, which {job.title} does not run; choose a newer version or another engine"
+
+
+@rule("formats")
+def _formats(job: ServingJob, _: Any) -> Iterator[Any]:
+    one = job.precision
+    asked = {"weights": one.weights, "experts": one.experts, "attention": one.attention}
+    missing = {
+        where: form for where, form in asked.items()
+        if form and not job.engine.runs(form, job.hardware) and not (where == "experts" and not job.model.is_moe)
+    }  # fmt: skip
+    if one.cache == "fp8" and not job.engine.runs("fp8_cache", job.hardware):
+        missing["cache"] = "fp8"
+    yield job.hardware.vendor not in job.engine.vendors or not missing
+    runs = (
+        ", ".join(form for form in FORMATS if form != "fp8_cache" and job.engine.runs(form, job.hardware))
+        or "none of its formats"
+    )
+    said = " and ".join(f"{form} {where}" for where, form in missing.items())
+    yield f"{job.title} does not run {said} on {job.hardware.name} ({job.hardware.arch}); it runs {runs} there"
+
+
+# -------------------------------------------------------------------------------------------------------------- attention
 
 
 @rule("heads")
@@ -81,10 +138,59 @@ def _kv_heads(job: ServingJob, at: Any) -> Iterator[Any]:
     )
 
 
+@rule("linear heads")
+def _linear_heads(job: ServingJob, at: Any) -> Iterator[Any]:
+    linear = job.model.linear
+    heads = linear.value_heads if linear else 0
+    yield heads % at.tp == 0
+    yield f"tp {at.tp} does not divide the {heads} value heads of linear attention of {job.model.name}; give a divisor of {heads}"
+
+
+@rule("decode context")
+def _context(job: ServingJob, at: Any) -> Iterator[Any]:
+    kv, heads = job.model.num_kv_heads, job.model.num_heads
+    repeats = at.tp % at.dcp == 0 if job.model.is_mla else (at.tp % (kv * at.dcp) == 0) & (heads // kv % at.dcp == 0)
+    yield (at.dcp == 1) | (job.engine.decode_context & repeats)
+    if not job.engine.decode_context:
+        yield f"{job.title} does not split the cache of a sequence: dcp {at.dcp} must be 1"
+    elif job.model.is_mla:
+        yield f"dcp {at.dcp} does not divide tp {at.tp}; give a divisor"
+    else:
+        yield (
+            f"dcp {at.dcp} splits what tp repeats: tp {at.tp} must be a multiple of {kv} key-value heads x dcp, and dcp divide the "
+            f"{heads // kv} queries of each; give a larger tp or dcp 1"
+        )
+
+
+@rule("attention of TensorRT-LLM", "trtllm")
+def _attention_dp(_: ServingJob, at: Any) -> Iterator[Any]:
+    yield (at.attn_dp == 1) | (at.tp == 1)
+    yield (
+        f"TensorRT-LLM has one attention rank on each GPU under attention data parallelism: tp {at.tp} x attn_dp {at.attn_dp} is "
+        f"tp 1 x attn_dp {at.tp * at.attn_dp}, or tp {at.tp * at.attn_dp} without"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- layers and experts
+
+
 @rule("stages")
 def _stages(job: ServingJob, at: Any) -> Iterator[Any]:
     yield at.pp <= job.model.num_layers
     yield f"pp {at.pp} is more than the {job.model.num_layers} layers of {job.model.name}; give at most that"
+
+
+@rule("MLP")
+def _mlp(job: ServingJob, at: Any) -> Iterator[Any]:
+    width = job.model.ffn_size if job.model.num_plain_layers else job.model.shared_expert_ffn_size
+    least = BLOCK if job.precision.weights == "int4" or (_blocks(job, job.precision.weights)) else 1
+    yield (width % at.tp == 0) & ((at.tp == 1) | (width // at.tp % least == 0))
+    each = f" into multiples of the {BLOCK} that share a scale" if least > 1 else ""
+    yield f"tp {at.tp} does not divide the MLP width {width} of {job.model.name}{each}; give a smaller tp"
+
+
+def _blocks(job: ServingJob, form: str) -> bool:
+    return form == "fp8_block" and not job.engine.splits_blocks
 
 
 @rule("experts over ranks")
@@ -96,16 +202,59 @@ def _expert_ranks(job: ServingJob, at: Any) -> Iterator[Any]:
     )
 
 
-@rule("experts of a dense model")
+@rule("number of experts")
+def _experts(job: ServingJob, at: Any) -> Iterator[Any]:
+    number = job.model.num_experts
+    yield (not job.model.is_moe) | (at.ep <= number)
+    yield f"ep {at.ep} is more than the {number} experts of {job.model.name}; give at most that"
+
+
+@rule("width of experts")
+def _expert_width(job: ServingJob, at: Any) -> Iterator[Any]:
+    width, form = job.model.expert_ffn_size, job.precision.experts or job.precision.weights
+    least = BLOCK if _blocks(job, form) else 1
+    yield (not job.model.is_moe) | ((width % at.moe_tp == 0) & ((at.moe_tp == 1) | (width // at.moe_tp % least == 0)))
+    each = f" into multiples of the {BLOCK} that share a scale" if least > 1 else ""
+    yield f"moe_tp {at.moe_tp} does not divide the expert width {width} of {job.model.name}{each}; give a larger ep"
+
+
+@rule("experts of vLLM", "vllm")
+def _expert_degrees(job: ServingJob, at: Any) -> Iterator[Any]:
+    ranks = at.tp * at.attn_dp
+    yield (not job.model.is_moe) | (at.ep == 1) | (at.ep == ranks)
+    yield (
+        f"vLLM spreads experts over all tp x dp = {ranks} ranks or splits each over them, ep {at.ep} is between; "
+        f"give ep {ranks} (--enable-expert-parallel) or ep 1"
+    )
+
+
+@rule("dense model")
 def _dense(job: ServingJob, at: Any) -> Iterator[Any]:
+    yield job.model.is_moe | ((at.ep == 1) & (at.attn_dp == 1) & ((at.moe_tp == 1) | (at.moe_tp == at.tp)))
     yield (
-        job.model.is_moe
-        | ((at.ep == 1) & (at.moe_tp == 1) & (at.attn_dp == 1))
-        | ((at.ep == 1) & (at.attn_dp == 1) & (at.moe_tp == at.tp))
+        f"{job.model.name} has no routed experts: ep {at.ep} and attn_dp {at.attn_dp} must be 1, moe_tp {at.moe_tp} too; use "
+        "replicas for more copies"
     )
+
+
+# ------------------------------------------------------------------------------------------------------- batch and budget
+
+
+@rule("budget of a step", "vllm")
+def _budget(_: ServingJob, at: Any) -> Iterator[Any]:
+    each = -(-at.max_batch // at.attn_dp)
+    yield at.max_tokens >= each
     yield (
-        f"{job.model.name} has no routed experts: ep {at.ep} and attn_dp {at.attn_dp} must be 1; use replicas for more copies"
+        f"max_tokens {at.max_tokens} is less than the {each} sequences of a rank, each of which decodes a token in a step: vLLM "
+        "does not start; raise max_tokens or lower max_batch"
     )
+
+
+RULES: tuple[ServingRule, ...] = (
+    _vendor, _model, _formats, _heads, _kv_heads, _linear_heads, _context, _attention_dp, _stages, _mlp, _expert_ranks, _experts,
+    _expert_width, _expert_degrees, _dense, _budget,
+)  # fmt: skip
+"""In the order in which they are said."""
 
 
 def violations(
@@ -114,7 +263,7 @@ def violations(
     """Sentences of the rules that one layout breaks; none when it is legal."""
     job = ServingJob(model=model, hardware=hardware, engine=engine, precision=precision)
     found, at = [], _columns(layout)
-    for one in _rules(engine):
+    for one in rules_of(engine):
         holds, sentence = one.judge(job, at)
         if not np.all(holds):
             found.append(str(sentence))
@@ -128,12 +277,13 @@ def legal(
     job = ServingJob(model=model, hardware=hardware, engine=engine, precision=precision)
     at = _columns(layout)
     mask = np.ones(np.broadcast_shapes(*(np.shape(getattr(at, one.name)) for one in fields(at))), dtype=bool)
-    for one in _rules(engine):
+    for one in rules_of(engine):
         mask = mask & next(one.judge(job, at))
     return mask
 
 
-def _rules(engine: Engine) -> list[ServingRule]:
+def rules_of(engine: Engine) -> list[ServingRule]:
+    """The rules that an engine has."""
     return [one for one in RULES if not one.engines or engine.name in one.engines]
 
 

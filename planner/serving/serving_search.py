@@ -7,9 +7,8 @@ ranked above what does.
 
 from __future__ import annotations
 
-import time as clock
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,8 +130,6 @@ class Choice:
     found: ServingEstimate
     """Scalars."""
     limits: Limits = field(default_factory=Limits)
-    purpose: str = ""
-    """One of OBJECTIVES, or what it was chosen for."""
 
     @property
     def num_gpus(self) -> int:
@@ -163,8 +160,11 @@ class Choice:
 
 def score_of(found: ServingEstimate, limits: Limits) -> Any:
     """Largest of TTFT and TPOT over their limits; 0 without limits."""
-    ttft, tpot = (np.asarray(one.of(limits.percentile)) for one in (found.ttft, found.tpot))
-    return np.maximum(ttft / limits.ttft, tpot / limits.tpot)
+    shares = [
+        np.asarray(one.of(limits.percentile)) / limit if np.isfinite(limit) else 0.0
+        for one, limit in ((found.ttft, limits.ttft), (found.tpot, limits.tpot))
+    ]
+    return np.maximum(*shares)
 
 
 def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
@@ -297,8 +297,11 @@ def _joined_layouts(parts: Sequence[tuple[ServingLayout, int]]) -> ServingLayout
     )
 
 
-def value_of(table: Priced, task: Task, objective: str) -> Floats:
-    """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much."""
+def value_of(table: Priced, task: Task, objective: str, fastest: float = 0.0) -> Floats:
+    """What is to be large, by row: what a row that keeps its limits is worth; below zero where it breaks them, by how much.
+
+    ``fastest``: tokens/s of a user that another table reaches.
+    """
     if task.loaded:
         worth = 1.0 / table["e2e"]
     elif task.limited or objective == "offline":
@@ -306,7 +309,7 @@ def value_of(table: Priced, task: Task, objective: str) -> Floats:
     elif objective == "balanced":
         worth = table["total"] * table["user"]
     else:
-        fastest = np.max(table["user"], initial=0.0, where=table["score"] <= 1.0)
+        fastest = np.max(table["user"], initial=fastest, where=table["score"] <= 1.0)
         near = table["user"] >= NEAR_FASTEST * fastest
         worth = np.where(near, table["total"], table["user"] / max(fastest, 1e-30) * np.finfo(float).eps)
     return np.where(table["score"] <= 1.0, worth, -table["score"])
@@ -354,35 +357,33 @@ def front_of(speed: Floats, total: Floats) -> NDArray[np.intp]:
     return order[total > before]  # type: ignore[no-any-return]
 
 
-def chosen(table: Priced, task: Task, row: int, purpose: str = "") -> Choice:
-    """One row as a deployment of its own, priced alone."""
-    one = table.served[int(table.source[row])]
-    layout = row_of(table.layout, int(row))
+def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
+    """Rows of aggregated deployments, priced again with all that an estimate says."""
+    found: dict[int, Choice] = {}
+    for source in sorted({int(table.source[row]) for row in rows}):
+        one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
+        layout, traffics = take(table.layout, np.array(mine)), [traffic_of(table, task, row) for row in mine]
+        answers = estimate(one, layout, traffics[0], table["load"][mine])
+        for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
+            found[row] = Choice(
+                served=one,
+                layout=row_of(layout, at),
+                traffic=traffic,
+                found=estimate_row(answers, at),
+                limits=task.limits,
+            )
+    return [found[int(row)] for row in rows]
+
+
+def traffic_of(table: Priced, task: Task, row: int) -> Traffic:
+    """The traffic of a row, its load included."""
     load = task.traffic.load if task.loaded else "concurrency"
-    traffic = replace(task.traffic, load=load, value=float(table["load"][row]))
-    return Choice(
-        served=one,
-        layout=layout,
-        traffic=traffic,
-        found=estimate(one, layout, traffic),
-        limits=task.limits,
-        purpose=purpose,
-    )
+    return replace(task.traffic, load=load, value=float(table["load"][row]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeFinding:
-    """What a search found."""
-
-    task: Task
-    table: Priced
-    """All engines at the main formats."""
-    seconds: float
-    """Wall time."""
-
-
-def search(served: Sequence[Served], task: Task) -> ServeFinding:
-    """Price all engines and formats."""
-    started = clock.perf_counter()
-    table = joined([priced(one, task) for one in served])
-    return ServeFinding(task=task, table=table, seconds=clock.perf_counter() - started)
+def estimate_row(found: Any, row: int) -> Any:
+    """One row of an estimate of columns, its fields numbers."""
+    if is_dataclass(found) and not isinstance(found, type):
+        return replace(found, **{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
+    value = np.asarray(found)
+    return found if value.ndim == 0 else value.reshape(-1)[row if value.size > 1 else 0]

@@ -4,7 +4,7 @@ A rank of tp x attn_dp holds (t = tp, k key-value heads, E experts, s bytes of a
 
 attention   (sharded + (max(t / k, 1) - 1) key_value) / t + replicated, in ``precision.attention``; whole on each attention rank
 MLA         beside it the up projection once more in 16 bits, as decode multiplies queries and outputs by its two halves
-MLP         dense and shared experts / t in ``precision.weights``; E expert / (ep moe_tp) in ``precision.experts``
+MLP         dense and shared experts / t in ``precision.weights``; ceil(E / ep) expert / moe_tp in ``precision.experts``
 tables      embedding and head V h 2 / t; norms, routers, biases 2 bytes each
 cache       per token and full layer (k d + k d_v) s / min(t, k); MLA (r + rope) s on every rank of t; both / dcp
 state       per sequence: windowed layers min(window, length) tokens; linear layers their state and convolution / t
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.serving.engine import Engine
@@ -45,14 +45,14 @@ class Stage:
     """It is the first stage: input embedding, image encoder."""
     last: bool
     """It is the last stage: output head, modules that draft."""
-    exists: Floats
+    exists: NDArray[np.bool_]
     """Where the layout has such a stage."""
 
 
 def stages(model: ModelSpec, engine: Engine, layout: ServingLayout) -> list[Stage]:
     """First, middle and last stage; a layout of one stage has the last only, which is the whole model then.
 
-    vLLM and SGLang give the L mod p left-over layers to the stages before the last, from behind; TensorRT-LLM to those from the first.
+    vLLM and SGLang give the L mod p left-over layers to the stages before the last, from behind; TensorRT-LLM from the first.
     [vllm/distributed/utils.py get_pp_indices; tensorrt_llm/mapping.py pp_layers]
     """
     p = np.asarray(layout.pp)
@@ -97,9 +97,9 @@ def layer_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -
     else:
         repeated = (np.maximum(tp / model.num_kv_heads, 1.0) - 1.0) * counts.key_value_weights
         mixer = (counts.attention_sharded + repeated) / tp * attention + counts.attention_replicated * PLAIN
-    spread = np.asarray(layout.ep, dtype=np.float64) * np.asarray(layout.moe_tp)
-    routed = model.num_experts * counts.expert / spread * experts
-    if (precision.experts or precision.weights) == "mxfp4":
+    held = np.ceil(model.num_experts / np.asarray(layout.ep, dtype=np.float64))
+    routed = held * counts.expert / np.asarray(layout.moe_tp) * experts
+    if model.is_moe and (precision.experts or precision.weights) == "mxfp4":
         routed = (
             routed * _tiles(model.routed_size, 1, TILES[0]) * _tiles(model.expert_ffn_size, layout.moe_tp, TILES[1])
         )
@@ -134,8 +134,8 @@ def weight_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout, 
 def draft_bytes(
     model: ModelSpec, precision: Precision, layout: ServingLayout, speculation: Speculation | None, stage: Stage
 ) -> Floats:
-    """Weights of what drafts, on the last stage: the model's own module of multi-token prediction, loaded once whatever the depth, or
-    a draft model of ``draft_parameters`` in 16 bits that is split over tp; n-gram lookup has none."""
+    """Weights of what drafts, on the last stage: the model's own module of multi-token prediction, loaded once whatever the depth,
+    or a draft model of ``draft_parameters`` in 16 bits that is split over tp; n-gram lookup has none."""
     none = np.zeros(np.shape(layout.tp))
     if speculation is None or not speculation.draft_parameters or not stage.last:
         return none

@@ -102,7 +102,9 @@ class _Step:
     # ------------------------------------------------------------------------------------------------ products
 
     def _product(self, n: Any, k: Any, weights: str, tokens: Any = None) -> Floats:
-        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights)
+        plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
+        fused = self.served.engine.fuses(weights, plain)
+        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights, fused=fused)
 
     def _projections(self) -> Floats:
         """Products around attention of one layer; KV heads below tp are repeated.
@@ -139,10 +141,19 @@ class _Step:
 
     def _experts(self) -> Floats:
         """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
+        m = self.model
+        routed = self._routed(False)
+        if np.any(self.attn_dp > 1.0):  # dispatch and combine bring a rank its own copies only
+            routed = np.where(self.attn_dp > 1.0, self._routed(True), routed)
+        if not m.num_shared_experts:
+            return routed
+        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
+        return routed + self._mlp(width, self.tp, self.served.precision.weights)
+
+    def _routed(self, sent: bool) -> Floats:
         m, layout = self.model, self.layout
-        tokens = self.tokens * self.attn_dp
-        routed = self.curves.experts_time(
-            tokens,
+        return self.curves.experts_time(
+            self.tokens * self.attn_dp,
             hidden=float(m.routed_size),
             ffn=float(m.expert_ffn_size),
             top_k=float(m.top_k),
@@ -150,11 +161,8 @@ class _Step:
             moe_tp=np.asarray(layout.moe_tp, dtype=np.float64),
             ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
+            sent=sent,
         )
-        if not m.num_shared_experts:
-            return routed
-        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
-        return routed + self._mlp(width, self.tp, self.served.precision.weights)
 
     # ------------------------------------------------------------------------------------------------ attention
 
@@ -173,7 +181,7 @@ class _Step:
         batch = np.maximum(self.batch, 1.0)
         if m.is_mla:
             seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
-            decode = self.curves.decode_mla_time(batch, heads, np.maximum(seen / dcp, 1.0), cache)
+            decode = self.curves.decode_mla_time(batch, heads * dcp, np.maximum(seen / dcp, 1.0), cache)
             if m.is_sparse:
                 index = batch * context / dcp * (m.index_head_dim + 4.0)
                 decode = decode + self.hardware.launch_floor + self.hardware.memory_time(index, "copy")
@@ -191,17 +199,18 @@ class _Step:
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
             return np.where(some, decode, 0.0)
-        keys = np.minimum(cached + new, m.index_top_k) if m.is_sparse else cached + new
-        prefill = self.curves.prefill_attention_time(
-            queries=np.maximum(new, 1.0),
-            keys=np.maximum(keys, 1.0),
-            heads=heads,
-            kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
-            head_dim=float(m.head_dim),
-            value_dim=float(m.value_head_size),
-            window=float(window),
-            batch=np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9),
-        )
+        prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0)}
+        prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
+        if m.is_sparse:
+            prefill = self.curves.sparse_prefill_time(
+                **prompt, batch=prompts, cache=cache, heads=heads, top_k=float(m.index_top_k),
+                index_heads=float(m.index_heads), index_dim=float(m.index_head_dim),
+            )  # fmt: skip
+        else:
+            prefill = self.curves.prefill_attention_time(
+                **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
+                head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
+            )  # fmt: skip
         return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
     def _linear_attention(self) -> tuple[Floats, Floats]:
@@ -225,21 +234,21 @@ class _Step:
     # ------------------------------------------------------------------------------------------------ the rest
 
     def _memory_bound(self, attends: float, mlps: float) -> Floats:
-        """Kernels between the products: two norms with the residual sum, rotary embedding with the write to the cache, the
-        activation of the MLP; 8-bit weights quantise the input of each product, fused with what made it.
+        """Kernels between the products: norms with the residual sum, rotary embedding with the write to the cache, activation.
 
-        t = launches x floor + bytes / (W u); the floor is that inside a graph where the pass is captured.
+        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states, absorbed
+        heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where there are
+        experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, as they wait for each other.
         """
         m = self.model
-        h = float(m.hidden_size)
-        floor = np.where(self.graph, self.hardware.graph_launch_floor, self.hardware.launch_floor)
-        rows = self.tokens
-        norms = 2.0 * (4.0 * ACTIVATION * rows * h)
+        h, rows = float(m.hidden_size), self.tokens
+        norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
         width = float(m.top_k * m.expert_ffn_size if m.is_moe else m.ffn_size)
         act = 3.0 * ACTIVATION * rows * width / self.ranks
-        per_attention = 2.0 * floor + self.hardware.memory_time(norms / 2.0 + rope, "norm_forward")
-        per_mlp = 2.0 * floor + self.hardware.memory_time(norms / 2.0 + act, "norm_forward")
+        floor = self.hardware.launch_floor
+        per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
+        per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
         return attends * per_attention + mlps * per_mlp
 
     def _communication(self) -> Floats:
@@ -295,14 +304,13 @@ class _Step:
     def _host(self, gpu: Floats) -> Floats:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
-        rows = self.sequences * self.attn_dp
-        own = host["step"] + host["sequence"] * rows + host["prefill_token"] * self.prompt_tokens * self.attn_dp
+        own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
         waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 
     def _launches(self) -> float:
-        """Kernels of a pass: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce; of a dense MLP
-        norm, two products, activation, all-reduce; of experts norm, router, choice, order, two products, activation, sum, all-reduce.
-        MLA has six more around its compressed states."""
+        """Kernels of a pass. Attention: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce,
+        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm, router,
+        choice, order, two products, activation, sum, all-reduce."""
         m = self.model
         return m.num_attention_layers * (8.0 + 6.0 * m.is_mla) + 5.0 * m.num_plain_layers + 9.0 * m.num_moe_layers

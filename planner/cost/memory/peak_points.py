@@ -59,7 +59,7 @@ from planner.cost.pipeline.partition import (
 from planner.cost.price.stage_times import StageTimes
 from planner.cost.state_dtypes import dequantised
 from planner.hardware import HardwareProfile
-from planner.layout import Layout, Schedule, is_v_shaped
+from planner.layout import Layout, Recompute, Schedule, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -98,7 +98,7 @@ def shape_parts(
     """Bytes of a stage that depend on the shapes of its layers, (3, N) each.
 
     Stored by its last layer; brought back by recompute; on top of that while its backward pass, and while its forward pass runs;
-    stored by the final norm, and by norm and loss of prediction modules; logits; logits and all that is alive at the peak of
+    stored by the final norm, and by norm, loss and input of prediction modules; of these in the backward pass of the last one; logits; logits and all that is alive at the peak of
     the loss; one stage's output; outputs kept less inputs that lie in receive buffers, both per microbatch; T h, an output
     gradient; logits that stay through the backward pass; what is left of the last layer when its largest unit is reduced;
     output gradients of all its linear layers.
@@ -141,9 +141,13 @@ def shape_parts(
     logits = shard.tokens * columns * e * loss_share(shard)
     loss = shard.tokens * columns * logit_bytes(shard) * loss_share(shard)
     later = np.maximum(stages.head.T - 1.0, 0.0)  # prediction modules, whose logits the main loss finds stored
+    whole = np.asarray(layout.recompute) == Recompute.NONE
+    joined = 2.0 * np.where(shard.split > 1, rows, boundary)  # what a module's projection reads; before it comes an embedding
+    predicted = head_saved - loss + logits + (each := boundary + whole * joined)
     parts = {
         "layer": stored, "working": working, "transient": transient, "forward": forward,
-        "norm": (head_saved - loss) * at_head + (head_saved - loss + logits) * later,
+        "norm": (head_saved - loss) * at_head + predicted * later,
+        "ahead": predicted * np.maximum(later - 1.0, 0.0) + (each + ~whole * (joined + boundary)) * np.minimum(later, 1.0),
         "logits": logits * at_head, "loss": loss * at_head,
         "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
         "kept_logits": logits * at_head * (trainer.stored.loss == "kept"), "after": after, "waiting": waiting,
@@ -286,7 +290,7 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     again = stays * np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
     rest = t["gathered"] - t["head_weights"]
     layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
-    brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
+    brought, back, held = stored + s["ahead"] + s["working"], s["transient"], s["kept_logits"]
     weights = np.where(dropped, layer + t["dense_weights"] + t["root"], rest)
     later = np.where(dropped, layer + t["dense_weights"] + t["root"], rest - layer)
     one_left = stored - s["layer"] + s["after"]
@@ -333,8 +337,8 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         found += [
             (there, gradients, done + np.where(waiting > 0, 0.0, s["forward"]) + always),
             (there + s["norm"] + s["loss"], gradients, np.where(logits, t["head_weights"] + s["rows"], 0.0) + rest),
-            (there - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + rest),
-            (there - popped - s["layer"] + s["after"], gradients, t["largest_gradients"] + rest),
+            (there + s["ahead"] - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + rest),
+            (there + s["ahead"] - popped - s["layer"] + s["after"], gradients, t["largest_gradients"] + rest),
             (np.maximum(there - stored, 0.0), t["accumulated"], t["table_gradient"] + always),
         ]
     first = np.maximum(t["table_reduced"], t["largest_reduced"] + t["copied"])

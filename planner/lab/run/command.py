@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from planner.errors import PlannerError
+from planner.terminal.flags import emit, progress
 
 PATH = click.Path(dir_okay=False, path_type=Path)
 
@@ -36,12 +37,20 @@ PATH = click.Path(dir_okay=False, path_type=Path)
 @click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines, for --print-commands. [by the plan]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--output", type=PATH, metavar="FILE", help="Write validation.yaml.")
+@click.option("--output", type=PATH, metavar="FILE", help="Write validation.yaml; of a server: JSON as vllm bench serve does.")
+@click.option("--url", metavar="URL", help="Of a running server, for a serve plan: http://localhost:8000.")
+@click.option("--served-model", metavar="NAME", help="The server's name for the model. [the first that it lists]")
+@click.option("--requests", type=click.IntRange(1, 10**6), metavar="N", help="Requests to the server. [by the load of the plan]")
+@click.option("--limit", default="10min", metavar="TIME", help="Of a run against a server, probe included. [10min]")
 def validate(
     file: Path, rung: str, device: str | None, print_commands: bool, nodes: int | None, as_json: bool,
-    output: Path | None, **flags: Any,
+    output: Path | None, url: str | None, **flags: Any,
 ) -> None:  # fmt: skip
     """Compare a plan with what torch does with it. PLAN is a file written by --output of `plan` or `plan estimate`.
+
+    A serve plan is compared with a running server: --url names any OpenAI-compatible one, which gets the plan's load (requests in
+    flight, or Poisson arrivals), streamed; TTFT, TPOT and throughput as vllm bench serve defines them stand beside the
+    prediction. Ctrl-C ends the run and keeps what was measured.
 
     Rung `full` runs the plan on all its ranks: on the GPUs of this machine, under torchrun or srun on many machines
     (--print-commands shows how), or with gloo on the CPU. Rung `truncated` runs fewer layers and replicas with the same shards
@@ -63,11 +72,20 @@ def validate(
       plan validate plan.yaml --trainer torchtitan --trainer-log slurm-1234.log --output validation.yaml
       plan validate plan.yaml --top 3 --output finalists.yaml
       plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
+      plan validate serve.yaml --url http://localhost:8000 --output bench.json
     """
+    from planner.api.serving_files import is_serve_file
+
+    if is_serve_file(file):
+        of_server = {name: flags[name] for name in ("served_model", "requests", "limit", "warmup")}
+        _validate_server(file, url, output, as_json, of_server)
+    if url is not None:
+        raise click.UsageError("--url is of a server, and the plan is of a training; give a serve plan")
     from planner.lab.run.levels import named
     from planner.lab.run.request import Request, many_machines
     from planner.plan_file import load_plan
 
+    flags = {name: value for name, value in flags.items() if name not in ("served_model", "requests", "limit")}
     named(rung)
     if output is not None and not output.resolve().parent.is_dir():  # found out before anything runs
         raise PlannerError(f"--output {output}: there is no directory {output.resolve().parent}")
@@ -79,3 +97,17 @@ def validate(
     finalists = asked.finalists()
     if not (asked.validate_finalists(finalists) if finalists else asked.validate()):
         sys.exit(1)
+
+
+def _validate_server(file: Path, url: str | None, output: Path | None, as_json: bool, asked: dict[str, Any]) -> NoReturn:
+    """A serve plan beside a running server; exit code 1 where the run ended before its end."""
+    from planner.api.serving_files import validate_server
+
+    if url is None:
+        raise click.UsageError(f"{file} is a serve plan: say where its server runs, like --url http://localhost:8000")
+    with progress("measuring") as say:
+        found = validate_server(file, url=url, output=output, progress=say, **asked)
+    emit(found, as_json)
+    if output is not None:
+        click.echo(f"wrote {output}", err=True)
+    sys.exit(1 if found.found.result.stopped else 0)

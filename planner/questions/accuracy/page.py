@@ -153,13 +153,16 @@ def sweeps_table(ranking: Mapping[str, Any]) -> Table:
 
 
 def print_accuracy(
-    console: Console, report: dict[str, Any], pairs: Sequence[Pair] = (), *, sweeps: bool = False, worst: int = 0
-) -> None:
-    """Coverage, errors by source and family, memory, ranking: one table each; every sweep, the ``worst`` rows of the pairs."""
+    console: Console, report: dict[str, Any], pairs: Sequence[Pair] = (), *, serving: Sequence[Table] = (), sweeps: bool = False,
+    worst: int = 0,
+) -> None:  # fmt: skip
+    """Coverage, errors by source and family, memory, ranking: one table each; every sweep, the ``worst`` rows of the pairs; then
+    the tables of serving. Those of training are left out where there is serving alone."""
     summary = report["summary"]
-    found = [*summary_rows(summary).values()]
-    found += [sweeps_table(summary["ranking"])] if sweeps else []
-    found += [worst_table(pairs, worst)] if worst else []
+    found = [*summary_rows(summary).values()] if pairs or not serving else []
+    found += [sweeps_table(summary["ranking"])] if sweeps and pairs else []
+    found += [worst_table(pairs, worst)] if worst and pairs else []
+    found += serving
     for one in (one for one in found if one.rows):
         first, *others = one.headings
         console.print(tables.table(first, *(f"~{heading}" for heading in others), title=one.title, rows=one.rows))
@@ -176,11 +179,11 @@ def page(pairs: Sequence[Pair], summary: Mapping[str, Any], picture: str) -> str
     return text.format(headline=headline(summary), picture=picture, number=WORST, **found)
 
 
-def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) -> Path:
-    """The page of any runs and its picture next to it, whose path is returned. Raises PlannerError."""
+def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path, *, more: str = "") -> Path:
+    """The page of any runs, ``more`` behind it, and its picture next to it, whose path is returned. Raises PlannerError."""
     picture = path.with_suffix(".png")
     scatter(pairs, picture)
-    library.write_whole(path, page(pairs, summary, picture.name))
+    library.write_whole(path, page(pairs, summary, picture.name) + more)
     return picture
 
 

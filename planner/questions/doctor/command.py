@@ -9,7 +9,10 @@ from planner.terminal.flags import emit, progress
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--measured", metavar="TIME", help="Time of an optimizer step: 14.2 (seconds), 850ms.")
+@click.option(
+    "--measured", metavar="TIME",
+    help="Time of an optimizer step: 14.2 (seconds), 850ms; of a serve plan the JSON of a benchmark.",
+)  # fmt: skip
 @click.option("--memory", metavar="BYTES", help="Peak memory of one GPU, like 71GiB.")
 @click.option(
     "--memory-kind",
@@ -36,6 +39,9 @@ def doctor(
     for and against each mechanism. Record three steps or more, with schedule(wait=1, warmup=2, active=4) and prof.step() after
     each optimizer step.
 
+    For a serve plan, --measured is the JSON of vllm bench serve, sglang.bench_serving, InferenceX or plan validate: the largest
+    deviations are named, at the load that was measured, with what would explain them.
+
     \b
     Examples:
       plan doctor plan.yaml --measured 14.2s
@@ -43,8 +49,16 @@ def doctor(
       plan doctor plan.yaml --memory 78GiB --json
       plan doctor plan.yaml --trace rank0.json.gz
       plan doctor plan.yaml --trace 'traces/*.json.gz' --measured 14.2s
+      plan doctor serve.yaml --measured bench.json
     """
     from planner import api
+    from planner.api import serving_files
+
+    if serving_files.is_serve_file(file):
+        if measured is None or memory is not None or trace:
+            raise click.UsageError(f"{file} is a serve plan: give --measured with the JSON of a benchmark, and nothing else")
+        emit(serving_files.doctor_server(file, measured), as_json)
+        return
 
     with progress("pricing what may be wrong") as say:
         found = api.doctor(file, measured=measured, memory=memory, memory_kind=memory_kind, trace=trace, progress=say)

@@ -32,7 +32,6 @@ from planner.search import SAFE
 from planner.terminal.tables import samples, trained
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
-from planner.trainer_options import spelled
 from planner.units import format_count
 
 Progress = Callable[[str], None]
@@ -250,8 +249,8 @@ def _equal(about: Subject) -> list[str]:
 
 def _faster(about: Subject) -> list[str]:
     """What would be faster than the best plan: layouts that the search holds back, options that nobody stated."""
-    job, finding = about.resolved.job, about.finding
-    found = [*held_back(finding), *gains(job, finding.layouts, spelled(about.resolved.trainer)[2])]
+    finding = about.finding
+    found = [*held_back(finding), *gains(about.resolved.unstated(finding.layouts))]
     return [f"With {one.flag} a step would take {shown(one.gain, 'share')} less time: {one.what}." for one in found]
 
 

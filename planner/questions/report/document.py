@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.costs import LEFT_OUT
 from planner.schema import plain
 from planner.terminal.tables import percent, seconds
 from planner.units import format_count
 
+FILE = "plan.yaml"
+"""What the plan is called in the commands, and when it is saved from the page."""
 FORMAT = 1
 """Version of the document as JSON."""
+BESIDE = ("left_out", "file", "reasons")
+"""Words of the page alone."""
 DIGITS = 6
 """Significant digits of a number of the document; more are noise and make the page large."""
 TABLE_ROWS = 120
@@ -208,7 +213,14 @@ class Document:
     run: tuple[Mapping[str, str], ...]
     """How to run the plan: what each command does, and the command."""
     rates: Mapping[str, float | None]
-    """What the costs follow from: tokens, tokens_per_step, step_s, gpus, usd_per_gpu_hour, kwh_per_gpu_hour."""
+    """What the costs follow from: tokens, tokens_per_step, step_s, gpus, usd_per_gpu_hour, kwh_per_gpu_hour; empty where
+    no number of tokens decides them."""
+    left_out: str = "; ".join(LEFT_OUT)
+    """What the costs leave out."""
+    file: str = FILE
+    """What the plan is called when it is saved."""
+    reasons: str = "Why this layout"
+    """Heading of ``why``."""
 
     def chart(self, name: str) -> Chart:
         """One chart by its name."""
@@ -216,5 +228,5 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --format json."""
-        data = {name: plain(value) for name, value in vars(self).items() if name != "version"}
+        data = {name: plain(value) for name, value in vars(self).items() if name not in ("version", *BESIDE)}
         return {"planner_report": FORMAT, "planner": self.version, **data}

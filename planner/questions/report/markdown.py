@@ -1,6 +1,5 @@
 """The report as Markdown: for an issue, a wiki or a mail; the same document as the page."""
 
-from planner.costs import LEFT_OUT
 from planner.questions.report.document import Chart, Document
 from planner.terminal.tables import markdown_table
 from planner.trainers.bundle.quoting import markdown as quoted
@@ -15,7 +14,7 @@ def markdown(document: Document) -> str:
         f"# {quoted(document.title)}", f"**{document.verdict}**", f"`{document.layout}`", quoted(document.job),
         *(f"> {quoted(notice)}" for notice in document.notices),
         markdown_table(["", "", ""], [[one.label, one.text, one.note] for one in document.figures]),
-        "## Why this layout", *map(quoted, document.why),
+        f"## {document.reasons}", *map(quoted, document.why),
     ]  # fmt: skip
     if document.alternatives.rows:
         parts += [f"{document.alternatives.title}:", _chart_table(document.alternatives)]
@@ -31,7 +30,7 @@ def markdown(document: Document) -> str:
     else:
         parts.append("The plan file names no assumption: everything was given.")
     parts += [
-        f"Rates behind GPU-hours, cost and energy. They leave out {'; '.join(LEFT_OUT)}.",
+        f"Rates behind GPU-hours, cost and energy. They leave out {document.left_out}.",
         markdown_table(
             ["rate", "value", "source", "date"],
             [[one[key] for key in ("what", "value", "source", "date")] for one in document.basis],

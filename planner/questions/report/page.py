@@ -16,10 +16,8 @@ from typing import Any
 import yaml
 
 from planner import library
-from planner.costs import LEFT_OUT
 from planner.errors import PlannerError
 from planner.questions.report.document import TABLE_ROWS, Chart, Document, Value, shown
-from planner.questions.report.run_it import FILE
 from planner.units import format_count
 
 MISSING = "reports need jinja2 and vl-convert-python: pip install 'planner[report]'"
@@ -81,8 +79,8 @@ def page(document: Document, code: str) -> str:
     tables = {one.name: _table(one) for one in (*document.charts, document.alternatives)}
     mine = next((number for number, row in enumerate(document.alternatives.rows) if "this plan" in str(row[0])), None)
     return _template("page.html.j2", autoescape=True).render(
-        doc=document, tables=tables, mine=mine, most_rows=TABLE_ROWS, tied=_tied, left_out="; ".join(LEFT_OUT),
-        tokens=format_count(float(document.rates["tokens"] or 0.0)),
+        doc=document, tables=tables, mine=mine, most_rows=TABLE_ROWS, tied=_tied, left_out=document.left_out,
+        tokens=format_count(float(document.rates.get("tokens") or 0.0)),
         ticked=lambda text: Markup(_ticked(text)),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
@@ -92,8 +90,8 @@ def page(document: Document, code: str) -> str:
 
 def _files(document: Document) -> list[tuple[str, str]]:
     """Files that the page holds: name and data URL, which a browser saves without a script."""
-    plan = dict(document.plan)
-    texts = {FILE: library.dump_yaml(plan), "plan.json": json.dumps(plan, indent=1) + "\n"}
+    plan, name = dict(document.plan), document.file
+    texts = {name: library.dump_yaml(plan), f"{Path(name).stem}.json": json.dumps(plan, indent=1) + "\n"}
     return [
         (name, f"data:application/octet-stream;base64,{base64.b64encode(text.encode()).decode('ascii')}")
         for name, text in texts.items()

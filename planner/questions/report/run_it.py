@@ -12,13 +12,11 @@ from planner.keywords import JOB, command_line, request_fields
 from planner.layout import FIELDS, Layout
 from planner.model import load_model
 from planner.plan_file import Plan
+from planner.questions.report.document import FILE
 from planner.trainer_options import spelled
 from planner.trainers.bundle.nearest import refusals_of
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import TARGETS, load_target
-
-FILE = "plan.yaml"
-"""What the plan is called in the commands, and when it is saved from the page."""
 
 
 def commands(plan: Plan, resolved: ResolvedJob, *, fits: bool) -> list[dict[str, str]]:

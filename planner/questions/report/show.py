@@ -23,6 +23,10 @@ CHARTS = (
 )  # fmt: skip
 
 
+SERVING_CHARTS = ("serve-front", "serve-load", "serve-step", "serve-memory")
+"""Of a serve plan."""
+
+
 def format_of(kind: str | None, output: Path | None, chart: str | None) -> str:
     """What to write: as said, by the ending of the file, or the page. Raises PlannerError for what does not go together."""
     kind = kind or _by_ending(output, chart)
@@ -30,8 +34,10 @@ def format_of(kind: str | None, output: Path | None, chart: str | None) -> str:
         raise PlannerError(f"unknown format '{kind}'; known: {', '.join(FORMATS)}")
     if chart is not None and kind != "png":
         raise PlannerError(f"--chart draws one picture: it goes with --format png, not with {kind}")
-    if kind == "png" and chart not in CHARTS:
-        raise PlannerError(f"which chart? give --chart with one of {', '.join(CHARTS)}")
+    if kind == "png" and chart not in (*CHARTS, *SERVING_CHARTS):
+        raise PlannerError(
+            f"which chart? give --chart with one of {', '.join(CHARTS)}; of a serve plan {', '.join(SERVING_CHARTS)}"
+        )
     return kind
 
 
@@ -73,6 +79,8 @@ def report_of(
     from planner.questions.report.scaling import scaled
 
     if chart is not None:
+        if chart not in CHARTS:
+            raise PlannerError(f"{chart} is a chart of a serve plan; of this one: {', '.join(CHARTS)}")
         libraries()
     with scaled(plan, processes) if chart in (None, "scaling") else nullcontext() as sizes:
         code = start_library() if kind == "html" else None

@@ -76,8 +76,9 @@ def subject_of(plan: Plan, spending: Spending) -> Subject:
     found = priced.estimate
     finding = search(job, Pins(), ALTERNATIVES)
     rates = rates_of(job.cluster.hardware, price=spending.price)
+    [ratios] = resolved.unstated([plan.layout]).ratios()
     return Subject(
-        plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind, 0, resolved.unstated([plan.layout])[0])),
+        plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind, 0, ratios)),
         stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced,
         computation=computation_of(priced), fits=bool(fits(job, found)[0]),
         finding=finding, landscape=landscape(job, plan.layout, found, finding), rates=rates,

@@ -69,8 +69,37 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+MEANT = {
+    "--input": "isl input-len input-length input-tokens prompt prompt-len prompt-tokens random-input-len",
+    "--output": "osl output-len output-length output-tokens max-tokens-out max-new-tokens random-output-len",
+    "--tp": "tensor-parallel tensor-parallel-size tp-size", "--pp": "pipeline-parallel pipeline-parallel-size pp-size",
+    "--replicas": "dp dp-size data-parallel data-parallel-size workers",
+    "--attn-dp": "enable-dp-attention attn-dp-size attention-dp",
+    "--ep": "expert-parallel ep-size enable-expert-parallel", "--dcp": "decode-context-parallel-size",
+    "--max-batch": "max-num-seqs max-running-requests max-batch-size batch batch-size", "--rate": "request-rate qps rps",
+    "--max-tokens": "max-num-batched-tokens chunked-prefill-size max-num-tokens chunk", "--concurrency": "max-concurrency users",
+    "--cache": "kv-cache-dtype kv-dtype kv", "--weights": "quantization quantisation dtype precision",
+    "--engine": "backend framework trainer",
+    "--hardware": "gpu device system accelerator card", "--gpus": "total-gpus num-gpus ngpus world-size", "--tpot": "itl latency",
+    "--prefix-hit": "prefix prefix-cache cache-hit", "--speculation": "speculative speculative-config mtp eagle",
+}  # fmt: skip
+"""Flags by what engines and other tools call them."""
+
+
 class ServeGroup(click.Group):
     """A group whose default command is the search."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            word = error.option_name.lstrip("-").replace("_", "-").lower()
+            meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
+            if meant is None:
+                raise click.UsageError(error.format_message(), error.ctx) from None
+            raise click.UsageError(
+                f"No such option '{error.option_name}'. Did you mean '{meant}'?", error.ctx
+            ) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in ("-h", "--help"):
@@ -173,6 +202,11 @@ def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[
 
 @serve.command()
 @question_options
+@click.option(
+    "--prefill",
+    metavar="LIST",
+    help="A pool that computes the prompts: tp=4,replicas=2; the other flags are the answers'.",
+)
 @OUTPUT
 @JSON
 def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
@@ -185,6 +219,7 @@ def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     Examples:
       plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
       plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
+      plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
       plan serve estimate --model deepseek-v3 --hardware h200 --tp 1 --attn-dp 8 --ep 8 --engine sglang --output serve.yaml
     """
     from planner import api

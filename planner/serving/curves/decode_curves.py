@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,10 +14,10 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.linear_attention import LinearAttention
 from planner.serving.curves.expert_routing import slowest_rank
 from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype
-from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape
+from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape, SparseShape
 from planner.serving.curves.kernel_tables import BEST_SHARE, Kernel, kernel_from, nearest, table
 from planner.serving.curves.message_times import EXCHANGES, SmallAllReduce, exchange_sizes
-from planner.serving.serving_layout import CACHES, WEIGHTS
+from planner.serving.serving_layout import CACHES, WEIGHT_BYTES, WEIGHTS
 
 ENGINES = ("vllm", "trtllm", "sglang")
 """In the order in which another's kernel stands for one that was not measured."""
@@ -32,6 +32,10 @@ HEAD_DIMS = (64.0, 128.0)
 """Widths of a head that were measured."""
 NARROW = 96.0
 """Below it the kernel of the narrower one stands for a width."""
+VERIFY = 0.5
+"""Time of each further token of a sequence in an update over that of the first: drafts to verify (Kimi delta attention, 2 to 8)."""
+LIKE = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "int4": "mxfp4"}
+"""Format whose kernel stands for one that was not measured, where there is one, before bf16 does."""
 TILE = 128.0
 """Queries of a prompt that one block of attention takes."""
 
@@ -60,35 +64,46 @@ class DecodeCurves:
     all_reduce: Mapping[str, SmallAllReduce]
     """By "engine kind"."""
     provenance: dict[str, str] = field(default_factory=dict)
-    """By operator: measured, or scaled from a relative; by operator and weights: derived, where that format was not measured."""
+    """By operator: measured, or scaled from a relative; by operator and weights: derived, where that was not measured."""
+    _found: dict[tuple[object, ...], Kernel] = field(default_factory=dict, compare=False, repr=False)
     errors: dict[str, Any] = field(default_factory=dict)
     """By operator and format, median and 90th percentile of the error in percent: ``held_out`` on the half of the rows that was
-    left out of the fit, ``all`` on every row, ``law`` without the mesh."""
+    left out, ``all`` on every row, ``law`` without the mesh, ``skewed`` on routing that was not fitted."""
 
-    def linear_time(self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, weights: str) -> Column:
+    def linear_time(
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, weights: str, fused: bool = True
+    ) -> Column:
         """Seconds of a linear layer forward: m tokens, n outputs, k inputs; ``weights`` of WEIGHTS.
 
-        fp8 and nvfp4 include the quantisation of the activation. To 128 rows the measured products of decode; above, those of the
-        hardware profile, joined over two doublings.
+        ``fused``: the kernel before quantises its output for this one, as engines do for fp8 and nvfp4; else a kernel of its own
+        does, and is included. To 128 rows the measured products of decode; above, those of the hardware profile, joined over two
+        doublings.
         """
         weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
         sizes = _columns(m=m, n=n, k=k)
         rows = sizes["m"]
-        few = self._weighted("linear", weights).time({**sizes, "m": np.minimum(rows, TABLE_ROWS)})
-        if not np.any(rows > TABLE_ROWS):
+        many = rows > TABLE_ROWS
+        few = self._weighted("linear", weights, fused).time({**sizes, "m": np.minimum(rows, TABLE_ROWS)})
+        if not many.any():
             return few[()]
-        return np.where(rows > TABLE_ROWS, self._many_rows(few, rows, sizes["n"], sizes["k"], weights), few)[()]
+        return np.where(many, self._many_rows(few, sizes, weights, fused), few)[()]
 
-    def _many_rows(self, few: Column, rows: Column, n: Column, k: Column, weights: str) -> Column:
+    def _many_rows(self, few: Column, sizes: Mapping[str, Column], weights: str, fused: bool) -> Column:
         """Products above the tables: the profile's law, from what the table says at its end. Never falls with the rows."""
-        dtype = compute_dtype(self.hardware, weights)
-        unpacked = UNPACKING if dtype == "bf16" and weights in ("int4", "nvfp4", "mxfp4") else 1.0
-        curve, peak = self.hardware.gemm_curve(dtype), self.hardware.peak(dtype)
-        many, start = (
-            unpacked * curve.time(m, n, k, peak, self.hardware.memory_bandwidth) for m in (rows, column(TABLE_ROWS))
-        )
-        away = np.clip(np.log2(np.maximum(rows, TABLE_ROWS) / TABLE_ROWS) / JOINED_BY, 0.0, 1.0)
-        return np.maximum(few, many + (1.0 - away) * np.minimum(few - start, 0.0))
+        hardware = self.hardware
+        dtype = compute_dtype(hardware, weights)
+        curve = hardware.gemm_curve(dtype)
+        if fused and curve.quantise:
+            curve = curve.without_quantisation(hardware.gemm["bf16"])
+        slower = UNPACKING if dtype == "bf16" and weights in ("int4", "nvfp4", "mxfp4") else 1.0
+        rows, n, k = np.maximum(sizes["m"], TABLE_ROWS), sizes["n"], sizes["k"]
+        peak, bandwidth = hardware.peak(dtype), hardware.memory_bandwidth
+        many = slower * curve.time(rows, n, k, peak, bandwidth)
+        away = np.log2(rows / TABLE_ROWS) / JOINED_BY
+        if (away >= 1.0).all():
+            return np.maximum(few, many)
+        start = slower * curve.time(np.full_like(rows, TABLE_ROWS), n, k, peak, bandwidth)
+        return np.maximum(few, many + np.maximum(1.0 - away, 0.0) * np.minimum(few - start, 0.0))
 
     def decode_attention_time(
         self, *, batch: npt.ArrayLike, context: npt.ArrayLike, cache: str = "bf16", window: npt.ArrayLike = 0,
@@ -103,24 +118,28 @@ class DecodeCurves:
         rows, group = column(batch) * kv_heads, column(shape["heads"]) / kv_heads
         width, last = column(shape["head_dim"]), column(window)
         seen = np.where(last > 0.0, np.minimum(column(context), last), column(context))
-        times = []
-        for measured in HEAD_DIMS:
-            if not (kernel := self._cached("decode_attention", cache, f"{measured:.0f}")):
-                continue
-            sizes = _columns(rows=rows, group=group, context=seen * width / measured, head_dim=measured)
+        narrow = width < NARROW
+        walked = np.maximum(column(context), 1.0) if last.any() else None
+
+        def time(measured: float) -> Column:
+            kernel = self._cached("decode_attention", cache, measured)
+            own = float(kernel.axes["head_dim"][0]) if kernel.axes else measured
+            sizes = _columns(rows=rows, group=group, context=seen * width / own, head_dim=own)
             whole = kernel.time(sizes)
-            if np.any(last > 0.0) and (windowed := self._cached("window", cache, f"{measured:.0f}")):
-                walked = np.maximum(column(context), 1.0)
-                whole = np.where(last > 0.0, np.maximum(windowed.time({**sizes, "walked": walked}), whole), whole)
-            times.append(whole)
-        return np.where(width < NARROW, times[0], times[-1])[()]
+            if walked is None or "window" not in self.kernels:
+                return whole
+            windowed = self._cached("window", cache, measured).time({**sizes, "walked": walked})
+            return np.where(last > 0.0, np.maximum(windowed, whole), whole)
+
+        if narrow.all() or not narrow.any():
+            return time(HEAD_DIMS[0] if narrow.all() else HEAD_DIMS[1])[()]
+        return np.where(narrow, time(HEAD_DIMS[0]), time(HEAD_DIMS[1]))[()]
 
     def decode_mla_time(
         self, batch: npt.ArrayLike, heads: npt.ArrayLike, context: npt.ArrayLike, cache: str = "bf16"
     ) -> Column:
         """Seconds of MLA's attention of one token per sequence against a latent cache of 512 + 64 channels; heads of one rank."""
         kernel = self._cached("decode_mla", CACHES[index(cache, CACHES, "cache format")])
-        assert kernel is not None, "every file has MLA in bf16"
         return kernel.time(_columns(batch=batch, heads=heads, context=context))[()]
 
     def prefill_attention_time(
@@ -145,6 +164,31 @@ class DecodeCurves:
         read = 2.0 * many * kv_heads * np.minimum(np.maximum(column(keys), 1.0), w + q) * (width + value)
         least = read / (BEST_SHARE * self.hardware.memory_bandwidth)
         return (np.minimum(column(batch), 1.0) * np.maximum(time, least))[()]
+
+    def sparse_prefill_time(
+        self, *, queries: npt.ArrayLike, keys: npt.ArrayLike, batch: npt.ArrayLike = 1, cache: str = "bf16",
+        **shape: Unpack[SparseShape],
+    ) -> Column:  # fmt: skip
+        """Seconds of DeepSeek sparse attention of the last ``queries`` of ``keys`` tokens over a latent cache; heads of one rank.
+
+        The indexer scores every pair; up to ``top_k`` keys attention is dense (MLA's, 192 and 128 wide), beyond that each query
+        gathers its own. Projections are not in it. ``batch`` below one: that share of the time of one sequence.
+        """
+        q = np.maximum(column(queries), 1.0)
+        s, many = np.maximum(column(keys), q), np.maximum(column(batch), 1.0)
+        heads, top_k = column(shape["heads"]), np.maximum(column(shape["top_k"]), 1.0)
+        dense = self.prefill_attention_time(
+            queries=q, keys=np.minimum(s, np.maximum(top_k, q)), heads=heads, kv_heads=heads, head_dim=192.0, value_dim=128.0,
+            batch=many, window=top_k,
+        )  # fmt: skip
+        sizes = _columns(
+            queries=many * q, pairs=many * q * (s - 0.5 * q), heads=heads, selected=np.minimum(s, top_k),
+            channels=column(shape["index_heads"]) * column(shape["index_dim"]),
+        )  # fmt: skip
+        kernel = self._cached("sparse_prefill", CACHES[index(cache, CACHES, "cache format")])
+        scored = kernel.part("score", sizes)
+        sparse = np.where(s > top_k, kernel.time(sizes), 0.0)
+        return (np.minimum(column(batch), 1.0) * np.maximum(dense + scored, sparse))[()]
 
     def all_reduce_time(self, num_bytes: npt.ArrayLike, n: npt.ArrayLike, kind: str, engine: str = "") -> Column:
         """Seconds of an all-reduce of ``num_bytes`` over n ranks of one domain; ``kind`` of KINDS, ``engine`` "" = own.
@@ -228,7 +272,8 @@ class DecodeCurves:
         if not np.any(sizes["tokens"] > 1.0):
             return update[()]
         scan = self._state("linear_scan", kind).time({**sizes, "tokens": np.maximum(sizes["tokens"], CHUNK)})
-        return np.where(sizes["tokens"] > 1.0, np.maximum(share * scan, update), update)[()]
+        steps = (1.0 + VERIFY * (sizes["tokens"] - 1.0)) * update
+        return np.where(sizes["tokens"] > 1.0, np.maximum(np.minimum(share * scan, steps), update), update)[()]
 
     def _state(self, operator: str, kind: str) -> Kernel:
         """Kernel of one kind of linear attention; kinds that were not measured here move like a gated delta net."""
@@ -236,25 +281,50 @@ class DecodeCurves:
         assert found is not None, f"every file has {operator} of the gated delta net"
         return found
 
-    def _weighted(self, operator: str, weights: str) -> Kernel:
-        """The kernel for a weight format, or that of bf16 reading these weights where none was measured."""
-        known = {"fp16": "bf16", "fp8_block": "fp8_block"}.get(weights, weights)
-        stands_for = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "int4": "mxfp4"}.get(known, known)
-        for name in (known, stands_for):
-            if (found := self._of_engine(operator, name)) is not None:
-                return found if name == known else found.reading(known)
-        plain = self._of_engine(operator, "bf16")
-        assert plain is not None, f"{operator} has no bf16"
-        unpacks = compute_dtype(self.hardware, known) == "bf16" and known != "bf16"
-        return plain.reading(known, **({"compute": UNPACKING} if unpacks else {}))
+    def _kept(self, key: tuple[object, ...], make: Callable[[], Kernel]) -> Kernel:
+        """A kernel that was looked for before."""
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
 
-    def _cached(self, operator: str, cache: str, *shape: str) -> Kernel | None:
-        """The kernel for a cache format, or that of bf16 reading this cache where none was measured; nothing for other shapes."""
+    def _weighted(self, operator: str, weights: str, fused: bool = False) -> Kernel:
+        """The kernel for a weight format; ``fused``: without the quantisation of its input."""
+        return self._kept((operator, weights, fused), lambda: self._of_weights(operator, weights, fused))
+
+    def _of_weights(self, operator: str, weights: str, fused: bool) -> Kernel:
+        """As measured, or the kernel of the nearest format reading these weights where none was, in the end that of bf16.
+
+        Without the quantisation of its input, a product is launched once, as that of bf16 is, and walks along k in tiles of as many
+        bytes; bandwidth, rate and what shapes showed are its own.
+        """
+        weights = {"fp16": "bf16"}.get(weights, weights)
+        plain = self._of_engine(operator, "bf16")
+        assert plain is not None, f"every file has {operator} in bf16"
+        own = self._of_engine(operator, weights)
+        if own is None and (near := self._of_engine(operator, LIKE.get(weights, ""))) is not None:
+            own = near.reading(weights)
+        computed = compute_dtype(self.hardware, weights)
+        if own is None:
+            return plain.reading(weights, **({"compute": UNPACKING} if computed != weights else {}))
+        if not fused or computed != weights or weights == "bf16":
+            return own
+        shorter = WEIGHT_BYTES[weights] / WEIGHT_BYTES["bf16"]
+        once = {name: plain.numbers.get(name, 0.0) * by for name, by in (("launch", 1.0), ("depth", shorter))}
+        return replace(own, numbers={**own.numbers, **{k: min(v, own.numbers.get(k, v)) for k, v in once.items()}})
+
+    def _cached(self, operator: str, cache: str, width: float = 0.0) -> Kernel:
+        """The kernel for a cache format and a width of heads, or that of bf16 reading this cache where none was measured."""
+        return self._kept((operator, cache, width), lambda: self._of_cache(operator, cache, width))
+
+    def _of_cache(self, operator: str, cache: str, width: float) -> Kernel:
         cache = {"fp16": "bf16"}.get(cache, cache)
-        found = self._of_engine(operator, " ".join((cache, *shape)))
-        if found is None and (plain := self._of_engine(operator, " ".join(("bf16", *shape)))) is not None:
-            return plain.reading(cache)
-        return found
+        for one in (width, *HEAD_DIMS[::-1]) if width else (0.0,):
+            shape = f" {one:.0f}" if one else ""
+            if (found := self._of_engine(operator, cache + shape)) is not None:
+                return found
+            if (found := self._of_engine(operator, "bf16" + shape)) is not None:
+                return found.reading(cache)
+        raise AssertionError(f"every file has {operator} in bf16")
 
     def _of_engine(self, operator: str, name: str) -> Kernel | None:
         known = self.kernels.get(operator, {})

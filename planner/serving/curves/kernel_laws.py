@@ -14,8 +14,8 @@ from planner.hardware import HardwareProfile
 from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES
 from planner.units import MICRO
 
-Terms = dict[str, Column]
-"""Seconds by name of the term."""
+Terms = dict[str, Column | float]
+"""Seconds by name of the term; of a shape that broadcasts to that of the sizes."""
 Sizes = Mapping[str, Column]
 """Float64 columns that broadcast, by name."""
 Law = Callable[[HardwareProfile, Sizes, str], Terms]
@@ -26,6 +26,8 @@ LONG = 4096.0
 """Inputs of a product that ``depth`` counts by."""
 STEP = 512.0
 """Keys that ``steps`` count by."""
+HEAD_TILE = 64.0
+"""Heads of one query that a block of sparse attention takes: fewer are padded."""
 CHUNK = 64.0
 """Tokens that the scan of a linear-attention layer takes at a time."""
 
@@ -46,12 +48,11 @@ def linear_law(hardware: HardwareProfile, sizes: Sizes, weights: str) -> Terms:
     """
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     bytes_moved = WEIGHT_BYTES[weights] * n * k + 2.0 * m * (n + k)
-    one = np.ones_like(bytes_moved)
     return {
-        "launch": MICRO * one,
+        "launch": MICRO,
         "memory": bytes_moved / hardware.memory_bandwidth,
         "compute": 2.0 * m * n * k / hardware.peak(compute_dtype(hardware, weights)),
-        "depth": MICRO * k / LONG * one,
+        "depth": MICRO * k / LONG,
     }
 
 
@@ -63,36 +64,52 @@ def decode_attention_law(hardware: HardwareProfile, sizes: Sizes, cache: str) ->
     """
     rows, group, context, width = sizes["rows"], sizes["group"], sizes["context"], sizes["head_dim"]
     cached = 2.0 * rows * context * width
-    one = np.ones_like(cached * group)
     return {
-        "launch": MICRO * one,
-        "memory": CACHE_BYTES[cache] * cached / hardware.memory_bandwidth * one,
-        "tiles": MICRO * rows / hardware.compute_units * one,
-        "queries": MICRO * rows * group / hardware.compute_units * one,
+        "launch": MICRO,
+        "memory": CACHE_BYTES[cache] * cached / hardware.memory_bandwidth,
+        "tiles": MICRO * rows / hardware.compute_units,
+        "queries": MICRO * rows * group / hardware.compute_units,
         "compute": 2.0 * cached * group / hardware.peak(compute_dtype(hardware, cache)),
-        "steps": MICRO * context / STEP * one,
+        "steps": MICRO * context / STEP,
     }
 
 
 def window_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms:
     """The same against the last ``context`` of ``walked`` cached tokens: some kernels walk past what the window hides."""
     terms = decode_attention_law(hardware, sizes, cache)
-    return {**terms, "steps": MICRO * sizes["walked"] / STEP * np.ones_like(terms["launch"])}
+    return {**terms, "steps": MICRO * sizes["walked"] / STEP}
 
 
 def decode_mla_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms:
     """One query per sequence against its latent cache, which all heads share; ``walk``: blocks times the keys they walk along."""
     batch, heads, context = sizes["batch"], sizes["heads"], sizes["context"]
-    one = np.ones_like(batch * heads * context)
     flop = 2.0 * (MLA_CHANNELS + MLA_VALUES) * batch * heads * context
     return {
-        "launch": MICRO * one,
-        "memory": MLA_CHANNELS * CACHE_BYTES[cache] * batch * context / hardware.memory_bandwidth * one,
-        "tiles": MICRO * batch / hardware.compute_units * one,
-        "queries": MICRO * batch * heads / hardware.compute_units * one,
+        "launch": MICRO,
+        "memory": MLA_CHANNELS * CACHE_BYTES[cache] * batch * context / hardware.memory_bandwidth,
+        "tiles": MICRO * batch / hardware.compute_units,
+        "queries": MICRO * batch * heads / hardware.compute_units,
         "compute": flop / hardware.peak(compute_dtype(hardware, cache)),
-        "steps": MICRO * context / STEP * one,
-        "walk": MICRO * batch * context / STEP / hardware.compute_units * one,
+        "steps": MICRO * context / STEP,
+        "walk": MICRO * batch * context / STEP / hardware.compute_units,
+    }
+
+
+def sparse_prefill_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms:
+    """Prompts against the ``selected`` keys of each query in a latent cache: gathered, then attended by whole tiles of heads.
+
+    ``score``: the indexer multiplies every ``pair`` of query and key over its own channels in 8 bits; ``heads``: what the queries,
+    absorbed into the latent, and their results move. Neighbours gather the same keys, so a cache serves part of them.
+    """
+    queries, heads, wide = sizes["queries"], sizes["heads"], MLA_CHANNELS + MLA_VALUES
+    gathered = queries * sizes["selected"]
+    padded = np.maximum(heads, HEAD_TILE)
+    return {
+        "launch": MICRO,
+        "gather": gathered * MLA_CHANNELS * CACHE_BYTES[cache] / hardware.memory_bandwidth,
+        "attend": 2.0 * wide * gathered * padded / hardware.peak("bf16"),
+        "score": 2.0 * sizes["pairs"] * sizes["channels"] / hardware.peak(compute_dtype(hardware, "fp8")),
+        "heads": 2.0 * wide * queries * heads / hardware.memory_bandwidth,
     }
 
 
@@ -104,28 +121,26 @@ def experts_law(hardware: HardwareProfile, sizes: Sizes, weights: str) -> Terms:
     """
     touched, rows, pairs, hidden, ffn = (sizes[name] for name in ("touched", "rows", "pairs", "hidden", "ffn"))
     each = 3.0 * hidden * ffn
-    one = np.ones_like(touched * rows * pairs * each)
     return {
-        "launch": MICRO * one,
-        "memory": touched * each * WEIGHT_BYTES[weights] / hardware.memory_bandwidth * one,
-        "compute": 2.0 * rows * each / hardware.peak(compute_dtype(hardware, weights)) * one,
-        "rows": 6.0 * rows * (hidden + ffn) / hardware.memory_bandwidth * one,
-        "pairs": 2.0 * pairs * (hidden + ffn) / hardware.memory_bandwidth * one,
-        "blocks": MICRO * touched * one,
-        "depth": MICRO * hidden / LONG * one,
-        "width": MICRO * ffn / LONG * one,
+        "launch": MICRO,
+        "memory": touched * each * WEIGHT_BYTES[weights] / hardware.memory_bandwidth,
+        "compute": 2.0 * rows * each / hardware.peak(compute_dtype(hardware, weights)),
+        "rows": 6.0 * rows * (hidden + ffn) / hardware.memory_bandwidth,
+        "pairs": 2.0 * pairs * (hidden + ffn) / hardware.memory_bandwidth,
+        "blocks": MICRO * touched,
+        "depth": MICRO * hidden / LONG,
+        "width": MICRO * ffn / LONG,
     }
 
 
 def update_law(hardware: HardwareProfile, sizes: Sizes, _: str) -> Terms:
     """One token per sequence through a linear-attention layer: its state is read and written in fp32, its convolution shifted."""
     state = 8.0 * sizes["batch"] * sizes["heads"] * sizes["key_dim"] * sizes["value_dim"]
-    one = np.ones_like(state * sizes["channels"])
     return {
-        "launch": MICRO * one,
-        "memory": state / hardware.memory_bandwidth * one,
-        "convolution": 16.0 * sizes["batch"] * sizes["channels"] / hardware.memory_bandwidth * one,
-        "tiles": MICRO * sizes["batch"] * sizes["heads"] / hardware.compute_units * one,
+        "launch": MICRO,
+        "memory": state / hardware.memory_bandwidth,
+        "convolution": 16.0 * sizes["batch"] * sizes["channels"] / hardware.memory_bandwidth,
+        "tiles": MICRO * sizes["batch"] * sizes["heads"] / hardware.compute_units,
     }
 
 
@@ -136,12 +151,11 @@ def scan_law(hardware: HardwareProfile, sizes: Sizes, _: str) -> Terms:
     """
     tokens = sizes["batch"] * sizes["tokens"]
     inner = sizes["key_dim"] * sizes["value_dim"] + 0.5 * CHUNK * (sizes["key_dim"] + sizes["value_dim"])
-    one = np.ones_like(tokens * inner * sizes["heads"] * sizes["channels"])
     return {
-        "launch": MICRO * one,
-        "memory": 4.0 * tokens * sizes["channels"] / hardware.memory_bandwidth * one,
-        "compute": 4.0 * tokens * sizes["heads"] * inner / hardware.peak("bf16") * one,
-        "steps": MICRO * sizes["tokens"] / CHUNK * one,
+        "launch": MICRO,
+        "memory": 4.0 * tokens * sizes["channels"] / hardware.memory_bandwidth,
+        "compute": 4.0 * tokens * sizes["heads"] * inner / hardware.peak("bf16"),
+        "steps": MICRO * sizes["tokens"] / CHUNK,
     }
 
 
@@ -151,19 +165,19 @@ def exchange_law(hardware: HardwareProfile, sizes: Sizes, _: str) -> Terms:
     ``own`` bytes of the tokens themselves are read and converted; ``slots``: those of one expert, which one block receives;
     ``counters``: one per expert.
     """
-    one = np.ones_like(sizes["sent"] * sizes["across"] * sizes["own"] * sizes["slots"] * sizes["experts"])
     return {
-        "launch": MICRO * one,
-        "link": sizes["sent"] / hardware.scale_up_bandwidth * one,
-        "network": sizes["across"] / hardware.network_bandwidth * one,
-        "own": sizes["own"] / hardware.scale_up_bandwidth * one,
-        "slots": sizes["slots"] / hardware.scale_up_bandwidth * one,
-        "counters": MICRO * sizes["experts"] / 128.0 * one,
+        "launch": MICRO,
+        "link": sizes["sent"] / hardware.scale_up_bandwidth,
+        "network": sizes["across"] / hardware.network_bandwidth,
+        "own": sizes["own"] / hardware.scale_up_bandwidth,
+        "slots": sizes["slots"] / hardware.scale_up_bandwidth,
+        "counters": MICRO * sizes["experts"] / 128.0,
     }
 
 
 LAWS: dict[str, Law] = {
     "linear": linear_law, "decode_attention": decode_attention_law, "window": window_law, "decode_mla": decode_mla_law,
-    "experts": experts_law, "linear_update": update_law, "linear_scan": scan_law, "exchange": exchange_law,
+    "sparse_prefill": sparse_prefill_law, "experts": experts_law, "linear_update": update_law, "linear_scan": scan_law,
+    "exchange": exchange_law,
 }  # fmt: skip
 """By operator."""

@@ -43,34 +43,45 @@ class Kernel:
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """Times at the nodes on this device."""
+        """Times at the nodes on this device, within its bounds."""
         if not self.axes:
             return None
         grid = dict(zip(self.axes, np.meshgrid(*self.axes.values(), indexing="ij"), strict=True))
-        return Mesh.lifted(self.axes, self._sum(self._terms(grid)) * self.percent / 100.0)
+        terms = self._terms(grid)
+        return Mesh.lifted(self.axes, np.maximum(self._sum(terms) * self.percent / 100.0, self._least(terms)))
 
     def _terms(self, sizes: Sizes) -> Terms:
         return LAWS[self.operator](self.hardware, sizes, self.dtype)
 
     def _sum(self, terms: Terms) -> Column:
-        total: Column = column(0.0)
-        for name, seconds in terms.items():
-            if number := self.numbers.get(name, 0.0):
-                total = total + number * seconds
-        return total
+        return column(sum(number * terms[name] for name, number in self.numbers.items()))
+
+    def _least(self, terms: Terms) -> Column:
+        """The traffic at BEST_SHARE of the bandwidth, the work at the peak, one launch inside a graph."""
+        least = np.maximum(terms.get("memory", 0.0) * (1.0 / BEST_SHARE), terms.get("compute", 0.0))
+        return np.maximum(least, self.hardware.graph_launch_floor)
 
     def time(self, sizes: Sizes) -> Column:
-        """Seconds: the mesh at the nearest sizes within it, and what the law adds from there.
+        """Seconds: the mesh at the nearest sizes within it, and what the law adds from there; never below the bounds.
 
-        Not below the traffic at BEST_SHARE of the bandwidth, the work at the peak, and one launch inside a graph.
+        Within the mesh its nodes keep them: every bound is a product of sizes, and linear between the nodes as well.
         """
-        terms = self._terms(sizes)
-        time = self._sum(terms)
-        if (mesh := self.mesh) is not None:
-            inside = mesh.inside(sizes)
-            time = mesh.time(inside) + np.maximum(time - self._sum(self._terms(inside)), 0.0)
-        least = np.maximum(terms.get("memory", 0.0) / BEST_SHARE, terms.get("compute", 0.0))
-        return np.maximum(np.maximum(time, least), self.hardware.graph_launch_floor)
+        shape = np.broadcast_shapes(*(size.shape for size in sizes.values()))
+        if (mesh := self.mesh) is None:
+            terms = self._terms(sizes)
+            time = np.maximum(self._sum(terms), self._least(terms))
+        else:
+            inside, beyond = mesh.inside(sizes)
+            time = mesh.time(inside)
+            if beyond:
+                terms = self._terms(sizes)
+                further = np.maximum(self._sum(terms) - self._sum(self._terms(inside)), 0.0)
+                time = np.maximum(time + further, self._least(terms))
+        return time if time.shape == shape else np.broadcast_to(time, shape).copy()
+
+    def part(self, term: str, sizes: Sizes) -> Column:
+        """Seconds of one term of the law."""
+        return column(self.numbers.get(term, 0.0) * self._terms(sizes)[term])
 
     def reading(self, dtype: str, **least: float) -> Kernel:
         """The same kernel on another format, without what shapes showed; numbers named in ``least`` are at least that."""
@@ -105,7 +116,7 @@ def table(name: str) -> Mapping[str, Any]:
     path = library.find(KIND, name)
     return check_keys(
         library.read_yaml(path),
-        ("name", "source", "kernels", "all_reduce", "notes"),
+        ("name", "source", "kernels", "all_reduce"),
         path.name,
         required=("kernels", "all_reduce"),
     )

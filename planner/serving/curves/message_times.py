@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.schema import check_keys
 from planner.serving.curves.kernel_laws import Sizes
+from planner.serving.curves.time_mesh import Mesh
 from planner.units import MICRO
 
 EXCHANGES = ("latency", "throughput")
@@ -22,29 +22,28 @@ EXCHANGES = ("latency", "throughput")
 class SmallAllReduce:
     """Measured times of one engine's kernel, linear in bytes and ranks between the points, never falling with either."""
 
-    sizes: Column
-    """Bytes of the message, increasing."""
-    groups: Column
-    """Ranks, increasing."""
-    seconds: Column
-    """Shape (groups, sizes)."""
+    mesh: Mesh
+    """Seconds over ``ranks`` and ``bytes`` of the message."""
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> SmallAllReduce:
         """``first_bytes``, and ``us``: text of microseconds per octave by number of ranks. Raises PlannerError."""
         entry = check_keys(data, ("from", "first_bytes", "us"), where, required=("first_bytes", "us"))
-        rows: Mapping[object, object] = entry["us"] if isinstance(entry["us"], dict) else {}
+        rows: dict[int, object] = entry["us"] if isinstance(entry["us"], dict) else {}
         table = [numbers(text, f"{where} us {n}", above=0.1) for n, text in sorted(rows.items())]
         if not table or len({row.size for row in table}) != 1 or table[0].size < 2:
             raise PlannerError(f"{where}: us must map ranks to texts of equally many microseconds")
-        seconds = np.maximum.accumulate(np.maximum.accumulate(np.stack(table) * MICRO, axis=1), axis=0)
+        seconds = np.stack(table) * MICRO
+        # what a larger message or group takes bounds a smaller one: another kernel could have been chosen there
+        for axis in range(2):
+            seconds = np.flip(np.minimum.accumulate(np.flip(seconds, axis), axis), axis)
         sizes: Column = float(entry["first_bytes"]) * np.exp2(np.arange(seconds.shape[1], dtype=np.float64))
-        return cls(sizes, numbers(sorted(rows), f"{where} ranks", above=2.0), seconds)  # type: ignore[type-var]
+        return cls(Mesh({"ranks": numbers(sorted(rows), f"{where} ranks", above=2.0), "bytes": sizes}, seconds))
 
     def with_link(self, ratio: float) -> SmallAllReduce:
         """The same kernel on a link of ``ratio`` times the bandwidth: all but the latency scales."""
-        latency = self.seconds[:, :1]
-        return SmallAllReduce(self.sizes, self.groups, latency + (self.seconds - latency) / ratio)
+        latency = self.mesh.seconds[:, :1]
+        return SmallAllReduce(Mesh(self.mesh.axes, latency + (self.mesh.seconds - latency) / ratio))
 
     def time(self, num_bytes: Column, n: Column) -> Column:
         """Seconds; 0 for one rank or no bytes.
@@ -52,20 +51,14 @@ class SmallAllReduce:
         Above the largest message at its bandwidth, above the most ranks with the volume per rank and, for the latency, one step
         more per doubling.
         """
-        inside, group = np.clip(num_bytes, self.sizes[0], self.sizes[-1]), np.clip(n, self.groups[0], self.groups[-1])
-        cell = np.clip(np.searchsorted(self.sizes, inside, side="right") - 1, 0, self.sizes.size - 2)
-        share = (inside - self.sizes[cell]) / (self.sizes[cell + 1] - self.sizes[cell])
-        row = np.clip(np.searchsorted(self.groups, group, side="right") - 1, 0, max(self.groups.size - 2, 0))
-        next_row = np.minimum(row + 1, self.groups.size - 1)
-        width = np.maximum(self.groups[next_row] - self.groups[row], 1.0)
-        between = (group - self.groups[row]) / width
-        low = (1.0 - share) * self.seconds[row, cell] + share * self.seconds[row, cell + 1]
-        high = (1.0 - share) * self.seconds[next_row, cell] + share * self.seconds[next_row, cell + 1]
-        time = (1.0 - between) * low + between * high
-        time = time * np.maximum(num_bytes / self.sizes[-1], 1.0)
-        many = np.maximum(n, self.groups[-1])
-        volume = bus_factor("all_reduce", many) / bus_factor("all_reduce", self.groups[-1])
-        time = time * volume + self.seconds[-1, 0] * np.log2(many / self.groups[-1])
+        inside, beyond = self.mesh.inside({"bytes": num_bytes, "ranks": n})
+        time = self.mesh.time(inside)
+        if beyond:
+            most_ranks, most_bytes = self.mesh.axes["ranks"][-1], self.mesh.axes["bytes"][-1]
+            many = np.maximum(n, most_ranks)
+            volume = bus_factor("all_reduce", many) / bus_factor("all_reduce", most_ranks)
+            time = time * np.maximum(num_bytes / most_bytes, 1.0) * volume
+            time = time + self.mesh.seconds[-1, 0] * np.log2(many / most_ranks)
         return np.where((n <= 1.0) | (num_bytes <= 0.0), 0.0, time)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
 
 import numpy as np
 
@@ -31,34 +31,46 @@ class Mesh:
             seconds = np.maximum.accumulate(seconds, axis=axis)
         return cls(axes, seconds)
 
-    def inside(self, sizes: Sizes) -> dict[str, Column]:
-        """The sizes with those of the axes clamped to the range of the nodes."""
-        clamped = {name: np.clip(sizes[name], nodes[0], nodes[-1]) for name, nodes in self.axes.items()}
-        return {**sizes, **clamped}
+    @cached_property
+    def _cells(self) -> list[tuple[str, Column, Column, int]]:
+        """Per axis of two nodes or more: name, nodes, widths of the cells, and elements from one node to the next."""
+        strides = np.cumprod((1, *self.seconds.shape[:0:-1]))[::-1]
+        found = zip(self.axes.items(), strides, strict=True)
+        return [(name, nodes, np.diff(nodes), int(stride)) for (name, nodes), stride in found if nodes.size > 1]
+
+    @cached_property
+    def _corners(self) -> NDArray[np.intp]:
+        """Elements from the lowest corner of a cell to each of its corners, the first axis slowest."""
+        corners = np.zeros(1, dtype=np.intp)
+        for *_, stride in self._cells:
+            corners = (corners[:, None] + np.array([0, stride])).ravel()
+        return corners
+
+    @cached_property
+    def _ends(self) -> list[tuple[str, float, float]]:
+        """Per axis: name, first and last node."""
+        return [(name, float(nodes[0]), float(nodes[-1])) for name, nodes in self.axes.items()]
+
+    def inside(self, sizes: Sizes) -> tuple[dict[str, Column], bool]:
+        """The sizes with those of the axes clamped to the range of the nodes, and whether any was above it."""
+        clamped, beyond = dict(sizes), False
+        for name, first, last in self._ends:
+            size = sizes[name]
+            beyond = beyond or bool((size > last).any())
+            clamped[name] = np.minimum(np.maximum(size, first), last)
+        return clamped, beyond
 
     def time(self, inside: Sizes) -> Column:
-        """Seconds of sizes within the nodes: the sum over the corners of a cell of weight x seconds."""
+        """Seconds of sizes within the nodes: linear along each axis of the cell in turn."""
         base: NDArray[np.intp] = np.zeros((), dtype=np.intp)
-        parts = []
-        for (name, nodes), stride in zip(self.axes.items(), _strides(self.seconds.shape), strict=True):
-            if nodes.size == 1:
-                continue
-            below = np.clip(np.searchsorted(nodes, inside[name], side="right") - 1, 0, nodes.size - 2)
-            share = (inside[name] - nodes[below]) / (nodes[below + 1] - nodes[below])
+        shares = []
+        for name, nodes, widths, stride in self._cells:
+            below = np.minimum(nodes.searchsorted(inside[name], side="right") - 1, widths.size - 1)
+            shares.append((inside[name] - nodes[below]) / widths[below])
             base = base + below * stride
-            parts.append((stride, share))
-        flat = self.seconds.ravel()
-        total: Column = np.zeros(())
-        for corner in product((0, 1), repeat=len(parts)):
-            weight: Column = np.ones(())
-            step = 0
-            for side, (stride, share) in zip(corner, parts, strict=True):
-                weight = weight * (share if side else 1.0 - share)
-                step += side * stride
-            total = total + weight * flat[base + step]
-        return total
-
-
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    """Elements from one node to the next along each axis."""
-    return [int(np.prod(shape[axis + 1 :], dtype=int)) for axis in range(len(shape))]
+        corners = self._corners.reshape(-1, *(1,) * base.ndim)
+        values: Column = self.seconds.ravel()[base + corners]
+        for share in shares:
+            half = values.shape[0] // 2
+            values = values[:half] + share * (values[half:] - values[:half])
+        return values[0]

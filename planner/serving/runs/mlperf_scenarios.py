@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
 from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
@@ -19,12 +20,13 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_rules import legal
 from planner.serving.traffic import Lengths, Traffic
 
+Indices = NDArray[np.intp]
 LOADS = np.linspace(0.1, 1.0, 10)
 """Parts of the offline rate at which a server is tried."""
 
 
 def search_layouts(served: Served, count: int, nodes: int) -> tuple[Degrees, ...]:
-    """Legal layouts of all GPUs as copies inside a node. Raises PlannerError where there is none."""
+    """Layouts of all GPUs as copies inside a node, the legal ones where there are any."""
     found = list(_candidates(served, count, max(count // nodes, 1)))
     names = Degrees.__dataclass_fields__
     columns = ServingLayout(**{name: np.array([getattr(one, name) for one in found]) for name in names})
@@ -32,9 +34,7 @@ def search_layouts(served: Served, count: int, nodes: int) -> tuple[Degrees, ...
         legal(served.model, served.hardware, served.engine, served.precision, columns), (len(found),)
     )
     kept = tuple(one for one, keep in zip(found, mask, strict=True) if keep)
-    if not kept:
-        raise PlannerError(f"no layout of {served.model.name} over {count} GPUs is legal with {served.engine.name}")
-    return kept
+    return kept or tuple(found)  # it ran: a rule that refuses all of them is of another version
 
 
 def _candidates(served: Served, count: int, node: int) -> Iterator[Degrees]:
@@ -61,24 +61,26 @@ def best_within(
     """
     offline = estimate(served, layout, traffic, values)
     limits = np.array([_limits(row) for row in rows])
-    if np.isinf(limits).all():
+    which = np.flatnonzero(~np.isinf(limits).any(axis=1))
+    if not len(which):
         return offline
-    most, number = np.asarray(offline.requests_per_second), len(rows)
-    many = replace(traffic, load="rate", input=_tiled(traffic.input), output=_tiled(traffic.output))
+    number, most = len(which), np.asarray(offline.requests_per_second)[which]
+    many = replace(traffic, load="rate", input=_tiled(traffic.input, which), output=_tiled(traffic.output, which))
     tried = (LOADS[:, None] * most).reshape(-1)
-    found = estimate(served, _repeated(layout, len(LOADS)), many, tried)
-    first, token = (np.tile(limits[:, which], len(LOADS)) for which in (0, 1))
+    found = estimate(served, _repeated(layout, which), many, tried)
+    first, token = (np.tile(limits[which, side], len(LOADS)) for side in (0, 1))
     keeps = (np.asarray(found.ttft.p99) <= first) & (np.asarray(found.tpot.p99) <= token)
     keeps &= ~np.asarray(found.saturated, dtype=bool)
     rates = np.where(keeps, tried, 0.0).reshape(len(LOADS), number).max(axis=0)
-    limited = ~np.isinf(limits).any(axis=1)
-    found = estimate(served, layout, replace(traffic, load="rate"), np.where(rates > 0, rates, LOADS[0] * most))
-    rate = np.where(limited, found.output_tokens_per_second, offline.output_tokens_per_second)
-    return replace(
-        found, fits=np.asarray(found.fits) & ((rates > 0) | ~limited), output_tokens_per_second=rate,
-        total_tokens_per_second=np.where(limited, found.total_tokens_per_second, offline.total_tokens_per_second),
-        requests_per_second=np.where(limited, found.requests_per_second, offline.requests_per_second),
-    )  # fmt: skip
+    fits, share = np.broadcast_to(np.asarray(found.memory.fits), (len(tried),))[:number], np.ones(len(rows))
+    share[which] = rates / np.maximum(most, 1e-12)
+    able = np.array(np.broadcast_to(np.asarray(offline.fits), (len(rows),)))
+    able[which] = fits & (rates > 0)
+    served_rates: Any = {
+        name: np.asarray(getattr(offline, name)) * share
+        for name in ("requests_per_second", "output_tokens_per_second", "total_tokens_per_second")
+    }
+    return replace(offline, fits=able, **served_rates)
 
 
 def _limits(row: ServingRow) -> tuple[float, float]:
@@ -93,11 +95,15 @@ def _limits(row: ServingRow) -> tuple[float, float]:
     return float(found[0]), float(found[1])
 
 
-def _tiled(lengths: Lengths) -> Lengths:
-    """Columns of lengths once for each load."""
-    return replace(lengths, **{one.name: np.tile(getattr(lengths, one.name), len(LOADS)) for one in fields(lengths)})
+def _tiled(lengths: Lengths, which: Indices) -> Lengths:
+    """Some columns of lengths, once for each load."""
+    columns: Any = {one.name: np.tile(getattr(lengths, one.name)[which], len(LOADS)) for one in fields(lengths)}
+    return replace(lengths, **columns)
 
 
-def _repeated(layout: ServingLayout, times: int) -> ServingLayout:
-    """The columns of a layout several times over."""
-    return ServingLayout(**{one.name: np.tile(getattr(layout, one.name), times) for one in fields(layout)})
+def _repeated(layout: ServingLayout, which: Indices) -> ServingLayout:
+    """Some columns of a layout, once for each load."""
+    columns = {one.name: getattr(layout, one.name) for one in fields(layout)}
+    return ServingLayout(
+        **{name: np.tile(one[which], len(LOADS)) if np.ndim(one) else one for name, one in columns.items()}
+    )

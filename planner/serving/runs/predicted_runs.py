@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.errors import PlannerError
 from planner.serving import pools
-from planner.serving.engine import Engine, load_engine
+from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
@@ -106,7 +106,15 @@ def _shared(case: Case) -> tuple[object, ...]:
     """What one call of the model shares: everything but layout, lengths and value of the load."""
     traffic = case.run.traffic
     assert traffic is not None
-    return id(case.served), case.run.kind, traffic.load, traffic.prefix_hit, traffic.speculation, traffic.waves
+    return (
+        id(case.served),
+        case.run.kind,
+        traffic.load,
+        traffic.prefix_hit,
+        traffic.speculation,
+        traffic.waves,
+        traffic.client,
+    )
 
 
 def _priced(cases: list[Case]) -> list[ServingAnswer]:
@@ -131,22 +139,20 @@ def _priced(cases: list[Case]) -> list[ServingAnswer]:
 
 def _same(case: Case) -> tuple[object, ...]:
     """What makes two rows of a group one question: repetitions, and the submitters of one benchmark."""
-    row = case.run.row
-    return (
-        case.run.traffic,
-        case.layouts,
-        case.run.split.prefill,
-        case.run.max_tokens,
+    run, row = case.run, case.run.row
+    own = (
         row.get("load.kind"),
-        row.get("load.max_batch"),
         row.get("load.dataset"),
+        row.get("load.max_batch"),
+        str(row.get("options").get("max_num_seqs")),
     )
+    return run.traffic, case.layouts, run.split.prefill, run.max_tokens, run.receive, own
 
 
 def _estimated(served: Served, cases: Sequence[Case]) -> ServingEstimate:
     """One column for each case and each of its layouts."""
     columns = [(case, layout) for case in cases for layout in case.layouts]
-    layout = _stacked([_limits(case, one, served.engine) for case, one in columns])
+    layout = _stacked([_layout(case, one) for case, one in columns])
     traffics = [case.run.traffic for case, _ in columns if case.run.traffic]
     traffic = replace(
         traffics[0],
@@ -160,25 +166,24 @@ def _estimated(served: Served, cases: Sequence[Case]) -> ServingEstimate:
     if cases[0].run.kind != "disaggregated":
         return estimate(served, layout, traffic, values)
     prefill = [(case, case.run.split.prefill) for case in cases]
-    first = _stacked([_limits(case, one, served.engine) for case, one in prefill if one is not None])
+    first = _stacked([_layout(case, one) for case, one in prefill if one is not None])
     return pools.estimate(served, first, layout, traffic, values)
 
 
-def _limits(case: Case, degrees: Degrees, engine: Engine) -> tuple[Degrees, float, float]:
-    """Layout with its batch limit and token budget: as stated, else the engine's, which clients of closed loops raise."""
-    hardware, traffic = case.served.hardware, case.run.traffic
+def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
+    """Fields of a layout with its batch limit and token budget: as stated, else the engine's, raised to what was in flight."""
+    hardware, traffic, run = case.served.hardware, case.run.traffic, case.run
     plain = ServingLayout(**vars(degrees))
-    batch, tokens = engine.default_max_batch(hardware, plain), engine.default_max_tokens(hardware, plain)
-    stated = case.run.row.get("load.max_batch") or _whole(case.run.row.get("options").get("max_num_seqs"))
+    batch = float(case.served.engine.default_max_batch(hardware, plain))
+    tokens = run.max_tokens or float(case.served.engine.default_max_tokens(hardware, plain))
+    stated = run.row.get("load.max_batch") or _whole(run.row.get("options").get("max_num_seqs"))
     if stated:
-        most = float(stated)
-    elif case.run.kind in ("offline", "mlperf"):
-        most = max(float(batch), TUNED_BATCH * degrees.attn_dp)
-    else:
-        most = max(
-            float(batch), math.ceil(traffic.value / degrees.replicas) if traffic and case.run.kind != "open" else 1.0
-        )
-    return degrees, most, float(case.run.max_tokens or tokens)
+        batch = float(stated)
+    elif run.kind in ("offline", "mlperf"):
+        batch = max(batch, TUNED_BATCH * degrees.attn_dp)
+    elif traffic and run.kind != "open":
+        batch = max(batch, math.ceil(traffic.value / degrees.replicas))
+    return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), "receive_interval": run.receive}
 
 
 def _whole(value: object) -> int | None:
@@ -186,20 +191,18 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, (int, str)) and str(value).isdigit() and 0 < int(value) < 10**9 else None
 
 
-def _stacked(columns: Sequence[tuple[Degrees, float, float]]) -> ServingLayout:
+def _stacked(layouts: Sequence[dict[str, int]]) -> ServingLayout:
     """Layouts of many rows as columns."""
-    names = Degrees.__dataclass_fields__
-    values = {name: np.array([getattr(one, name) for one, _, _ in columns], dtype=np.int64) for name in names}
-    batch, tokens = (np.array([column[which] for column in columns], dtype=np.int64) for which in (1, 2))
-    return ServingLayout(**values, max_batch=batch, max_tokens=tokens)
+    return ServingLayout(**{name: np.array([one[name] for one in layouts], dtype=np.int64) for name in layouts[0]})
 
 
 def _taken(found: ServingEstimate, start: int, stop: int) -> int:
     """Of the layouts that may have run the one with the highest throughput of those that fit; the first where none does."""
     if stop - start == 1:
         return start
-    rate = np.broadcast_to(np.asarray(found.output_tokens_per_second), np.shape(found.fits))[start:stop]
-    fits = np.asarray(found.fits)[start:stop]
+    rate, fits = (
+        one[start:stop] for one in np.broadcast_arrays(found.output_tokens_per_second, np.asarray(found.fits))
+    )
     return start + int(np.argmax(np.where(fits, rate, -1.0))) if fits.any() else start
 
 

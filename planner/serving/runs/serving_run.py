@@ -41,6 +41,8 @@ class ServingRun:
     split: Split
     max_tokens: int | None = None
     """Token budget of a step as the row or its method states it; None = the engine's default."""
+    receive: int = 1
+    """Steps between two looks for new requests, as its method states it."""
     traffic: Traffic | None = None
     """Of a row of MLPerf with the lengths of its data set."""
     assumed: tuple[str, ...] = ()
@@ -98,7 +100,8 @@ class ServingRun:
     @property
     def counts(self) -> bool:
         """In the figures of accuracy: its configuration is known and it is no copy of another row."""
-        return not self.impossible and not any(flag.startswith(NOT_COUNTED) for flag in self.row.flags)
+        unsaid = self.row.get("load.kind") == "concurrency" and not self.row.get("load.value")
+        return not (unsaid or self.impossible or any(flag.startswith(NOT_COUNTED) for flag in self.row.flags))
 
     @property
     def stated(self) -> bool:
@@ -129,6 +132,8 @@ def _run_of(row: ServingRow) -> ServingRun:
             row, found["model"], found["hardware"]
         )
         found["max_tokens"] = row.get("load.max_tokens") or settings.get("max_tokens")
+        flight = row.get("load.value") or 0.0
+        found["receive"] = max((steps for least, steps in settings.get("receive", ()) if flight >= least), default=1)
         found["split"] = split_of(row, found["model"], found["hardware"])
         found["traffic"], said = traffic_of(row, found["split"])
         first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
@@ -146,10 +151,11 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
     lengths = {side: _lengths(row, key, own) for side, key in (("input", "isl"), ("output", "osl"))}
     if kind.startswith("mlperf") or kind == "offline" or value == math.inf:
         requests = row.get("load.requests") or (value if value and value != math.inf else None)
-        said = "" if requests or kind.startswith("mlperf") else f"{OFFLINE_REQUESTS} requests"
+        said = "mean length of inputs" if own else "" if requests else f"{OFFLINE_REQUESTS} requests"
         kind, value = "offline", float(requests or own.get("requests") or OFFLINE_REQUESTS)
     elif kind == "concurrency" and not value:
         value = _in_flight(row, split)
+        said = f"{value:g} requests in flight, the batches of its ranks"
     if not value:
         raise PlannerError(f"load: {kind} without a value")
     hit = row.get("options").get("prefix_cache_hit")
@@ -163,6 +169,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         prefix_hit=hit,
         speculation=speculation,
         waves=_waves(row, kind, value),
+        client=method_of(row).get("client", "http"),
     )
     return traffic, said
 

@@ -1,31 +1,25 @@
 """How to serve a plan's model on the plan's GPUs: the fewest GPUs per copy that hold the weights and a stated KV cache.
 
-Serving needs two bytes per weight and the keys and values of the sequences under way, not states and activations of a
-training step, so it has a layout of its own. What is counted, per GPU:
-
-weights     2 (sharded / tp + replicated + experts / (ep or tp)) / pp, embedding and head over tp on their stages
-KV cache    per token and layer 2 k d 2 bytes over min(tp, k): key-value heads are repeated above k ranks; with latent
-            attention 2 (rank + rope) bytes on every rank [vLLM and SGLang hold the compressed state whole on each]
-step        the widest tensors of STEP_TOKENS tokens: residual stream, MLP over tp, fp32 logits of the sequences
+Memory and what is legal are those of ``planner.serving``; speed is not priced here, ``plan serve`` does that. What the engine's own
+accounting leaves for its cache must hold SEQUENCES full sequences, without raising its share of the memory.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from planner.cost.parameters import count_parameters
-from planner.model import ModelSpec
 from planner.rules import divisors
+from planner.serving.engine import load_engine
+from planner.serving.serving_layout import Precision, ServingLayout
+from planner.serving.serving_memory import serving_memory
+from planner.serving.serving_rules import legal
+from planner.serving.traffic import Lengths, Traffic
 from planner.trainers.bundle.model_config import model_config
 from planner.trainers.bundle.quoting import json_text, run_of
-from planner.trainers.bundle.target import ExportJob, Rendered, layer_parameters
+from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.units import GIB
 
 VENDORS = ("NVIDIA", "AMD")
-UTILISATION = 0.90
-"""Part of the device memory that the server may use: --gpu-memory-utilization and, for SGLang, what mem-fraction aims at."""
-WEIGHT_BYTES = 2.0
-"""bf16, as the checkpoint of the training run."""
 STEP_TOKENS = 8192
 """Tokens that one step of the server computes at most."""
 SEQUENCES = (16, 8, 4, 2, 1)
@@ -57,12 +51,12 @@ class Serving:
     cache: float
     """Bytes of the stated KV cache on a GPU."""
     step: float
-    """Bytes of activations, runtime and communicators."""
+    """Bytes that the server keeps for a step, graphs, runtime and communicators, or leaves free."""
     budget: float
-    """Bytes that the server may use."""
+    """Memory of the device, bytes."""
 
 
-def serving(job: ExportJob) -> Serving | None:
+def serving(job: ExportJob, server: str = "vllm") -> Serving | None:
     """The layout with the fewest GPUs per copy; None when not even all of the plan's GPUs hold the weights.
 
     A dense model: tp within a node as small as fits, copies fill the node; beyond a node, pipeline stages of whole nodes.
@@ -70,88 +64,55 @@ def serving(job: ExportJob) -> Serving | None:
     """
     per_node, nodes = job.gpus_per_node, 1
     while nodes * per_node <= job.cluster.num_gpus:
-        for one in (one for sequences in SEQUENCES for one in _options(job, per_node, nodes, sequences)):
-            if one.weights + one.cache + one.step <= one.budget:
-                return one
+        for sequences in SEQUENCES:
+            for tp, pp, dp in _options(job, per_node, nodes):
+                if one := held(job, server, (tp, pp, dp, nodes), sequences):
+                    return one
         nodes *= 2
     return None
 
 
-def _options(job: ExportJob, per_node: int, nodes: int, sequences: int) -> list[Serving]:
-    """Layouts of one server on ``nodes`` nodes, fewest GPUs per copy first."""
+def _options(job: ExportJob, per_node: int, nodes: int) -> list[tuple[int, int, int]]:
+    """tp, pp and dp of one server on ``nodes`` nodes, fewest GPUs per copy first."""
     model = job.model
-    legal = [tp for tp in divisors(per_node) if legal_tp(model, tp)]
+    tps = [tp for tp in divisors(per_node) if model.num_heads % tp == 0]
     if nodes > 1:
-        stages = [(tp, nodes * per_node // tp) for tp in legal[::-1][:1] if nodes * per_node // tp <= model.num_layers]
-        return [_layout(job, tp, pp, 1, nodes, sequences) for tp, pp in stages]
-    spread = [tp for tp in legal if not model.is_moe or model.num_experts % per_node == 0 or tp == per_node]
-    return [_layout(job, tp, 1, per_node // tp, 1, sequences) for tp in spread]
+        return [(tp, nodes * per_node // tp, 1) for tp in tps[::-1][:1] if nodes * per_node // tp <= model.num_layers]
+    spread = [tp for tp in tps if not model.is_moe or model.num_experts % per_node == 0 or tp == per_node]
+    return [(tp, 1, per_node // tp) for tp in spread]
 
 
-def legal_tp(model: ModelSpec, tp: int) -> bool:
-    """Heads divide by tp, key-value heads divide or are repeated evenly, MLP widths divide.
-
-    [vLLM: ModelConfig.verify_with_parallel_config and the attention layers of its models; SGLang's models likewise]
-    """
-    kv = model.num_kv_heads
-    heads = model.num_heads % tp == 0 and (model.is_mla or kv % tp == 0 or tp % kv == 0)
-    widths = [model.ffn_size, *([model.shared_expert_ffn_size] if model.shared_expert_ffn_size else [])]
-    return heads and all(width % tp == 0 for width in widths)
-
-
-def _layout(job: ExportJob, tp: int, pp: int, dp: int, nodes: int, sequences: int) -> Serving:
-    model, hardware = job.model, job.cluster.hardware
+def held(job: ExportJob, server: str, degrees: tuple[int, int, int, int], sequences: int) -> Serving | None:
+    """A layout of tp, pp, dp and nodes with the cache of ``sequences`` full sequences; None where it is illegal or too large."""
+    tp, pp, dp, nodes = degrees
+    model, hardware, engine = job.model, job.cluster.hardware, load_engine(server)
     length = min(job.workload.sequence_length, model.max_sequence_length)
     ep = tp * dp if model.is_moe and model.num_experts % (tp * dp) == 0 else 1
+    copies, groups = (1, dp) if model.is_moe else (dp, 1)
+    layout = ServingLayout(
+        tp=tp, pp=pp, replicas=copies, attn_dp=groups, ep=ep, moe_tp=tp * dp // ep if model.is_moe else 1,
+        max_batch=sequences * groups, max_tokens=STEP_TOKENS,
+    )  # fmt: skip
+    if not legal(model, hardware, engine, Precision(), layout):
+        return None
+    traffic = Traffic(input=Lengths.fixed(max(length - 1, 1)), output=Lengths.fixed(1))
+    found = serving_memory(model, hardware, engine, Precision(), layout, traffic)
+    cache = sequences * (float(found.bytes_per_token) * length + float(found.bytes_per_sequence))
+    if found.raised or cache > float(found.cache):
+        return None
     return Serving(
         tp=tp, pp=pp, dp=dp, ep=ep, nodes=nodes, sequences=sequences, length=length,
-        servers=max(job.cluster.num_gpus // job.gpus_per_node // nodes, 1), weights=weight_bytes(model, tp, pp, dp, ep),
-        cache=cache_bytes(model, tp, pp, sequences, length),
-        step=_step_bytes(model, tp, dp, ep, sequences)
-        + hardware.context_memory + hardware.workspace_memory + hardware.communicator_memory * ((tp > 1) + (ep > 1)),
-        budget=UTILISATION * hardware.usable_memory,
+        servers=max(job.cluster.num_gpus // job.gpus_per_node // nodes, 1), weights=float(found.weights), cache=cache,
+        step=found.usable - float(found.weights) - float(found.cache), budget=found.usable,
     )  # fmt: skip
 
 
-def weight_bytes(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> float:
-    """Bytes of weights on the fullest GPU. Without expert parallelism experts are cut over all tp dp ranks."""
-    counts = count_parameters(model)
-    dense, sparse = layer_parameters(model, tp, ep if ep > 1 else tp * dp)
-    stages = [range(rank * model.num_layers // pp, (rank + 1) * model.num_layers // pp) for rank in range(pp)]
-    layers = [sum(sparse if model.is_moe_layer(i) else dense for i in stage) for stage in stages]
-    layers[0] += counts.input_embedding / tp + counts.position_embedding
-    layers[-1] += (counts.head or (counts.input_embedding if pp > 1 else 0.0)) / tp + counts.final_norm
-    return WEIGHT_BYTES * max(layers)
-
-
-def cache_bytes(model: ModelSpec, tp: int, pp: int, sequences: int, length: int) -> float:
-    """Bytes of keys and values of ``sequences`` full sequences on one GPU of the stage with the most layers."""
-    if model.is_mla:
-        per_token = 2.0 * (model.kv_lora_rank + model.qk_rope_head_dim)
-    else:
-        per_token = 2.0 * (model.key_size + model.value_size) / min(tp, model.num_kv_heads)
-    windowed = model.num_windowed_layers * min(model.window, length) if model.window else 0
-    tokens = (model.num_layers - model.num_windowed_layers) * length + windowed
-    share = -(-model.num_layers // pp) / model.num_layers
-    return sequences * per_token * tokens * share
-
-
-def _step_bytes(model: ModelSpec, tp: int, dp: int, ep: int, sequences: int) -> float:
-    """Residual stream and its norm, the two halves of a gated MLP and their product, experts' inputs, fp32 logits."""
-    tokens = float(STEP_TOKENS)
-    mlp = 3.0 * model.ffn_size / tp
-    if model.is_moe:
-        visits = model.top_k * dp / ep if ep > 1 else float(model.top_k)
-        mlp = max(mlp, visits * (2.0 * model.hidden_size + 3.0 * model.expert_ffn_size / (1 if ep > 1 else tp * dp)))
-    return 2.0 * tokens * (2.0 * model.hidden_size + mlp) + 4.0 * 2.0 * sequences * model.vocab_size
-
-
-def serving_refusals(job: ExportJob, name: str) -> list[str]:
+def serving_refusals(job: ExportJob, server: str, name: str) -> list[str]:
     """What neither server can serve: no room, no device, layers that are no whole part of a node."""
     hardware = job.cluster.hardware
     if hardware.vendor not in VENDORS:
         return [f"{name} is exported for {' and '.join(VENDORS)} GPUs, and {hardware.name} is from {hardware.vendor}"]
-    if serving(job) is None:
+    if serving(job, server) is None:
         return [
             f"{job.cluster.num_gpus} x {hardware.usable_memory / GIB:.0f} GiB do not hold the bf16 weights of "
             f"{job.model.name} and the KV cache of one sequence of {job.workload.sequence_length} tokens with a tensor "
@@ -165,10 +126,17 @@ def served(job: ExportJob, server: str) -> Rendered:
     config = model_config(job.model)
     files = {"model/config.json": json_text(config)} if config else {}
     return run_of(
-        job, server, files, one=serving(job), config=config, step_tokens=STEP_TOKENS, utilisation=UTILISATION, gib=GIB
+        job,
+        server,
+        files,
+        one=serving(job, server),
+        config=config,
+        step_tokens=STEP_TOKENS,
+        gib=GIB,
+        utilisation=load_engine(server).accounting.share,
     )
 
 
 def exporter(server: str, name: str) -> tuple[Callable[[ExportJob], list[str]], Callable[[ExportJob], Rendered]]:
     """What export.py of a server has: refusals and render; ``server`` is its folder."""
-    return partial(serving_refusals, name=name), partial(served, server=server)
+    return partial(serving_refusals, server=server, name=name), partial(served, server=server)

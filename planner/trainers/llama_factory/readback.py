@@ -10,7 +10,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import Sharding, said_or_asked
 
 OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
 NO_REFERENCE = ("orpo", "simpo")
@@ -36,12 +36,14 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory")), said=said), said.num_gpus)
-    found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|src/train(?:_bash)?\.py)")
-    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
+    found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
+    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding, script=True)
 
 
-def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None) -> Reading:
-    """The job that settings describe; ``sharding`` of the launcher. Raises PlannerError."""
+def parse(
+    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False
+) -> Reading:
+    """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names. Raises PlannerError."""
     for name, what in FOREIGN.items():
         if given.flag(name) if name != "mixture_of_depths" else given.get(name):
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
@@ -62,6 +64,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         precision = "fp8"
     bits = given.number("quantization_bit", least=2, most=8)
     double = given.flag("double_quantization", True)
+    split, asked = said_or_asked(given, sharding, launched=script or num_gpus == 1)
     muon = "muon" if given.flag("use_muon") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
@@ -72,8 +75,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
-        objective=objective, num_gpus=num_gpus, sharding=sharding or accelerate_named(given) or from_arguments(given) or Sharding(),
-        options=_options(given), quiet=QUIET,
+        objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
     return fine_tuning.reading(found)
 

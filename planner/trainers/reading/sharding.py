@@ -180,6 +180,15 @@ def accelerate(path: Path) -> Sharding:
     )  # fmt: skip
 
 
+def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool) -> tuple[Sharding, tuple[Question, ...]]:
+    """How a job is split by its launcher, by the configuration of accelerate or by its own arguments; where none says it, plain
+    data parallel if it is known how the job is ``launched``, else that and a question."""
+    found = sharding or accelerate_named(given) or from_arguments(given)
+    about = f"the configuration of accelerate that launches it; {OR_SAY}"
+    asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
+    return found or Sharding(), asked
+
+
 def accelerate_named(given: Settings) -> Sharding | None:
     """The configuration of accelerate that ``--set accelerate=FILE`` names, or the launch command in a comment of the file, in a
     script beside it or in a README.md above; None = nobody names one. One that is not there is asked for."""
@@ -204,7 +213,7 @@ def _launched_with(path: Path) -> str | None:
     texts = [path, *sorted(path.parent.glob("*.sh"))[:20], *(one for one in guides if one.is_file())]
     for one in texts:
         text = re.sub(r"\\\n[ #]*", " ", read_text(one))
-        for command in re.findall(r"accelerate launch[^\n]*", text):
+        for command in re.findall(r"accelerate +launch[^\n]*", text):
             if one != path and "/".join(path.parts[-2 if one in guides else -1 :]) not in command:
                 continue
             if (found := re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)) is not None:

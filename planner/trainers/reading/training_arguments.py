@@ -9,7 +9,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
-from planner.trainers.reading.sharding import OR_SAY, Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.values import not_priced
 
 QUIET = re.compile(
@@ -89,9 +89,7 @@ def parse(
     doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant"))
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
-    found = sharding or accelerate_named(given) or from_arguments(given)
-    about = f"the configuration of accelerate that launches it; {OR_SAY}"
-    asked = found is None and num_gpus != 1 and not script
+    found, asked = said_or_asked(given, sharding, launched=bool(script) or num_gpus == 1)
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
@@ -102,9 +100,8 @@ def parse(
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
         lora_targets=adapter_targets(given.first(*TARGETS, default=["q_proj", "v_proj"])),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
-        objective=objective, sharding=found or Sharding(), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(*((Question(name="accelerate", choices=("FILE",), about=about),) if asked else ()),
-                   *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
+        objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
         notes=notes,
     ))  # fmt: skip
     _require_priced(reading, str(given.path))

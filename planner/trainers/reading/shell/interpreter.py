@@ -13,7 +13,7 @@ from planner.trainers.reading.shell.conditions import Verdict, both, either, jud
 from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
-from planner.trainers.reading.shell.text import CLOSE, OPTION, cleaned, gap, is_open, quoted_words, roots
+from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
@@ -320,7 +320,8 @@ class _Follower:
             self.command(words)
 
     def command(self, words: list[str]) -> None:
-        """Records a command; of ``srun bash -c '...'`` both what starts it and what the text says."""
+        """Records a command that has options or a file of settings; of ``srun bash -c '...'`` both what starts it and what the
+        text says."""
         for i in range(len(words) - 2):
             if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
                 inner = len(self.script.commands)
@@ -337,8 +338,8 @@ class _Follower:
                 launched = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
                 return
-        overridden = words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)
-        if overridden or any(OPTION.search(word) or word.endswith("serve") for word in words):  # a server may have no option
+        started = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
+        if started or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words))
 
     def nested(self, text: str) -> None:

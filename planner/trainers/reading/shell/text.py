@@ -12,6 +12,8 @@ _MARKS = re.compile(f"[{OPEN}-{END}]")
 _GAP = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 OPTION = re.compile(r"(?:^|\s)--?[A-Za-z_]")
 """An option begins."""
+SETTINGS = re.compile(r"serve$|\.(ya?ml|json|toml)$")
+"""What says that a command without an option starts something too: a server, a file of settings."""
 
 
 def cleaned(text: str) -> str:

@@ -1,0 +1,1 @@
+"""A running server, or the result of a benchmark, beside a serve plan."""
