@@ -7,8 +7,14 @@ from pathlib import Path
 from planner import library
 
 _REPOSITORY = re.compile(r"^source:.*?Hugging Face ([\w.-]+/[\w.-]+)", re.MULTILINE)
-_TUNED = re.compile(r"-(hf|base|instruct|chat|it|pt)$")
+_TUNED = "base|instruct|chat|it"
+_VARIANT = re.compile(rf"-({_TUNED}|hf|pt)$")
 """Endings of the variants of one architecture: base, tuned, converted. Versions and dates stay: sizes may differ."""
+_UPLOADED = re.compile(
+    rf"[-_.]({_TUNED}|hf|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking)$"
+)
+"""The same in names of copies that somebody else uploaded, quantised ones among them."""
+_INNER = re.compile(rf"-({_TUNED})\b")
 
 
 @cache
@@ -37,10 +43,22 @@ def _file(preset: str) -> Path:
 def _base(repository: str) -> str:
     """The repository without what variants of one model add: meta-llama/Meta-Llama-3.1-8B-Instruct and Llama-3.1-8B."""
     owner, _, name = repository.lower().partition("/")
-    name = name.removeprefix("meta-")
-    while (shorter := _TUNED.sub("", name)) != name:
-        name = shorter
-    return f"{owner}/{name}"
+    return f"{owner}/{_cut(name.removeprefix('meta-'), _VARIANT)[-1]}"
+
+
+def spellings(name: str) -> list[str]:
+    """A name without its owner, in small letters, and what is left of it when endings of uploads are cut off one by one; each also
+    without what says in the middle that it was tuned."""
+    shorter = _cut(name.rpartition("/")[2].lower().replace("_", "-"), _UPLOADED)
+    return [one for ending in shorter for one in (ending, ending.removeprefix("meta-"), _INNER.sub("", ending))]
+
+
+def _cut(name: str, endings: re.Pattern[str]) -> list[str]:
+    """The name, and what is left of it after each ending."""
+    found = [name]
+    while (shorter := endings.sub("", found[-1])) not in ("", found[-1]):
+        found.append(shorter)
+    return found
 
 
 @cache

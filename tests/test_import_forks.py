@@ -81,6 +81,27 @@ def test_gpus_that_the_degrees_do_not_divide_are_asked_with_the_rest(tmp_path: P
         read(file, None, Given())
 
 
+def test_trainings_under_a_condition_are_asked_for(tmp_path: Path) -> None:
+    launch = "torchrun --nproc_per_node 8 pretrain_gpt.py"
+    file = tmp_path / "train.sh"
+    file.write_text(
+        f'FP_TYPE=$1\nARGS="{SIZES}"\nif [ "$FP_TYPE" = "bf16" ]; then\n{launch} $ARGS\nelif [ "$FP_TYPE" = "te" ]; then\n'
+        f'{launch} $ARGS --fp8-hybrid --transformer-impl transformer_engine\nelif [ "$FP_TYPE" = "msamp" ]; then\n'
+        f"{launch} $ARGS --fp8-hybrid --transformer-impl transformer_engine --msamp\nelse\nexit 1\nfi\n"
+    )
+    with pytest.raises(OpenQuestionsError, match=r"--set FP_TYPE=bf16\|te\|msamp"):
+        read(file, None, Given())
+    assert [read(file, None, Given(settings={"FP_TYPE": one})).precision for one in ("bf16", "te")] == ["bf16", "fp8"]
+    with pytest.raises(PlannerError, match="--msamp changes what states take on a GPU, which is not priced"):
+        read(file, None, Given(settings={"FP_TYPE": "msamp"}))
+
+
+def test_ranks_of_mpirun_and_a_fused_optimizer(tmp_path: Path) -> None:
+    words = "--optimizer fusedadamw --tensor-model-parallel-size 2"
+    found = script(tmp_path, words, before="mpirun --allow-run-as-root -n 8 python")
+    assert (found.num_gpus, found.optimizer) == (8, "adam")
+
+
 def test_experts_of_forks_are_dealt_to_ranks(tmp_path: Path) -> None:
     moe = "--num-experts 64 --moe-router-topk 2 --moe-ffn-hidden-size 512 --disable-bias-linear"
     whole = script(tmp_path, f"{moe} --tensor-model-parallel-size 4 --expert-model-parallel-size 4 --moe-tp-extend-ep")

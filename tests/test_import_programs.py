@@ -119,6 +119,76 @@ def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_p
     assert script(tmp_path, length, "dpo.py").fields["recompute"] == int(Recompute.FULL)
 
 
+def test_trainings_under_a_condition_and_files_that_the_script_writes(tmp_path: Path) -> None:
+    words = f"--deepspeed zero2 --max_length 512 {WORDS}"
+    (tmp_path / "run.sh").write_text(
+        f"if [ $MODE == long ]; then\ntorchrun --nproc_per_node 8 train.py {words} --gradient_checkpointing True\nelse\n"
+        f"torchrun --nproc_per_node 8 train.py {words}\nfi\n"
+    )
+    with pytest.raises(OpenQuestionsError, match="--set MODE=long .*which of the 2 trainings of the script it starts"):
+        read(tmp_path / "run.sh", None, Given())
+    answered = read(tmp_path / "run.sh", None, Given(settings={"MODE": "long"}))
+    assert answered.fields["recompute"] == int(Recompute.FULL)
+    (tmp_path / "run.sh").write_text(
+        "gpus=0,1,2,3\nn=$(echo \"${gpus}\" | awk -F, '{print NF}')\ncat <<EOT > dpo.yaml\n"
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_length: $((1024 * 2))\nmax_prompt_length: 512\nbf16: true\nEOT\n"
+        "accelerate launch --num_processes $n --use_deepspeed --deepspeed_config_file gone.json run_dpo.py dpo.yaml\n"
+    )
+    with pytest.raises(OpenQuestionsError, match=r"--set deepspeed=zero3\|.*'gone.json' is not beside it"):
+        to_plan(read(tmp_path / "run.sh", None, Given()), {"hardware": "h100-sxm"})
+    written = read(tmp_path / "run.sh", None, Given(settings={"deepspeed": "zero3"}))
+    assert (written.objective, written.sequence_length, written.num_gpus) == ("dpo", 2048, 4)
+    (tmp_path / "simpo.yaml").write_text("model_name_or_path: meta-llama/Llama-2-7b-hf\nbeta: 2.0\ngamma_beta_ratio: 0.5\n")
+    with pytest.raises(PlannerError, match="SIMPO is not modelled"):
+        read(tmp_path / "simpo.yaml", "trl", Given())
+
+
+def test_a_configuration_of_accelerate_that_a_variable_names_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"accelerate launch --config_file $1 train.py {WORDS} --max_length 512\n")
+    found = read(tmp_path / "run.sh", None, Given(num_gpus=8))
+    assert [one.name for one in found.questions] == ["accelerate"] and "or say --set deepspeed=zero3" in found.questions[0].about
+    answered = read(tmp_path / "run.sh", None, Given(num_gpus=8, settings={"deepspeed": "zero2"}))
+    assert (answered.fields["zero"], answered.questions) == (2, ())
+
+
+def test_the_vocabulary_of_nemo_is_overridden_or_asked_for(tmp_path: Path) -> None:
+    text = (
+        "run:\n  name: own_14b\ntrainer: {num_nodes: 2, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 1\n"
+        "  global_batch_size: 32\n  tensor_model_parallel_size: 2\n  encoder_seq_length: 4096\n  num_layers: 40\n"
+        "  hidden_size: 5120\n  ffn_hidden_size: 13696\n  num_attention_heads: 40\n  activation: fast-swiglu\n"
+    )
+    (tmp_path / "own_14b.yaml").write_text(text)
+    with pytest.raises(OpenQuestionsError, match="--set vocab_size=VALUE"):
+        read(tmp_path / "own_14b.yaml", None, Given())
+    assert read(tmp_path / "own_14b.yaml", None, Given(settings={"vocab_size": "152064"})).model.vocab_size == 152064
+    (tmp_path / "own_14b.yaml").write_text(f"{text}  override_vocab_size: 151936\n")
+    assert read(tmp_path / "own_14b.yaml", None, Given()).model.vocab_size == 151936
+
+
+VERL = """
+actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=16 actor_rollout_ref.rollout.n=8 data.max_prompt_length=512
+actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 data.max_response_length=512
+"""
+
+
+def test_an_update_of_verl_has_no_more_than_one_round_of_generation(tmp_path: Path) -> None:
+    for program, batch in (("-m verl.trainer.main_ppo", 16 * 8), ("-m own.main_own_ppo", 256 * 8), ("main_ppo.py", 16 * 8)):
+        (tmp_path / "run.sh").write_text(f"python3 {program} {VERL.strip().replace(chr(10), ' ')}\n")
+        assert read(tmp_path / "run.sh", None, Given()).global_batch_size == batch
+    (tmp_path / "grpo.yaml").write_text(
+        "defaults:\n  - ppo_trainer\nactor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-7B}\n"
+        "  actor: {ppo_mini_batch_size: 16, ppo_micro_batch_size_per_gpu: 2}\ndata: {train_files: a}\n"
+        "trainer: {n_gpus_per_node: 4, nnodes: 1}\n"
+    )
+    asked = read(tmp_path / "grpo.yaml", None, Given()).questions
+    assert [one.name for one in asked] == ["data.max_prompt_length", "data.max_response_length"]
+    lengths = {"data.max_prompt_length": "1024", "data.max_response_length": "1024"}
+    assert read(tmp_path / "grpo.yaml", None, Given(settings=lengths)).sequence_length == 2048
+    (tmp_path / "sft.yaml").write_text("training_config:\n  engine: {_target_: verl.trainer.Engine}\n")
+    with pytest.raises(PlannerError, match="no section actor_rollout_ref"):
+        read(tmp_path / "sft.yaml", "verl", Given())
+
+
 def test_question_and_answer_are_one_sequence_and_a_model_has_many_names(tmp_path: Path) -> None:
     found = script(tmp_path, "--max_source_length 1024 --max_target_length 512")
     assert found.sequence_length == 1536

@@ -334,10 +334,12 @@ def test_a_share_is_raised_before_a_server_is_said_not_to_start() -> None:
     fp8 = Precision(weights="fp8_block")
     tight = memory_of("deepseek-v3", "b200-sxm", "sglang@0.5.9", fp8, tp=4, moe_tp=4, max_tokens=16384)
     assert tight.raised and tight.fits and 5 * GIB < tight.cache < 16 * GIB
+    free = (178.35 - 2.55) * GIB
+    assert tight.share == pytest.approx((tight.cache + tight.weights) / free) and 0.93 < tight.share < 0.99
     none = memory_of("deepseek-v3", "h200-sxm", "sglang@0.5.9", fp8, tp=4, moe_tp=4, max_batch=64)
     assert not none.fits and none.cache < 0 and none.capacity == 0.0 and none.start_chance < 1e-3
     sure = memory_of("llama-70b", "h100-sxm", "vllm", tp=8)
-    assert sure.fits and sure.start_chance > 0.999 and not sure.raised
+    assert sure.fits and sure.start_chance > 0.999 and not sure.raised and sure.share == 0.92
 
 
 def test_chance_of_preemption_is_that_of_drawn_lengths() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.trainers.checking.started import started
+from tests.hostile import HOSTILE
 from tests.serve_samples import sample_plan
 
+TOO_LONG = Traffic(input=Lengths.fixed(200000), output=Lengths.fixed(256))
 WIDE = ServingLayout(tp=1, attn_dp=16, ep=16, max_batch=1024)
 NARROW = ServingLayout(tp=1, attn_dp=16, ep=16, max_batch=64, max_tokens=16384)
 DRAFT = Speculation(depth=3, acceptance=0.8, draft_parameters=1e9)
@@ -50,6 +53,7 @@ PLANS: dict[str, ServePlan] = {
             speculation=Speculation(depth=3, acceptance=0.8),
         ),
         options=EngineOptions(prefix_caching=True, chunked_prefill=False, max_length=8192),
+        layout=ServingLayout(tp=8, max_tokens=8192),
     ),
 }  # fmt: skip
 
@@ -105,6 +109,13 @@ def test_sglang_counts_all_ranks_of_a_stage() -> None:
         "prefill",
         "decode",
     )
+
+
+def test_sglang_of_before_gets_its_older_flags() -> None:
+    older = sample_plan("deepseek-v3", engine="sglang@0.5.16", **DEEPSEEK)
+    for plan, to, file in ((older, "sglang", "decode.sh"), (PLANS["sglang pools"], "dynamo", "deployment.yaml")):
+        text = make_export(plan, to).files[file]
+        assert "--enable-dp-attention" in text and "--attn-dp-size" not in text, "Dynamo's image has 0.5.16"
 
 
 def test_trtllm_gets_one_file_per_pool() -> None:
@@ -237,6 +248,10 @@ def test_other_distributions_are_drawn_with_the_same_mean() -> None:
 # ------------------------------------------------------------------------------------------------ refusals and commands
 
 REFUSED: list[tuple[ServePlan, str, str]] = [
+    (sample_plan(options=EngineOptions(chunked_prefill=False), layout=ServingLayout(tp=8, max_tokens=512)), "vllm",
+     "without chunked prefill vLLM needs a step of at least the 1344 tokens"),
+    (sample_plan(layout=ServingLayout(tp=8, max_tokens=64)), "vllm", "max_tokens 64 is less than the 256 sequences"),
+    (sample_plan(traffic=TOO_LONG), "vllm", "longer than the 131072 positions"),
     (sample_plan(), "sglang", "the plan was priced for vllm@0.33, and sglang is another engine: export to vllm, dynamo or llm-d"),
     (sample_plan(), "megatron", "unknown target of a serve plan 'megatron'"),
     (sample_plan(engine="sglang"), "llm-d", "llm-d's model service runs vLLM"),
@@ -273,3 +288,73 @@ def test_the_command_writes_a_folder_and_says_what_was_checked(
     main(["export", "--list"], standalone_mode=False)
     said = capsys.readouterr().out
     assert all(f"{name} " in said for name in TARGETS) and "megatron" in said
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_texts_of_a_file_never_become_commands(text: Any, tmp_path: Path) -> None:
+    """Whatever a plan says of names and prose: it is refused where it is read, or stays a text."""
+    base = sample_plan()
+    for key in ("hardware", "engine", "why", "name", "source"):
+        data = base.to_dict()
+        if key in ("name", "source"):
+            data["model"][key] = text
+        else:
+            data[key] = text
+        try:
+            made = make_export(ServePlan.from_dict(data), "vllm")
+        except PlannerError as error:
+            assert "\n" not in str(error) or key == "source"
+            continue
+        scripts = "\n".join(body for file, body in made.files.items() if file.endswith(".sh"))
+        done = subprocess.run(["bash", "-n"], input=scripts, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        if isinstance(text, str) and len(text) > 3 and re.search(r"[$`;|&<>\"'\\\\]", text):
+            assert text not in scripts and text not in made.files["README.md"]
+
+
+def test_a_server_that_its_default_share_would_not_start_is_told_a_larger_one() -> None:
+    """DeepSeek-V3 in fp8 on four B200: weights alone are more than SGLang's default of 0.86."""
+    layout = ServingLayout(tp=4, moe_tp=4, max_tokens=16384)
+    tight = sample_plan(
+        model="deepseek-v3",
+        hardware="b200-sxm",
+        gpus=4,
+        engine="sglang",
+        layout=layout,
+        precision=Precision(weights="fp8_block"),
+    )
+    job = ServeJob.of(tight)
+    words = sglang_server.words(job, job.pools[0], ModelNames())
+    assert 0.93 < float(words[words.index("--mem-fraction-static") + 1]) < 0.99
+    easy = ServeJob.of(sample_plan(engine="sglang", layout=ServingLayout(tp=8)))
+    assert "--mem-fraction-static" not in sglang_server.words(easy, easy.pools[0], ModelNames())
+
+
+@pytest.mark.parametrize("name", ["trtllm replicas", "trtllm pools"])
+def test_what_stands_before_engines_of_trtllm_knows_all_of_them(name: str, tmp_path: Path) -> None:
+    for file, text in make_export(PLANS[name], "trtllm").files.items():
+        (tmp_path / file).write_text(text)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program in ("nginx", "trtllm-serve", "curl"):
+        text = (
+            "exit 0" if program == "curl" else 'for one in "$@"; do [ -f "$one" ] && cat "$one"; done; echo "WORDS $*"'
+        )
+        (programs / program).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / program).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "router.sh"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+        env={"PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(tmp_path), "PORT": "8000"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config, _, words = done.stdout.partition("WORDS ")
+    config = config.partition("\n")[2]  # behind the line that says that all engines answer
+    if name == "trtllm pools":
+        data = yaml.safe_load(config)
+        assert data["context_servers"] == {"num_instances": 1, "urls": ["127.0.0.1:8100"]}
+        assert data["generation_servers"] == {"num_instances": 1, "urls": ["127.0.0.1:8101"]} and data["port"] == 8000
+        assert words.startswith("disaggregated --config ")
+    else:
+        assert "server 127.0.0.1:8100;" in config and "server 127.0.0.1:8101;" in config and "listen 8000;" in config
+        assert config.count("{") == config.count("}") and 'proxy_set_header Connection "";' in config
+        assert "-g daemon off;" in words

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.serving.export.serving_folder import make_export
 from planner.serving.readback.serve_reading import ServeRead, ServeSaid, read_serving, starts_servers
-from planner.serving.serve_plan import ServePlan
+from planner.serving.serve_plan import ServePlan, load_serve_plan
+from planner.serving.traffic import Lengths
 from planner.trainers.reading.given import Given
 from tests.test_serving_export import PLANS
 
@@ -116,7 +119,9 @@ def test_a_benchmark_in_the_file_says_the_load(tmp_path: Path) -> None:
     old += " --max-concurrency 16"
     plan = read(tmp_path, f"python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp-size 2 &\n{old}\n").plan
     assert (plan.traffic.value, plan.traffic.input.mean, plan.traffic.output.longest) == (16.0, 900.0, 500.0)
-    told = read(tmp_path, f"{LLAMA} -tp 8 &\n{bench} --request-rate 4\n", concurrency=8.0, input=[10, 20]).plan
+    told = read(
+        tmp_path, f"{LLAMA} -tp 8 &\n{bench} --request-rate 4\n", concurrency=8.0, input=Lengths.uniform(10, 20)
+    ).plan
     assert (told.traffic.load, told.traffic.value, told.traffic.input.longest) == ("concurrency", 8.0, 20.0), (
         "flags go before"
     )
@@ -204,6 +209,11 @@ def test_what_cannot_be_read_is_a_sentence(text: str, sentence: str, tmp_path: P
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
+def test_what_our_rules_refuse_is_a_note_as_it_runs_today(tmp_path: Path) -> None:
+    found = read(tmp_path, "vllm serve Qwen/Qwen3-32B -tp 3 --max-num-seqs 8")
+    assert any("planner would refuse it: " in one and "64" in one for one in found.notes), found.notes
+
+
 def test_trainings_that_start_a_server_stay_trainings(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("vllm serve x &\ntorchrun train.py\n")
     (tmp_path / "b.sh").write_text("exec vllm serve x\n")
@@ -226,3 +236,29 @@ def test_strange_files_end_in_a_sentence(tmp_path: Path) -> None:
             read(tmp_path, text, "x.yaml" if number % 3 == 0 else "x.sh", model="llama-8b", hardware="h100-sxm")
         except PlannerError as error:
             assert str(error)
+
+
+def test_the_command_prices_what_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen3-32B -tp 2 --enable-lora\n")
+    runner, out = CliRunner(), tmp_path / "serve.yaml"
+    words = ["import", str(tmp_path / "serve.sh"), "--hardware", "h200-sxm"]
+    said = runner.invoke(
+        main, [*words, "--input-tokens", "uniform:500-1000", "--concurrency", "16", "--output", str(out)]
+    )
+    assert said.exit_code == 0 and "not in the plan: enable_lora = True" in said.output and "TPOT" in said.output, (
+        said.output
+    )
+    plan = load_serve_plan(out)
+    assert (plan.hardware, plan.traffic.value, plan.traffic.input.longest) == ("h200-sxm", 16.0, 1000.0)
+    assert plan.prediction is not None and plan.prediction.fits
+    for more, sentence in (
+        (["--trainer", "megatron"], "--trainer is of a training"),
+        (["--rate", "fast"], "--rate"),
+        (["--input-tokens", "0"], "--input-tokens"),
+        (["--from", "verl"], ""),
+    ):
+        found = runner.invoke(main, [*words, *more])
+        assert found.exit_code == 2 and sentence in found.output, found.output
+    (tmp_path / "train.yaml").write_text("a: 1\n")
+    found = runner.invoke(main, ["import", str(tmp_path / "train.yaml"), "--rate", "5"])
+    assert found.exit_code == 2 and "--rate is of a server" in found.output

@@ -369,7 +369,7 @@ def test_pools_keep_littles_law_at_every_load() -> None:
     output = question.task.traffic.output.mean
     at_client = question.engines[0].host["first_token"]
     inside = table["requests"] * (table["ttft"] - at_client + (output - 1.0) / table["user"])
-    assert len(table) > 50 and inside == pytest.approx(table["load"], rel=0.01)
+    assert len(table) > 50 and inside == pytest.approx(table["load"], rel=0.02)
     for row in (0, len(table) // 2, len(table) - 1):
         [alone] = chosen_pools(table, question.task, [row])
         assert alone.total == pytest.approx(table["total"][row], rel=1e-9) and alone.num_gpus <= 8

@@ -302,6 +302,34 @@ def test_states_on_the_host_are_counted_there_and_not_in_the_peak(tmp_path: Path
     assert saved == pytest.approx(here["optimizer_states"]["measured_gib"], rel=0.01)
 
 
+@pytest.mark.proof
+@needs_torch
+def test_fp8_is_counted_on_fake_tensors(tmp_path: Path) -> None:
+    """Level meta of a small plan, as planned for Megatron: what tensor parallelism gathers for linear layers is half of the bytes; a
+    compiled layer keeps norms' and SwiGLU's outputs in 8 bits and those of attention once more, where the prediction has bf16."""
+    found = {}
+    for precision in ("bf16", "fp8"):
+        flags = ("--gpus", "4", "--tp", "2", "--dp", "2", "--precision", precision)
+        plan = plan_file(tmp_path, *flags, trainer="megatron", vocab_size=4096)
+        output = tmp_path / "validation.yaml"
+        fresh("import sys; from planner.commands.main import main; main(sys.argv[1:])", "validate", str(plan), "--rung", "meta",
+              "--rank", "0", "--output", str(output))  # fmt: skip
+        written = yaml.safe_load(output.read_text(encoding="utf-8"))
+        [rank] = written["ranks"]
+        assert written["unchecked"] == [] and "trainer torchtitan instead of megatron" in written["changes"][0]
+        rows = {row["what"]: row for row in rank["memory"]}
+        traffic = {(row["operation"], row["dimension"]): row for row in rank["traffic"]}
+        assert all(row["inside"] for row in traffic.values()), traffic
+        assert all(rows[name]["inside"] for name in ("weights", "gradients", "optimizer_states"))
+        assert rows["activations"]["inside"] == (precision == "bf16")
+        found[precision] = rows["activations"], traffic["all_gather", "tp"]["measured_bytes"], rank["microbatches_run"]
+    tokens, h, f, layers = 2048, 1024, 4096, 8
+    head = found["bf16"][2] * 2 * 2 * tokens * h  # of its input and of the embedding's gradient
+    assert found["bf16"][1] - head == 2 * (found["fp8"][1] - head)
+    less = (found["bf16"][0]["measured_gib"] - found["fp8"][0]["measured_gib"]) * 2**30
+    assert less == pytest.approx(tokens * layers * (2 * h + f / 2 - h / 2), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "work", "says"),
     [

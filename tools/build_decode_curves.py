@@ -73,6 +73,10 @@ class Form:
 
     least: dict[str, float] = field(default_factory=lambda: {"memory": LEAST_MEMORY})
     without: tuple[str, ...] = ()
+    smooth: tuple[str, ...] = ()
+    """Two sizes along whose product the mesh is filled in (``between``)."""
+    memory: float = 0.0
+    """Known share of the bandwidth: rows that a cache served show the other numbers all the same; 0 = fitted."""
     axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -212,11 +216,45 @@ def fit_mesh(kernel: Kernel, data: Data, axes: dict[str, tuple[float, ...]]) -> 
     )
 
 
+def between(data: Data, first: str, second: str) -> Data:
+    """The rows, and others half-way in both sizes: (a, b) as the geometric mean of (2 a, b / 2) and (a / 2, 2 b), where it is missing.
+
+    Attention turns from waiting to reading at so many cached tokens, the product of both: along equal products it is smooth, while a
+    straight line from 512 to 2,048 tokens of context passes a third above the corner.
+    """
+    names = sorted(data.sizes)
+    known: dict[tuple[float, ...], list[float]] = {}
+    for row in zip(*(data.sizes[name] for name in names), data.seconds, strict=True):
+        known.setdefault(tuple(row[:-1]), []).append(row[-1])
+    a, b = names.index(first), names.index(second)
+
+    def moved(key: tuple[float, ...], up: float) -> tuple[float, ...]:
+        return tuple(
+            value * up if place == a else value / up if place == b else value for place, value in enumerate(key)
+        )
+
+    added = {}
+    for key, times in known.items():
+        middle, other = moved(key, 0.5), moved(key, 0.25)
+        if other in known and middle not in known:
+            added[middle] = float(np.sqrt(np.median(times) * np.median(known[other])))
+    rows = np.array([[*key, seconds] for key, seconds in added.items()]).reshape(-1, len(names) + 1)
+    sizes = {name: np.concatenate([data.sizes[name], rows[:, place]]) for place, name in enumerate(names)}
+    return Data(sizes, np.concatenate([data.seconds, rows[:, -1]]), data.said)
+
+
 def fitted(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> tuple[Kernel, Kernel]:
     """(law alone, law with its mesh) on these rows."""
-    fit_on = data if data.keep is None else data.take(data.keep)
-    law = Kernel(operator, dtype, hardware, fit_numbers(operator, hardware, dtype, fit_on, form))
-    return law, fit_mesh(law, data, form.axes) if form.axes else law
+    fit_on = data if data.keep is None or form.memory else data.take(data.keep)
+    numbers = fit_numbers(operator, hardware, dtype, fit_on, form)
+    if form.memory:
+        numbers["memory"] = form.memory
+        numbers["compute"] = min(
+            numbers.get("compute", 0.0), form.memory
+        )  # rows too short for the rate say too little of it
+    law = Kernel(operator, dtype, hardware, numbers)
+    shapes = between(data, *form.smooth) if form.smooth else data
+    return law, fit_mesh(law, shapes, form.axes) if form.axes else law
 
 
 def entry(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form: Form) -> dict[str, Any]:
@@ -286,12 +324,12 @@ def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
             data.keep = from_memory(hardware, moved, data.seconds)
             form = Form(axes={} if data.keep is not None else PRODUCTS)
             if data.keep is not None:
-                form.least = {"memory": CACHED_MEMORY, "launch": 1e6 * hardware.graph_launch_floor}
+                form = Form(least={"launch": 1e6 * hardware.graph_launch_floor}, memory=CACHED_MEMORY)
             entries[f"{name}{engine}"] = entry("linear", hardware, name, data, form)
     return entries
 
 
-ROWS, GROUPS, CONTEXTS = (1, 4, 16, 64, 256, 1024, 2048), (1, 4, 16), (128, 512, 2048, 8192, 32768, 131072)
+ROWS, GROUPS, CONTEXTS = tuple(2.0**n for n in range(12)), (1.0, 4.0, 16.0), tuple(2.0**n for n in range(7, 18))
 WINDOW = 128.0
 """The one window that was measured, tokens."""
 
@@ -324,11 +362,11 @@ def decode_attention(hardware: HardwareProfile, rows: Rows) -> tuple[dict[str, A
         }
         if window == "0":
             data.keep = from_memory(hardware, 2.0 * blocks * context * float(width) * CACHE_BYTES[kind], data.seconds)
-            form = Form(axes=axes if data.keep is None else {})
+            form = Form(axes=axes if data.keep is None else {}, smooth=("rows", "context"))
             plain[key] = entry("decode_attention", hardware, kind, data, form)
             continue
         sizes |= {"context": np.full(len(own), WINDOW), "walked": context}
-        form = Form(without=("compute",), axes={**axes, "context": (WINDOW,), "walked": CONTEXTS[:-1]})
+        form = Form(without=("compute",), axes={**axes, "context": (WINDOW,), "walked": CONTEXTS[:9:2]})
         windowed[key] = entry("window", hardware, kind, data, form)
     return plain, windowed
 
@@ -340,15 +378,60 @@ def decode_mla(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
         batch, heads, context, us = floats(own, "batch", "heads_per_rank", "context", "time_us")
         data = Data({"batch": batch, "heads": heads, "context": context}, us * 1e-6, versions(own))
         axes = {
-            "batch": (1, 4, 16, 64, 256),
+            "batch": ROWS[:9],
             "heads": (8, 16, 32, 64, 128),
-            "context": (16, 128, 512, 2048, 8192, 32768, 131072),
+            "context": (16, *CONTEXTS),
         }
         moved = 576.0 * batch * context * CACHE_BYTES[FORMATS[cache]]
         data.keep = from_memory(hardware, moved, data.seconds)
         entries[f"{FORMATS[cache]} {engine}"] = entry(
-            "decode_mla", hardware, FORMATS[cache], data, Form(axes=axes if data.keep is None else {})
+            "decode_mla",
+            hardware,
+            FORMATS[cache],
+            data,
+            Form(axes=axes if data.keep is None else {}, smooth=("batch", "context")),
         )
+    return entries
+
+
+SPARSE = "deepseek-ai/DeepSeek-V3.2"
+LAUNCHES = 25.0
+"""Kernels of one module, about; the host took 0.2 to 0.4 ms to launch them where it was measured, which is left out."""
+
+
+def projections(hardware: HardwareProfile, row: Row) -> float:
+    """Seconds of the products of one module of DeepSeek-V3.2, with its absorbed up-projections, for the tokens of a row."""
+    tokens, heads = float(row["batch"]) * float(row["sequence_length"]), float(row["heads"])
+    dtype = FORMATS[row["gemm_dtype"]]
+    shapes = [(2112.0, 7168.0), (192.0 * heads, 1536.0), (8192.0, 1536.0), (192.0, 7168.0), (7168.0, 128.0 * heads)]
+    whole = sum(float(hardware.gemm_time(tokens, n, k, dtype)) for n, k in shapes)
+    return whole + 2.0 * float(hardware.gemm_time(tokens, 128.0 * heads, 512.0, "bf16"))
+
+
+def sparse_prefill(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
+    """DeepSeek sparse attention over whole prompts per engine and format of the cache: modules, less their projections."""
+    entries: dict[str, Any] = {}
+    for (cache, engine), own in grouped([row for row in rows if row["model"] == SPARSE], "kv_dtype", "engine"):
+        least = 8192 if engine == "vllm" else 4096  # shorter prompts attend to all keys, or wait for the host
+        own = [row for row in own if int(row["sequence_length"]) >= least]
+        batch, length, heads, us = floats(own, "batch", "sequence_length", "heads", "time_us")
+        left = us * 1e-6 - np.array([projections(hardware, row) for row in own])
+        queries, kept = batch * length, left > 0.3e-6 * us
+        sizes = {
+            "queries": queries, "pairs": 0.5 * queries * length, "heads": heads, "selected": np.full(len(own), 2048.0),
+            "channels": np.full(len(own), 64.0 * 128.0),
+        }  # fmt: skip
+        data = Data(sizes, left, versions(own)).take(kept)
+        data.said = versions(own)
+        if kept.sum() < 10:
+            continue
+        found = entry("sparse_prefill", hardware, FORMATS[cache], data, Form(least={}))
+        words = found["law"].split()
+        numbers = dict(zip(words[::2], words[1::2], strict=True)) | {
+            "launch": f"{1e6 * hardware.launch_floor * LAUNCHES:g}"
+        }
+        found["law"] = " ".join(f"{name} {value}" for name, value in numbers.items())
+        entries[f"{FORMATS[cache]} {engine}"] = found
     return entries
 
 
@@ -550,7 +633,8 @@ def written(data: dict[str, Any]) -> str:
 
 TABLES = (
     "decode/gemm_decode", "decode/decode_attention", "decode/decode_mla", "decode/moe_decode", "decode/custom_allreduce",
-    "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "moe_a2a",
+    "decode/deepep_low_latency", "hybrid/gated_delta_net", "hybrid/kimi_delta_attention", "hybrid/sparse_attention_context",
+    "moe_a2a",
 )  # fmt: skip
 
 
@@ -559,6 +643,7 @@ def kernels_of(hardware: HardwareProfile, rows: dict[str, Rows]) -> dict[str, An
     kernels: dict[str, Any] = {"linear": linear(hardware, rows["decode/gemm_decode"])}
     kernels["decode_attention"], kernels["window"] = decode_attention(hardware, rows["decode/decode_attention"])
     kernels["decode_mla"] = decode_mla(hardware, rows["decode/decode_mla"])
+    kernels["sparse_prefill"] = sparse_prefill(hardware, rows["hybrid/sparse_attention_context"])
     kernels["experts"] = experts(hardware, rows["decode/moe_decode"])
     thorough = [row for row in rows["moe_a2a"] if row["impl"] == "deepep-normal"]
     kernels["exchange"] = exchange(hardware, rows["decode/deepep_low_latency"], thorough)

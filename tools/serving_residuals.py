@@ -5,7 +5,7 @@
     python tools/serving_residuals.py RUNS/ --quantity tpot_ms.mean --by value --only gpu=h100-sxm --only engine=vllm
     python tools/serving_residuals.py RUNS/ --class TTFT --rows 20          # single rows
 
-PATHS are files or folders in the schema of docs/accuracy.md; without any, the runs that come with planner. Rows are read once: a
+PATHS are files or folders in the schema of profiles/serving-runs/README.md; without any, the runs that come with planner. Rows are read once: a
 copy is kept under the system's folder for temporary files until a file changes. --by and --only take: file, family, model, gpu,
 engine, version, weights, kind, value (requests in flight), tp, gpus, attn_dp, ep, isl, osl, date, status, quantity.
 """

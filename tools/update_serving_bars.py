@@ -31,6 +31,8 @@ HEAD = """# Intervals of serving estimates: measured / predicted of nine of ten 
 """
 LEAST = 3
 """Families from which a kind has a bar of its own."""
+UNMEASURED = {ALL: {"low": 0.9, "high": 1.1, "middle": 1.0, "runs": 0, "families": 0}}
+"""Of memory, which no published run gives: engines fill what their accounting leaves."""
 AIM = 0.9
 LEVELS = np.concatenate([np.arange(0.80, 0.995, 0.005), [0.995, 0.998, 1.0]])
 WIDEN = np.exp(np.arange(0.0, 1.5, 0.02))
@@ -100,33 +102,18 @@ def main(paths: list[Path]) -> None:
     found, held = residuals(pairs), {}
     table: dict[str, Any] = {}
     for base in BASES:
-        kinds = found.get(base, {})
-        if base == "memory" and not kinds:  # no published run gives it; the accounting of the engines is theirs to the megabyte
-            table[base], kinds = {ALL: {"low": 0.9, "high": 1.1, "middle": 1.0, "runs": 0, "families": 0}}, {}
-        entries = {}
+        kinds, entries, shares = found.get(base, {}), {}, list[float]()
         for kind in (*KINDS, ALL):
             if kind in kinds and (kind == ALL or len(kinds[kind]) >= LEAST):
                 entries[kind], share = bar(kinds[kind])
-                held[base] = share if kind == ALL else held.get(base, share)
-                print(f"{base:14} {kind:22} {entries[kind]} holds {share:.3f}")
-        table.setdefault(base, entries)
-        inside = [share for share in (_held(kinds, entries) if entries else [])]
-        if inside:
-            held[base] = round(float(np.mean(inside)), 3)
+                shares += [share] * len(kinds[kind])
+                print(f"{base:14} {kind:32} {entries[kind]} holds {share:.3f}")
+        table[base] = entries or UNMEASURED
+        if shares:
+            held[base] = round(float(np.mean(shares)), 3)
     families = len({pair.run.family for pair in pairs})
     text = HEAD.format(rows=len(pairs), families=families) + library.dump_yaml({"held": held, **table})
     library.write_whole(ROOT / "profiles" / "serving_error_bars.yaml", text)
-
-
-def _held(kinds: dict[str, Families], entries: dict[str, Any]) -> list[float]:
-    """What holds of each family of each kind with the bar it gets, made without it."""
-    found = []
-    for kind, families in kinds.items():
-        if kind != ALL:
-            made_of = families if kind in entries else kinds[ALL]
-            _, share = bar(made_of) if kind in entries else ({}, None)
-            found += [share] * len(families) if share is not None else []
-    return found
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Keywords are the flags of the command line in Python spelling. Quantities are se
 Each call imports what it needs.
 """
 
+# ruff: noqa: F405
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
-from planner.api.serving_calls import (
-    ServePlan,
-    ServePlans,
-    load_serve,
-    serve,
-    serve_cheapest,
-    serve_compare,
-    serve_estimate,
-    serve_what_if,
-)
+from planner.api.said import seconds_of, texts
+from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
@@ -165,11 +158,11 @@ def what_if(
     further = ("tokens", "days", "budget", "price", "power_share", "pue", "together")
     require_known("what_if", changes, (*INPUTS, *QUESTIONS, *further, *SEARCHED))
     flags: dict[str, Any] = {
-        name: one if one is None else _texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
+        name: one if one is None else texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
     }
     flags |= {name: one for name, one in changes.items() if name in (*QUESTIONS, *further)}
     price = changes.get("price")
-    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else _texts(price)
+    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else texts(price)
     for name in ("tokens", "budget"):
         flags[name] = None if changes.get(name) is None else str(changes[name])
     for name in ("days", "power_share", "pue"):
@@ -181,13 +174,6 @@ def what_if(
     if sweep and not asked.sweeps:
         raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
     return Changes(answer(asked, progress), print_what_if)
-
-
-def _texts(values: Any, kind: str = "") -> list[str]:
-    """One value or several as flags write them; numbers are in base units."""
-    unit = {"bytes/s": " B/s", "bytes": " B", "seconds": " s"}.get(kind, "")
-    several = values if isinstance(values, (list, tuple)) else [] if values is None else [values]
-    return [f"{one!r}{unit}" if isinstance(one, (int, float)) else str(one) for one in several]
 
 
 def sensitivity(
@@ -237,7 +223,7 @@ def doctor(
     from planner.questions.doctor.show import print_diagnosis
     from planner.questions.doctor.traced import beside_plan
 
-    seconds = _seconds(measured) if isinstance(measured, str) else measured
+    seconds = seconds_of(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
     file, files = loaded(plan).file, trace_files([trace] if isinstance(trace, (str, PathLike)) else trace)
     traced = None
@@ -245,14 +231,6 @@ def doctor(
         traced = beside_plan(file, read_traces(files, file.layout, progress))
         seconds = step_time_of(traced.job) if seconds is None else seconds
     return Answer(diagnose(file, seconds, size, memory_kind, traced), print_diagnosis)
-
-
-def _seconds(text: str) -> float:
-    """A time with its unit, or seconds."""
-    try:
-        return float(text)
-    except ValueError:
-        return parse(text, "seconds", what="--measured")
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,9 +244,9 @@ class Accuracy(Answer[dict[str, Any]]):
 
     def write_page(self, path: File) -> Path:
         """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
-        from planner.questions.accuracy.page import write_page
+        from planner.questions.accuracy.training_and_serving import write_both
 
-        return write_page(self.pairs, self.found["summary"], Path(path))
+        return write_both(self.pairs, self.serving, self.found["summary"], Path(path))
 
 
 def accuracy(
@@ -278,24 +256,10 @@ def accuracy(
     ``sweeps``, and the ``worst`` rows. ``generic``: each framework as the newest version of its trainer, without recipes. Raises
     PlannerError.
     """
-    from planner.questions.accuracy.bounds import BOUNDS, GENERIC
-    from planner.questions.accuracy.page import print_accuracy
-    from planner.questions.accuracy.prediction import pairs_of
-    from planner.questions.accuracy.serving_files import serving_pairs, shipped_serving, sorted_files
-    from planner.questions.accuracy.serving_summary import serving_entry, serving_tables, summarise_serving, worst_serving
-    from planner.questions.accuracy.summary import report_of
-    from planner.runs import read_runs
+    from planner.questions.accuracy.training_and_serving import accuracy_of
 
-    files = None if paths is None else sorted_files([Path(one) for one in paths])
-    pairs = tuple(pairs_of(read_runs(None if files is None else files[0], generic=generic))) if not files or files[0] else ()
-    report = report_of(pairs, bounded=() if paths is not None else GENERIC if generic else BOUNDS)
-    serving, more = tuple(serving_pairs(shipped_serving() if files is None else files[1])), []
-    if serving:
-        report["runs"] += [serving_entry(one) for one in serving]
-        report["summary"]["serving"] = summarise_serving(serving)
-        more = [*serving_tables(report["summary"]["serving"]), *([worst_serving(serving, worst)] if worst else [])]
-    shown = partial(print_accuracy, pairs=pairs, serving=more, sweeps=sweeps, worst=worst)
-    return Accuracy(report, shown, pairs, serving)
+    files = None if paths is None else [Path(one) for one in paths]
+    return Accuracy(*accuracy_of(files, sweeps=sweeps, worst=worst, generic=generic))
 
 
 def calibrate(
@@ -401,7 +365,7 @@ def import_config(
 
 __all__ = [
     "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
-    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load",
-    "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
-    "serve_what_if", "show_profile", "what_if",
+    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
+    "is_serve_plan", "load", "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare",
+    "serve_estimate", "serve_what_if", "show_profile", "what_if",
 ]  # fmt: skip

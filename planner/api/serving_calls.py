@@ -230,6 +230,14 @@ def load_serve(path: File) -> ServePlan:
     return ServePlan(load_serve_plan(Path(path)))
 
 
+def is_serve_plan(path: File) -> bool:
+    """Whether a file is the plan of a deployment, and not of a training. Raises PlannerError when it cannot be read."""
+    from planner.library import read_yaml
+    from planner.serving import serve_plan
+
+    return serve_plan.is_serve_plan(read_yaml(Path(path)))
+
+
 def serve_what_if(
     base: ServePlan | File | None = None, /, *, objective: str = "balanced", progress: Progress = silent, **changes: Any
 ) -> Answer[Changed]:
@@ -256,3 +264,9 @@ def serve_what_if(
         plan = base if isinstance(base, ServePlan) else load_serve(base)
         request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
     return Answer(Changed(what_if(request, varied, objective, progress)), printed)
+
+
+__all__ = [
+    "ServePlan", "ServePlans", "is_serve_plan", "load_serve", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
+    "serve_what_if",
+]  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.api.results import Answer, File
-from planner.errors import PlannerError, shown
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.api.serving_calls import ServePlan
@@ -52,15 +52,20 @@ def import_server(
 ) -> tuple[ServePlan, ServeRead]:
     """A command line, script or manifest that starts a server as a serve plan, priced, and what was not taken over.
 
-    Keywords: model, hardware, gpus, engine, input, output (tokens: a number, or 'LOW-HIGH'), concurrency, rate. Raises PlannerError
+    Keywords: model, hardware, gpus, engine, and as for ``plan serve`` input, output, concurrency, rate. Raises PlannerError
     with everything that decides time or memory and is said nowhere.
     """
     from planner.api.serving_calls import ServePlan
     from planner.serving.plan_pricing import priced
     from planner.serving.readback.serve_reading import ServeSaid, read_serving
+    from planner.serving.serving_inputs import read_concurrency, read_lengths, read_rate
     from planner.trainers.reading.given import Given, parse_settings
 
-    told = {**said, **{name: ends(said.get(name), f"--{name}-tokens") for name in ("input", "output")}}
+    readers = {
+        "input": partial(read_lengths, what="--input-tokens"), "output": partial(read_lengths, what="--output-tokens"),
+        "concurrency": read_concurrency, "rate": read_rate,
+    }  # fmt: skip
+    told = {name: readers[name](one) if name in readers and one is not None else one for name, one in said.items()}
     read = read_serving(Path(file), ServeSaid(**told), Given(settings=parse_settings(settings)))
     return ServePlan(priced(read.plan)), read
 
@@ -117,15 +122,3 @@ def doctor_server(plan: File, measured: File) -> Answer[Comparison]:
 
     found = load_serve_plan(Path(plan))
     return Answer(compare_with(found, read_bench(Path(measured), found.num_gpus)), print_comparison)
-
-
-def ends(value: Any, flag: str) -> Any:
-    """Tokens as a flag says them: 1024, or 512-1024. Raises PlannerError."""
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"(\d{1,8})(?:-(\d{1,8}))?", value.strip())
-    if found is None:
-        raise PlannerError(
-            f"{flag} is {shown(value)}; write a number of tokens, or the smallest and the largest: 512-1024"
-        )
-    return [int(found[1]), int(found[2] or found[1])]

@@ -122,6 +122,8 @@ def export(
     from planner.api import serving_files
 
     if serving_files.is_serve_file(file):
+        if launcher != "torchrun":
+            raise click.UsageError("--launcher is of trainings: a serve plan has scripts, or is exported to dynamo or llm-d")
         made = serving_files.export_file(file, to, output, force=force)
         for warning in made.warnings:
             click.secho(f"warning: {warning}", fg="yellow", err=True)
@@ -158,10 +160,10 @@ def export(
     help="Value of a shell variable, or of a key of the configuration; may be repeated.",
 )  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Engine and version of a server, where the file does not say: vllm@0.33.")
-@click.option("--input-tokens", metavar="N", help="Prompt tokens of a server's requests: 1024, or 512-1024.")
+@click.option("--input-tokens", metavar="N", help="Prompt tokens of a server's requests: 2048, 8k, uniform:800-1000.")
 @click.option("--output-tokens", metavar="N", help="Answer tokens of a server's requests, likewise.")
-@click.option("--concurrency", type=float, metavar="N", help="Requests in flight at a server.")
-@click.option("--rate", type=float, metavar="R", help="Requests per second at a server.")
+@click.option("--concurrency", metavar="N", help="Requests in flight at a server.")
+@click.option("--rate", metavar="R", help="Requests that arrive at a server: 5/s, 300/min.")
 @OUTPUT
 def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], **said: Any) -> None:
     """Read a trainer's configuration as a plan, and price it.

@@ -245,11 +245,12 @@ class Engine:
     def number_of_graphs(self, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
         """Captured batches."""
         most = self.largest_graph(layout, hardware)
-        return np.searchsorted(self.graphs.sizes(float(np.max(most, initial=1.0))), most, side="right") * 1.0
+        sizes = self.graphs.sizes(float(np.max(most, initial=1.0)))
+        return np.asarray(np.searchsorted(sizes, most, side="right"), dtype=np.float64)
 
     def captured(self, batch: object, layout: ServingLayout, hardware: HardwareProfile) -> NDArray[np.bool_]:
         """Where a decode batch of an attention rank runs inside a CUDA graph."""
-        return np.asarray(batch) <= self.largest_graph(layout, hardware)  # type: ignore[no-any-return]
+        return np.asarray(np.asarray(batch) <= self.largest_graph(layout, hardware))
 
     def padded(self, batch: object, layout: ServingLayout, hardware: HardwareProfile) -> Floats:
         """A decode batch of an attention rank as the captured graphs pad it; as it is above the largest."""

@@ -11,7 +11,7 @@ from planner.serving import load
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.serving_memory import serving_memory
+from planner.serving.serving_memory import preemption_chance, serving_memory
 from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
@@ -35,7 +35,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     elif traffic.load == "rate":
         flow = load.opened(engine, each, room)
     elif traffic.load == "offline":
-        flow = load.closed(engine, np.minimum(each, room), room)
+        flow = load.offline(engine, each, room)
     else:
         flow = load.closed(engine, each, room)
         if traffic.waves is not None:
@@ -91,5 +91,5 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
         saturated=saturated,
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),
         max_concurrency=most * replicas,
-        preemption=np.zeros_like(np.asarray(most)),
+        preemption=preemption_chance(served.engine, layout, traffic, memory, flow.running),
     )

@@ -14,7 +14,7 @@ Lavenberg 1980; Schweitzer 1979], less half a service of the prompt in progress.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,9 @@ class Engine:
         """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
         self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
         self.pp = np.asarray(layout.pp, dtype=np.float64)
-        self.receive = np.asarray(layout.receive_interval, dtype=np.float64)
+        self.receive = 0.5 * np.asarray(layout.receive_interval, dtype=np.float64) + served.engine.overlap_scheduler
+        """Decodes that a request waits before a pass can take it: half of the one in progress, and the next one too where the host
+        prepares it while the GPU computes the one before."""
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
@@ -78,8 +80,6 @@ class Engine:
         """Where prompts stop the decodes, all that waited decode on together and end within the spread of their lengths, which is
         sqrt(12 Var[O]) decodes wide: a decode ends g = N / (sqrt(12 Var[O])) requests, between 1 and N, whose next prompts come at
         once. A prompt holds up all but those of its own passes and of later ones of the same bulk."""
-        if self.served.engine.mixes_prefill:
-            return AT_RANDOM
         requests = np.maximum(requests, 1.0)
         width = np.maximum(np.sqrt(12.0 * self.traffic.output.variation) * self.output, 1.0)
         bulk = np.clip(requests / width, 1.0, requests)
@@ -127,61 +127,102 @@ class LockStep:
     """Part of the prompts' time that falls into decodes."""
 
 
-AT_RANDOM = LockStep(bulk=1.0, share=1.0)
-
-
 def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     """``requests`` in flight at one engine that runs ``most`` at once; the others wait for admission."""
     requests = np.asarray(requests, dtype=np.float64)
     inside = np.minimum(requests, most)
-    batch = np.maximum(inside * 0.95, 1e-6)
+    flow = _mixing(engine, inside) if engine.served.engine.mixes_prefill else _stopping(engine, inside)
+    outside = np.maximum(requests - inside, 0.0)
+    late = outside / flow.rate
+    return replace(flow, ttft=flow.ttft + late, wait=flow.wait + late, waiting=outside)
+
+
+def _mixing(engine: Engine, requests: Any) -> Flow:
+    """Prompts run beside the decodes, which they lengthen."""
+    batch = np.maximum(requests * 0.95, 1e-6)
     output = np.maximum(engine.output - 1.0, 0.0)
     for _ in range(ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
-        base = 0.5 * engine.receive * decode + own
-        step = engine.lock_step(inside)
-        rate = closed_rate(inside, base, added, output * decode / engine.speed, step)
-        tpot = decode / engine.speed / (1.0 - rate * added * step.share)
-        batch = np.clip(rate * output * tpot, 1e-6, inside)
-    wait = queue_wait(rate, added, inside, step)
-    outside = np.maximum(requests - inside, 0.0) / rate
+        base = engine.receive * decode + own
+        rate = closed_rate(requests, base, added, output * decode / engine.speed)
+        tpot = decode / engine.speed / (1.0 - rate * added)
+        batch = np.clip(rate * output * tpot, 1e-6, requests)
+    wait = queue_wait(rate, added, requests)
     return Flow(
-        ttft=base + wait + outside,
+        ttft=base + wait,
         tpot=tpot,
-        wait=wait + outside,
+        wait=wait,
         rate=rate,
         running=batch,
-        waiting=outside * rate,
+        waiting=0.0 * wait,
         prompt=added,
         decode=decode,
     )
 
 
-def queue_wait(rate: Any, added: Any, requests: Any, step: LockStep | None = None) -> Floats:
-    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S; and for half of
-    the others in the bulk."""
-    step = step or AT_RANDOM
-    busy = rate * added
-    others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
-    random = np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0)
-    return np.asarray(
-        random * (requests - step.bulk) / np.maximum(requests - 1.0, 1.0) + 0.5 * (step.bulk - 1.0) * added
+def _stopping(engine: Engine, requests: Any) -> Flow:
+    """Prompts stop the decodes: all requests that are not prompts decode together, TPOT = D(N) + share N S / (O - 1)."""
+    output = np.maximum(engine.output - 1.0, 0.0)
+    decode = engine.decode(requests)
+    added, own = engine.prompt(requests, decode)
+    step = engine.lock_step(requests)
+    tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
+    base = engine.receive * decode + own + 0.5 * (step.bulk - 1.0) * added
+    at_random = (requests - step.bulk) / np.maximum(requests - 1.0, 1.0)
+    wait = np.zeros_like(base)
+    for _ in range(2 * ROUNDS):
+        rate = requests / (base + wait + output * tpot)
+        wait = 0.5 * (wait + at_random * queue_wait(np.minimum(rate, 0.95 / added), added, requests))
+    wait = np.maximum(requests / rate - base - output * tpot, 0.0)  # Little's law, whatever is left of the iteration
+    return Flow(
+        ttft=base + wait,
+        tpot=tpot,
+        wait=wait + 0.5 * (step.bulk - 1.0) * added,
+        rate=rate,
+        running=requests,
+        waiting=0.0 * wait,
+        prompt=added,
+        decode=decode,
     )
 
 
-def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, step: LockStep | None = None) -> Floats:
-    """X that solves N = X (base + wait(X) + O D / (1 - X S)), by bisection: the right side grows with X up to X = 1 / S."""
-    step = step or AT_RANDOM
+def queue_wait(rate: Any, added: Any, requests: Any) -> Floats:
+    """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S."""
+    busy = rate * added
+    others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
+    return np.asarray(np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0))
+
+
+def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: float = 1.0) -> Floats:
+    """X that solves N = X (base + wait(X) + O D / (1 - h X S)), by bisection: the right side grows with X up to X = 1 / S.
+
+    ``held`` h: 1 where prompts lengthen the decodes of their engine, 0 where they are computed elsewhere.
+    """
     low = np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(base), np.shape(added)))
     high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        inside = middle * (
-            base + queue_wait(middle, added, requests, step) + decodes / (1.0 - middle * added * step.share)
-        )
+        inside = middle * (base + queue_wait(middle, added, requests) + decodes / (1.0 - held * middle * added))
         low, high = np.where(inside < requests, middle, low), np.where(inside < requests, high, middle)
     return 0.5 * (low + high)
+
+
+def offline(engine: Engine, requests: Any, most: Any) -> Flow:
+    """All ``requests`` at once, ``most`` of them in flight: waves of cycles C(B) = B / X(B), the last of what is left over.
+
+    Decodes that started together end together, so a wave that is not full takes its own time: T = R / X + f (n C(B) + C(r) - R / X)
+    for R = n B + r, f the part of a cycle that decodes; prompts, the rest, follow each other without gaps.
+    """
+    inside = np.minimum(requests, most)
+    full = closed(engine, inside, most)
+    whole = np.floor(requests / inside * (1.0 + 1e-12))
+    left = np.maximum(requests - whole * inside, 0.0)
+    last = closed(engine, np.maximum(left, 1.0), most)
+    steady = requests / full.rate
+    waves = whole * inside / full.rate + np.where(left >= 1.0, np.maximum(left, 1.0) / last.rate, 0.0)
+    decodes = np.minimum(np.maximum(engine.output - 1.0, 0.0) * full.decode / engine.speed * full.rate / inside, 1.0)
+    return replace(full, rate=requests / (steady + decodes * np.maximum(waves - steady, 0.0)))
 
 
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
@@ -202,7 +243,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
-    ttft = 0.5 * engine.receive * decode + own + wait
+    ttft = engine.receive * decode + own + wait
     return Flow(
         ttft=np.where(over, np.inf, ttft),
         tpot=np.where(over, full.tpot, tpot),

@@ -27,10 +27,6 @@ CONNECTION = 2e-3
 """Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
 
 
-APART = load.LockStep(bulk=1.0, share=0.0)
-"""Prompts hold up no decodes: they are computed elsewhere."""
-
-
 def estimate(
     served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
 ) -> ServingEstimate:
@@ -53,11 +49,11 @@ def estimate(
         if traffic.load == "rate":
             rate = np.minimum(load_value, 0.995 * workers / service)
         else:
-            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, APART)
+            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
         tpot = seconds / answers.speed
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
     if traffic.load == "rate":
-        wait = load.queue_wait(rate, service / workers, inside, APART)
+        wait = load.queue_wait(rate, service / workers, inside)
     else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
         wait = np.maximum(inside / rate - base - output * tpot, 0.0)
     outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)

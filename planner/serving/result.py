@@ -87,6 +87,8 @@ class ServingMemory:
     """Standard deviation of ``cache``: what is not known of weights, peak and runtime."""
     raised: object = False
     """The engine's default would not hold one request: its share of the memory is raised as far as it goes."""
+    share: Numbers = 0.0
+    """The engine's flag that gives this cache: gpu-memory-utilization, mem-fraction-static, free_gpu_memory_fraction."""
 
     @property
     def fits(self) -> object:

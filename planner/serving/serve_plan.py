@@ -303,7 +303,7 @@ def lengths_from(data: object, where: str) -> Lengths:
     """Lengths from a number, two numbers, or mean, squared and longest. Raises PlannerError."""
     if isinstance(data, Mapping):
         return read(Lengths, data, where)
-    ends = list(data) if isinstance(data, (list, tuple)) else [data, data]
+    ends: list[Any] = list(data) if isinstance(data, (list, tuple)) else [data, data]
     if len(ends) != 2 or any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in ends):
         raise PlannerError(
             f"{where}: give a number of tokens, the smallest and the largest, or mean, squared and longest"

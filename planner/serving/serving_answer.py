@@ -17,7 +17,7 @@ from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_layout import Precision
 from planner.serving.serving_question import Question
-from planner.serving.serving_reasons import disaggregated_text, misses, why_first
+from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first
 from planner.serving.serving_rows import plan_of
 from planner.serving.serving_rules import violations
 from planner.serving.serving_search import (
@@ -87,8 +87,8 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     points = [] if task.loaded else picks.front()
     picks.price([*points, *(key for keys in best for key in keys)])
     plans, named = list[ServePlan](), list[str]()
-    for keys, purpose in zip(best, purposes, strict=True):
-        found = picks.plans(question, keys, top)
+    for objective, keys, purpose in zip(objectives, best, purposes, strict=True):
+        found = picks.plans(question, objective, keys, top)
         plans, named = plans + found, named + [purpose] * len(found)
     if not fit:
         plans = list(closest(question, top))
@@ -170,20 +170,33 @@ class Picks:
                 }
         return [self.known[key] for key in keys]
 
-    def plans(self, question: Question, keys: Sequence[Key], top: int) -> list[ServePlan]:
+    def plans(self, question: Question, objective: str, keys: Sequence[Key], top: int) -> list[ServePlan]:
         """Plans of the first rows, the first with its reason; what misses, with by how much."""
         found, plans = self.price(keys), []
         for number, one in enumerate(found[:top]):
             following = found[number + 1] if number == 0 and len(found) > 1 else None
             missing = misses(one)
-            plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following)))
+            equal = 0 if number or missing else self._equal(objective, keys[:top])
+            plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following, equal)))
         return plans
+
+    def _equal(self, objective: str, keys: Sequence[Key]) -> int:
+        """How many rows after the first are too near to it to be told apart by what the objective is about."""
+        worth = []
+        for at, row in keys:
+            total, user, seconds = (float(self.tables[at][name][row]) for name in ("total", "user", "e2e"))
+            kind = objective if not (self.task.loaded or self.task.limited) else ""
+            worth.append(
+                1.0 / seconds if self.task.loaded else {"balanced": total * user, "interactive": user}.get(kind, total)
+            )
+        near = [abs(one / worth[0] - 1.0) < TIED for one in worth]
+        return near.index(False) - 1 if False in near else len(near) - 1
 
 
 def best_plans(question: Question, tables: Sequence[Priced], objective: str, top: int) -> list[ServePlan]:
     """The best plans of some tables."""
     picks = Picks(question.task, tables)
-    return picks.plans(question, picks.best(objective, top + 1), top)
+    return picks.plans(question, objective, picks.best(objective, top + 1), top)
 
 
 def _beside(question: Question, tables: Sequence[Priced], objective: str) -> str:

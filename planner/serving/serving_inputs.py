@@ -26,22 +26,30 @@ _RATE = re.compile(
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def read_lengths(text: object, what: str) -> Lengths:
-    """Lengths of a prompt or an answer: ``2048``, ``8k``, ``uniform:800-1000``, ``@lengths.txt``. Raises PlannerError.
+def read_lengths(text: object, what: str, spread: float = 0.0) -> Lengths:
+    """Lengths of a prompt or an answer: ``2048``, ``8k``, ``fixed:2048``, ``uniform:800-1000``, ``@lengths.txt``. Raises
+    PlannerError.
+
+    A number alone is the mean of lengths that are uniform within ``spread`` of it, 0.2: from 0.8 to 1.2 times; ``fixed:`` takes
+    none.
 
     A file holds a number of tokens on every line, or tokens and how many requests have them; or a JSON list of numbers.
     """
     if isinstance(text, Lengths):
         return text
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return Lengths.fixed(_possible(float(text), what))
+        return _around(_possible(float(text), what), spread)
     said = str(text).strip() if isinstance(text, str) else shown(text)
     if said.startswith("@"):
         return _lengths_of_file(Path(said[1:]), what)
     kind, colon, ends = said.partition(":")
+    if kind.strip().lower() == "fixed" and colon:
+        return Lengths.fixed(_count(ends, what))
     if colon or re.fullmatch(r"[\d.]+[kKmM]?i?\s*(-|\.\.)\s*[\d.]+[kKmM]?i?", said):
         if colon and kind.strip().lower() not in ("uniform", "u"):
-            raise PlannerError(f"{what}: {shown(said)} is no distribution; write 2048, uniform:800-1000 or @file")
+            raise PlannerError(
+                f"{what}: {shown(said)} is no distribution; write 2048, fixed:2048, uniform:800-1000 or @file"
+            )
         low, sign, high = (
             re.split(r"(-|\.\.)", ends if colon else said, maxsplit=1)
             if re.search(r"-|\.\.", ends or said)
@@ -53,7 +61,13 @@ def read_lengths(text: object, what: str) -> Lengths:
         if least > most:
             raise PlannerError(f"{what}: {shown(said)} goes down; write the smaller end first, like uniform:800-1000")
         return Lengths.uniform(least, most)
-    return Lengths.fixed(_count(said, what))
+    return _around(_count(said, what), spread)
+
+
+def _around(mean: float, spread: float) -> Lengths:
+    """Uniform around a mean, none below one token."""
+    low = max(mean * (1.0 - spread), 1.0)
+    return Lengths.uniform(low, 2.0 * mean - low)
 
 
 def _count(text: str, what: str) -> float:

@@ -93,7 +93,8 @@ def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
     total = one.hardware.usable_memory
     held = weights + draft
     room = total - held - peak - context - group - graphs - SPARE
-    taken = _accounted(one, held, peak, graphs)
+    whole = _whole(one, held, peak, graphs)
+    taken = _share(one) * whole[0] - whole[1]
     longest = per_token * (one.traffic.input.mean + one.traffic.output.mean) + per_sequence
     cache = np.where(taken >= longest, taken, np.maximum(taken, room))
     spread = np.sqrt((LOOSE[0] * held) ** 2 + (LOOSE[1] * (peak + graphs)) ** 2 + (LOOSE[2] * (context + group)) ** 2)
@@ -101,21 +102,28 @@ def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
         "weights": weights, "draft": draft, "activations": peak, "graphs": graphs, "cache": cache, "spread": spread,
         "reserve": total - held - peak - graphs - cache, "usable": total, "bytes_per_token": per_token,
         "bytes_per_sequence": per_sequence, "raised": (taken < longest) & (cache > taken),
+        "share": np.where(cache > taken, (cache + whole[1]) / np.maximum(whole[0], 1.0), _share(one)),
         "capacity": np.maximum(cache, 0.0) / np.maximum(per_token, 1e-9) * np.asarray(layout.attn_dp),
         "left": np.where(stage.exists, cache / np.maximum(per_token, 1e-9), np.inf),
     }  # fmt: skip
 
 
-def _accounted(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> Floats:
-    """What the engine takes for its cache with its defaults."""
+def _share(one: Placed) -> Any:
+    """The engine's flag of memory by default: of all (vLLM), of what runtime and communicators leave (SGLang), of what is free."""
+    rules = one.engine.accounting
+    return rules.share if rules.school != "reserve" else 1.0 - reserved(one) / one.hardware.usable_memory
+
+
+def _whole(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> tuple[Any, Any]:
+    """What the flag is a share of, and what comes out of that share before the cache."""
     rules, total = one.engine.accounting, one.hardware.usable_memory
     context, group = runtime_bytes(one)
     if rules.school == "share_of_total":
-        parts = {"context": context, "group": group, "graphs": graphs}
-        return rules.share * total - held - peak - sum((parts[name] for name in rules.counts), np.zeros(np.shape(held)))
+        parts: dict[str, Any] = {"context": context, "group": group, "graphs": graphs}
+        return total, held + peak + sum(parts[name] for name in rules.counts)
     if rules.school == "reserve":
-        return (total - context - group) * (1.0 - reserved(one) / total) - held
-    return rules.share * (total - held - peak - context - group - graphs)
+        return total - context - group, held
+    return total - held - peak - context - group - graphs, 0.0
 
 
 def _scarcest(found: list[dict[str, Any]]) -> ServingMemory:

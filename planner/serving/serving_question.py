@@ -34,6 +34,10 @@ from planner.units import format_seconds, parse
 
 INPUT, OUTPUT = 2048.0, 256.0
 """Tokens where none are given: a chat with some context. [Azure's 2023 trace of conversations: 1,155 in, 211 out on average]"""
+SPREAD = 0.2
+"""Lengths said as one number vary by this part of it, as benchmarks draw them (InferenceX: 0.8 to 1 of the longest): equal
+lengths keep
+requests in step with each other, which no traffic does."""
 LARGEST_CLUSTER = 2**16
 """GPUs that a search is asked about at most."""
 ANY_NUMBER = 1024
@@ -273,10 +277,18 @@ def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
     """Lengths and load; and whether a load was given."""
     lengths = {}
     for name, usual in (("input", INPUT), ("output", OUTPUT)):
-        said = getattr(request, name)
-        if said is None:
+        if getattr(request, name) is None:
             assumed.append(Assumption(name, f"{usual:.0f} tokens", "a chat with some context", f"--{name}"))
-        lengths[name] = read_lengths(usual if said is None else said, f"--{name}")
+        lengths[name] = usual if getattr(request, name) is None else getattr(request, name)
+    exact = {name: read_lengths(said, f"--{name}") for name, said in lengths.items()}
+    mean = exact["input"].mean + exact["output"].mean
+    spread = max(min(SPREAD, model.max_sequence_length / mean - 1.0), 0.0)
+    lengths = {name: read_lengths(said, f"--{name}", spread) for name, said in lengths.items()}
+    if varied := [name for name in lengths if lengths[name] != exact[name]]:
+        text = f"uniform, {1 - spread:.2g} to {1 + spread:.2g} times the mean"
+        assumed.append(
+            Assumption("lengths", text, "one number is a mean", ", ".join(f"--{name} fixed:N" for name in varied))
+        )
     longest = lengths["input"].longest + lengths["output"].longest
     if longest > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length:,} tokens that {model.name} was published for"

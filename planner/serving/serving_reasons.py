@@ -16,15 +16,24 @@ PART_TEXT = {
     "linear": "matrix products", "attention": "attention", "experts": "experts", "memory_bound": "norms and activations",
     "communication": "communication", "head": "head and sampling", "host": "host work",
 }  # fmt: skip
+ONE = ("attention", "communication", "host")
+"""Parts that take; the others take."""
+TIED = 0.1
+"""Deployments that differ by less count as equal: about the median error of predicted throughput in families that were left out."""
 NEAR = 0.97
 """What reaches this part of a limit is bound by it."""
 SMALL = 0.005
 """Parts of a step below this share are not worth a word."""
 
 
-def why_first(first: Choice, second: Choice | None) -> str:
-    """What binds the best deployment, and what the runner-up pays for."""
+def why_first(first: Choice, second: Choice | None, equal: int = 0) -> str:
+    """What binds the best deployment, how many after it count as ``equal``, and what the runner-up pays for."""
     sentences = [binding(first)]
+    if equal:
+        which = "The next counts" if equal == 1 else f"The next {equal} count"
+        sentences.append(
+            f"{which} as equal: less than {100 * TIED:.0f} % apart, which is within the error of predictions."
+        )
     if second is not None:
         sentences.append(against(first, second))
     return " ".join(one for one in sentences if one)
@@ -48,6 +57,10 @@ def binding(one: Choice) -> str:
     )
 
 
+def _takes(part: str) -> str:
+    return f"{PART_TEXT[part]} {'takes' if part in ONE else 'take'}"
+
+
 def name_of(one: Choice) -> str:
     """Engine and split in words."""
     pools = layout_text(one.layout)
@@ -63,7 +76,7 @@ def against(first: Choice, second: Choice) -> str:
     mine, theirs = _shares(first), _shares(second)
     share, name = max((theirs[part] - mine[part], part) for part in mine)
     if share > SMALL:
-        said += f"; {PART_TEXT[name]} take {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
+        said += f"; {_takes(name)} {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
     return f"{said}."
 
 

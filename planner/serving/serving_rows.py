@@ -18,9 +18,9 @@ from planner.serving.serving_search import Choice
 
 DEFINITIONS = (
     "TTFT: time to first token, queue and client included. TPOT: time per output token after the first, (e2e - TTFT) / (O - 1).",
-    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. Dollars and energy: of "
-    "those GPUs "
-    "all the time.",
+    "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. load: requests in "
+    "flight, or those "
+    "that arrive; holds: requests of this length that the cache holds. Dollars and energy: of those GPUs all the time.",
 )
 """What the headings of the tables mean, where tools differ."""
 
@@ -50,6 +50,8 @@ class ServeRow:
     tpot_s: float | None
     memory_gib: float
     memory_limit_gib: float
+    holds: float
+    """Requests of this length that the cache of the whole deployment holds."""
     preemption: float
     communication_share: float
     """Of a decode step."""
@@ -81,7 +83,8 @@ def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
         tokens_per_second_per_user=1.0 / mean if found.fits and 0 < mean < math.inf else None, figure=plan.limits.percentile,
         ttft_s=ttft if found.fits and math.isfinite(ttft) else None, tpot_s=tpot if found.fits and math.isfinite(tpot) else None,
         memory_gib=found.memory_peak_gib, memory_limit_gib=found.memory_limit_gib,
-        preemption=found.preemption, communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
+        holds=found.max_concurrency if found.fits else 0.0, preemption=found.preemption,
+        communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
         keeps_up=keeps_up, limits_kept=found.fits and keeps_up and ttft <= plan.limits.ttft and tpot <= plan.limits.tpot,
         **_money(rates, plan.gpus, output, found.total_tokens_per_second),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.serving.engine import Engine
@@ -45,7 +45,7 @@ class Stage:
     """It is the first stage: input embedding, image encoder."""
     last: bool
     """It is the last stage: output head, modules that draft."""
-    exists: Floats
+    exists: NDArray[np.bool_]
     """Where the layout has such a stage."""
 
 

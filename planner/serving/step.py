@@ -181,7 +181,7 @@ class _Step:
         batch = np.maximum(self.batch, 1.0)
         if m.is_mla:
             seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
-            decode = self.curves.decode_mla_time(batch, heads, np.maximum(seen / dcp, 1.0), cache)
+            decode = self.curves.decode_mla_time(batch, heads * dcp, np.maximum(seen / dcp, 1.0), cache)
             if m.is_sparse:
                 index = batch * context / dcp * (m.index_head_dim + 4.0)
                 decode = decode + self.hardware.launch_floor + self.hardware.memory_time(index, "copy")
@@ -199,17 +199,18 @@ class _Step:
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
             return np.where(some, decode, 0.0)
-        keys = np.minimum(cached + new, m.index_top_k) if m.is_sparse else cached + new
-        prefill = self.curves.prefill_attention_time(
-            queries=np.maximum(new, 1.0),
-            keys=np.maximum(keys, 1.0),
-            heads=heads,
-            kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
-            head_dim=float(m.head_dim),
-            value_dim=float(m.value_head_size),
-            window=float(window),
-            batch=np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9),
-        )
+        prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0)}
+        prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
+        if m.is_sparse:
+            prefill = self.curves.sparse_prefill_time(
+                **prompt, batch=prompts, cache=cache, heads=heads, top_k=float(m.index_top_k),
+                index_heads=float(m.index_heads), index_dim=float(m.index_head_dim),
+            )  # fmt: skip
+        else:
+            prefill = self.curves.prefill_attention_time(
+                **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
+                head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
+            )  # fmt: skip
         return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
     def _linear_attention(self) -> tuple[Floats, Floats]:

@@ -152,7 +152,7 @@ TABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gqa", {"tp": 2, "fused": True, "linear": "fp8"}),
     ("gpt", {"tp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2, "linear": "fp8"}),
     ("llama", {"tp": 2, "fused": True, "recompute": "selective", "linear": "fp8"}),
-    ("llama", {"pp": 2, "schedule": ZB, "num_microbatches": 4, "linear": "fp8", "recompute": "full"}),
+    ("llama", {"tp": 2, "pp": 2, "schedule": ZB, "num_microbatches": 4, "fused": True, "linear": "fp8"}),
     ("qwen", {"cp": 2, "tp": 2, "fused": True, "linear": "fp8_row"}),
     ("gqa", {"dp": 2, "zero": 3, "num_microbatches": 3, "linear": "fp8_row"}),
     ("mla", {"dp": 2, "zero": 3, "fused": True, "linear": "fp8_block", "scale_block": 8}),

@@ -23,6 +23,7 @@ from planner import library
 from planner.detect import PATIENT, asked_driver, processor
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
+from planner.lab.launch.state import State, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Watch, heed_signals
 from planner.lab.profile.patterns import DTYPE_BYTES, Pattern
@@ -174,14 +175,22 @@ def header(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
+Show = Callable[[State], object]
+
+
 @contextlib.contextmanager
-def joined(settings: Settings, place: Place, keep: Callable[[], object] = lambda: None) -> Iterator[Ranks]:
-    """The body measures as this rank, between meeting and end: an error ends all ranks with its reason, Ctrl-C silences the watch,
-    and the launcher's folder learns why the process ends, before which it calls ``keep``, or that the rank is done."""
+def at_work(
+    settings: Settings, place: Place, show: Show, lost: Callable[[], object] = lambda: None
+) -> Iterator[tuple[Ranks, Show]]:
+    """The body measures as this rank, between meeting and end; how far it is goes where the launcher looks, or to ``show``.
+
+    Where a rank or link fails ``lost`` is called, the reason is left for the launcher or printed, and the process ends.
+    """
+    quiet()
     directory = os.environ.get(DIRECTORY)
 
     def ended(sentence: str) -> None:
-        keep()
+        lost()
         if sentence and directory:
             library.write_whole(Path(directory) / "failure.txt", sentence)
         elif sentence:
@@ -189,8 +198,16 @@ def joined(settings: Settings, place: Place, keep: Callable[[], object] = lambda
 
     ranks = join(place, settings.device, settings.timeout, ended)
     heed_signals(ranks.watch)
+    with watched(ranks, directory):
+        yield ranks, to_file(Path(directory) / "state.json") if directory else show
+
+
+@contextlib.contextmanager
+def watched(ranks: Ranks, directory: str | None) -> Iterator[None]:
+    """The body measures as this rank, between meeting and end: an error ends all ranks with its reason, Ctrl-C silences the watch,
+    and the launcher's ``directory`` learns that the rank is done."""
     try:
-        yield ranks
+        yield
         ranks.watch.done()
     except KeyboardInterrupt:
         ranks.watch.silence()

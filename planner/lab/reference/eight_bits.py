@@ -12,6 +12,7 @@ through layers of torchao 0.18 (torch 2.13, 2026-11), without the copies of weig
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ class Recipe:
 
     def sized(self, block: int) -> Recipe:
         """With sides of another length, where they are no whole dimension and no single row."""
-        tile, weights = (tuple(block if side > 1 else side for side in one) for one in (self.tile, self.weights))
-        return Recipe(tile=tile, weights=weights, gradients=self.gradients, power_of_two=self.power_of_two, gathers=self.gathers)
+        (a, b), (c, d) = ([block if side > 1 else side for side in one] for one in (self.tile, self.weights))
+        return dataclasses.replace(self, tile=(a, b), weights=(c, d))
 
 
 RECIPES = {
@@ -69,8 +70,6 @@ RECIPES = {
 }
 """By precision of a plan. [torchao 0.18, Float8LinearConfig.from_recipe_name; Transformer Engine, Format.HYBRID with one scale per
 tensor, Float8BlockScaling, MXFP8BlockScaling; DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
-KERNELS = ("fp8", "fp8_row")
-"""Precisions whose products are a kernel of a GPU; those of others, and on a processor, are products of what operands stand for."""
 
 
 class Quantised(NamedTuple):
@@ -125,7 +124,8 @@ def _meant(values: Tensor, scale: Tensor, rows: int, columns: int, dtype: torch.
 def _fp8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, sides: Sequence[int], dtype: torch.dtype) -> Tensor:
     """a b^T of what both stand for, (m, k) x (n, k); ``sides`` of both tiles."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return (_meant(a, scale_a, *sides[:2], wide) @ _meant(b, scale_b, *sides[2:], wide).t()).to(dtype)
+    left, right = _meant(a, scale_a, sides[0], sides[1], wide), _meant(b, scale_b, sides[2], sides[3], wide)
+    return (left @ right.t()).to(dtype)
 
 
 def _product_on_gpu(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, sides: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -202,7 +202,7 @@ class Shared:
 
 def remembers(x: Tensor, function: Callable[..., Tensor], *of: Tensor) -> Tensor:
     """x, which a compiled layer makes again by one kernel where it is needed again."""
-    x.made = (function, of)  # type: ignore[attr-defined]
+    x.made = (function, of)
     return x
 
 
@@ -213,8 +213,8 @@ Made = dict[int, Quantised]
 def operands(x: Tensor) -> Made:
     """What has been made of an activation already, by the axis that is summed: layers that read the same share it."""
     if not hasattr(x, "operands"):
-        x.operands = {}  # type: ignore[attr-defined]
-    return x.operands  # type: ignore[attr-defined, no-any-return]
+        x.operands = {}
+    return x.operands
 
 
 def _gathered(x: Tensor, group: Any) -> Tensor:
@@ -261,15 +261,15 @@ def gathered_input(x: Tensor, how: Shared) -> Tensor:
     if cast:
         operands(whole)[1] = Quantised(cast[0], cast[1], (cast[0].shape[0], cast[0].shape[1]))
         whole.stands_in = True
-    return whole  # type: ignore[no-any-return]
+    return whole
 
 
 class Product(Function):
     """Y of X (batch, tokens, in) and W (out, in), as the module's text says; where ranks share out the input, this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, how: Shared, ready: Made, dy: Made) -> Tensor:
-        ctx.how, ctx.dy, ctx.shape, ctx.dtype, again = how, dy, x.shape, x.dtype, getattr(x, "made", None)
+    def forward(ctx: Any, x: Tensor, w: Tensor, how: Shared, ready: Made) -> Tensor:
+        ctx.how, ctx.shape, ctx.dtype, again = how, x.shape, x.dtype, getattr(x, "made", None)
         if 1 not in ready:
             ready[1] = how.input(x.flatten(0, -2), 1)
         if how.fused and again is not None and not how.over_ranks(0, how.recipe.tile, 1 if how.split == 1 else None):
@@ -288,39 +288,40 @@ class Product(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how, (w, *kept) = ctx.how, ctx.saved_tensors
-        dy, to_x, to_w = dict(ctx.dy), None, None
+        dy, to_x, to_w = dict(getattr(gradient, "operands", {})), None, None
         for axis in (1, 0):
             if axis not in dy and ctx.needs_input_grad[1 - axis]:
                 other = dy.get(1 - axis) if how.recipe.one_scale else None
                 dy[axis] = other or how.gradient(gradient.flatten(0, -2), axis)
         if ctx.needs_input_grad[0]:
             to_x = product(dy[1], how.weight(w, 0).turned, ctx.dtype).view(ctx.shape)
-        if ctx.needs_input_grad[1]:  # the last of this layer: schedules that split the backward pass begin with the input
-            ctx.dy.clear()
+        if ctx.needs_input_grad[1]:
             if ctx.kind == "operand":
                 x = Quantised(kept[0], kept[1], ctx.tile)
             else:
                 x = how.input((ctx.again(*kept) if ctx.kind == "again" else kept[0]).flatten(0, -2), 0)
             to_w = product(dy[0].turned, x.turned, w.dtype)
-        return to_x, to_w, None, None, None
+        return to_x, to_w, None, None
 
 
 class ScatteredOutput(Function):
     """Sum over tensor-parallel ranks of (batch, tokens, width), of which each has its tokens. Its gradient is gathered; cast before
-    it travels it has a shape and no memory, and the layer finds the operand in ``dy``."""
+    it travels it has a shape and no memory, and the layer takes the operand from it."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, how: Shared, dy: Made) -> Tensor:
-        ctx.how, ctx.dy, ctx.shape = how, dy, y.shape
+    def forward(ctx: Any, y: Tensor, how: Shared) -> Tensor:
+        ctx.how, ctx.shape = how, y.shape
         return _scattered(y, how.group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         how = ctx.how
         if not how.recipe.gathers:
-            return _gathered(gradient, how.group), None, None
-        ctx.dy[0] = ctx.dy[1] = _cast_and_gathered(gradient, how, how.recipe.gradients)
-        return gradient.new_zeros(()).expand(ctx.shape), None, None
+            return _gathered(gradient, how.group), None
+        found = gradient.new_zeros(()).expand(ctx.shape)
+        dy = operands(found)
+        dy[0] = dy[1] = _cast_and_gathered(gradient, how, how.recipe.gradients)
+        return found, None
 
 
 def product(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
@@ -335,9 +336,8 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens of all tensor-parallel ranks in; out as well, or those of this rank where the input is shared out."""
-        dy: Made = {}
         kept = self.how.fused or hasattr(x, "stands_in")  # eager code casts for each layer, and keeps the input
-        y: Tensor = Product.apply(x, whole(self.weight), self.how, operands(x) if kept else {}, dy)
+        y: Tensor = Product.apply(x, whole(self.weight), self.how, operands(x) if kept else {})
         if self.how.split == 1 and self.how.group is not None:
-            y = ScatteredOutput.apply(y, self.how, dy)
+            y = ScatteredOutput.apply(y, self.how)
         return y if self.bias is None else y + whole(self.bias)

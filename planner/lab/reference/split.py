@@ -13,6 +13,8 @@ SCHEDULES = dict(sorted({**fully_shard.SCHEDULES, Schedule.ZB_H1: "InterleavedZe
 """Names of torch.distributed.pipelining."""
 EIGHT_BITS = ("fp8", "fp8_row", "fp8_block", "mxfp8")
 """Precisions whose linear layers multiply values of 8 bits; ``eight_bits.RECIPES``."""
+KERNELS = ("fp8", "fp8_row")
+"""Of them those whose products are a kernel of a GPU here; others are emulated, and all are on a processor."""
 LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed.tensor import DTensor
 
+from planner.lab.reference.local_part import whole
 from planner.lab.reference.split import Split
-from planner.lab.reference.transformer import FORWARD, Layer, Norm, Place, recomputed, whole
+from planner.lab.reference.transformer import FORWARD, Layer, Norm, Place, recomputed
 
 LATER_LOSS = 0.1
 """Factor of the mean loss of prediction modules.  [Megatron-LM, --mtp-loss-scaling-factor]"""

@@ -77,8 +77,8 @@ def validate(
     from planner.api.serving_files import is_serve_file
 
     if is_serve_file(file):
-        asked = {name: flags[name] for name in ("served_model", "requests", "limit", "warmup")}
-        _validate_server(file, url, output, as_json, asked)
+        of_server = {name: flags[name] for name in ("served_model", "requests", "limit", "warmup")}
+        _validate_server(file, url, output, as_json, of_server)
     if url is not None:
         raise click.UsageError("--url is of a server, and the plan is of a training; give a serve plan")
     from planner.lab.run.levels import named

@@ -21,7 +21,7 @@ from planner.detect import memory_is_off
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.gpus import gpus_here
 from planner.lab.launch.place import Place, place_from
-from planner.lab.reference.split import EIGHT_BITS, LIKE_TORCH, Split, split_of
+from planner.lab.reference.split import EIGHT_BITS, KERNELS, LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute, is_v_shaped
 from planner.plan_file import Plan, plan_from_dict
 from planner.rules import Job, check
@@ -116,6 +116,11 @@ def _without(workload: Workload, layout: Layout) -> tuple[Workload, list[str]]:
     if workload.precision in EIGHT_BITS and workload.model.is_mla and int(layout.tp) > 1:
         unchecked.append(
             f"precision {workload.precision} of MLA's down projections, whole on each tensor-parallel rank: they run in bf16"
+        )
+    if workload.precision in EIGHT_BITS and workload.precision not in KERNELS:
+        unchecked.append(
+            f"time of products in {workload.precision}: they are emulated, operands rounded as planned and multiplied as what they "
+            "then stand for"
         )
     if workload.precision in LOW_PRECISIONS and workload.precision not in EIGHT_BITS:
         unchecked.append(

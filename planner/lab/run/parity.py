@@ -202,7 +202,7 @@ class Truth:
             "parameters": len(self.expected), "values": sum(one.numel() for one in self.expected.values()),
             "parameter_error": worst, "loss_error": loss, "norm_error": norm, "tolerance": self.tolerance,
             "loss_tolerance": self.allowed[0], "norm_tolerance": self.allowed[1], "equal": not wrong,
-            "why": "; ".join(wrong), "precision": self.split.precision,
+            "why": "; ".join(wrong), "precision": " and ".join(filter(None, (self.split.precision, self.split.linear))),
         }  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def tiny_of(split: Split, precision: str = "fp64") -> Split:
         micro_batch_size=min(split.micro_batch_size, 2),
         num_microbatches=min(split.num_microbatches, 2 if split.pp == 1 else 2 * split.pp),
         stages=tuple(Stage(rank=stage.rank, layers=tuple(range(end - count, end))) for stage, count, end in ends),
-        precision=precision, optimizer="sgd", balanced=False, clip=0.5, learning_rate=0.1,
+        precision=precision, optimizer="sgd", balanced=False, clip=0.5, learning_rate=0.1, scale_block=WIDTH,
     )  # fmt: skip
 
 

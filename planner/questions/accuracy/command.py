@@ -20,9 +20,10 @@ from planner.terminal.flags import emit, progress
 def accuracy(
     paths: tuple[Path, ...], as_json: bool, sweeps: bool, worst: int | None, generic: bool, page: Path | None
 ) -> None:
-    """Predict runs that somebody made and published, and print the errors.
+    """Predict runs that somebody made and published, training and serving, and print the errors.
 
-    PATHS are files or directories in the schema of profiles/runs/README.md; without any, all runs that come with
+    PATHS are files or directories in the schema of profiles/runs/README.md, or of profiles/serving-runs/README.md for serving (a
+    file with a key ``client`` or ``engine``); without any, all runs that come with
     planner. Errors are predicted / measured - 1. --generic shows what a user gets who names the framework alone: neither its
     version, nor its published recipes, nor what a source says of its own cluster is used.
 
@@ -32,6 +33,7 @@ def accuracy(
       plan accuracy --generic
       plan accuracy my-runs.yaml --worst 10
       plan accuracy my-runs.yaml --json
+      plan accuracy my-serving-runs.yaml --worst 10
       plan accuracy my-runs.yaml --page report.md
     """
     from planner import api

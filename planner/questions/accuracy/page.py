@@ -179,11 +179,11 @@ def page(pairs: Sequence[Pair], summary: Mapping[str, Any], picture: str) -> str
     return text.format(headline=headline(summary), picture=picture, number=WORST, **found)
 
 
-def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) -> Path:
-    """The page of any runs and its picture next to it, whose path is returned. Raises PlannerError."""
+def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path, *, more: str = "") -> Path:
+    """The page of any runs, ``more`` behind it, and its picture next to it, whose path is returned. Raises PlannerError."""
     picture = path.with_suffix(".png")
     scatter(pairs, picture)
-    library.write_whole(path, page(pairs, summary, picture.name))
+    library.write_whole(path, page(pairs, summary, picture.name) + more)
     return picture
 
 

@@ -96,7 +96,8 @@ CLASSES = (
         name="static batches, latency", of=lambda one: _plain(one, "static"),
         error=lambda one: one.first_error(("latency_s", *THROUGHPUT, *middle("ttft"))),
     ),
-    Class(name="open loop, TPOT", of=lambda one: _plain(one, "open"), error=lambda one: one.first_error((*middle("tpot"), *middle("itl")))),
+    Class(name="open loop, TPOT", of=lambda one: _plain(one, "open"),
+          error=lambda one: one.first_error((*middle("tpot"), *middle("itl")))),
     Class(name="throughput, closed loop", of=lambda one: _plain(one, "closed"), error=throughput),
     Class(name="MLPerf, best of the search", of=lambda one: _plain(one, "mlperf"), error=throughput),
     Class(

@@ -130,6 +130,7 @@ def worst_serving(pairs: Sequence[ServingPair], number: int) -> Table:
     found = [(abs(error), error, one.name, pair) for one in CLASSES[:7] for pair, error in of_class(pairs, one)]
     found.sort(key=lambda one: -one[0])
     lines = [
-        {"class": name, "id": f"{pair.run.source} {pair.run.id}", "error": error} for _, error, name, pair in found[:number]
+        {"class": name, "id": f"{pair.run.source} {pair.run.id}", "error": error}
+        for _, error, name, pair in found[:number]
     ]
     return table("serving_worst", lines)

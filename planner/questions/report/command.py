@@ -45,13 +45,11 @@ def report(
       plan report plan.yaml --format trace --output step.trace.json
     """
     from planner import api
-    from planner.library import read_yaml
-    from planner.serving.serve_plan import is_serve_plan
 
     kind = format_of(kind, output, chart)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
-    if is_serve_plan(read_yaml(file)):
+    if api.is_serve_plan(file):
         if tokens is not None:
             raise click.UsageError("--tokens is about training; a serve plan costs dollars per million tokens")
         with progress("report") as say:

@@ -186,13 +186,13 @@ def _load_chart(plan: ServePlan) -> Chart:
         ttft, tpot, total = (float(np.asarray(x)) for x in (one.ttft.mean, one.tpot.mean, one.output_tokens_per_second))
         if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(one.saturated))):
             rows.append((value, ttft, tpot, total / plan.gpus, value == mine))
-    low, high = rows[0], rows[-1]
-    reading = (
-        f"From {low[0]:g} to {high[0]:g} {unit}, TPOT goes from {shown(low[2], 'seconds')} to {shown(high[2], 'seconds')} and "
-        f"throughput from "
-        f"{shown(low[3], 'rate')} to {shown(high[3], 'rate')} tokens/s of a GPU. The dashed line is this plan's load."
-        if rows else "It keeps up with none of these loads."
-    )  # fmt: skip
+    reading = "It keeps up with none of these loads."
+    if rows:
+        (less, _, fast, few, _), (more, _, slow, many, _) = rows[0], rows[-1]
+        reading = (
+            f"From {less:g} to {more:g} {unit}, TPOT goes from {shown(fast, 'seconds')} to {shown(slow, 'seconds')} and throughput "
+            f"from {shown(few, 'rate')} to {shown(many, 'rate')} tokens/s of a GPU. The dashed line is this plan's load."
+        )
     return chart("serve-load", reading, rows, facts={"unit": unit})
 
 

@@ -43,9 +43,9 @@ def print_answer(console: Console, found: Answered, ways: Sequence[Change] = ())
     console.print(rows_table(rows, _heading(found), purposes=len(set(found.purposes)) > 1))
     first = found.best[0] if found.best else None
     for text in _verdict(found):
-        console.print(text)
+        console.print(text, soft_wrap=not console.is_terminal)
     if found.beside:
-        console.print(escape(found.beside))
+        console.print(escape(found.beside), soft_wrap=not console.is_terminal)
     if not found.kept:
         console.print(ways_table(ways) if ways else "No single change of those that were tried serves it.")
     if found.others and found.kept:
@@ -106,18 +106,18 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -
     cells = {
         "=for": [row.purpose for row in rows] if purposes else [],
         "=engine": [row.engine for row in rows],
-        "=layout": [row.layout for row in rows],
-        "=weights": [row.precision for row in rows],
+        "layout": [row.layout for row in rows],
+        "weights": [row.precision for row in rows],
         ">load": [row.load for row in rows],
         ">tok/s/GPU": [number(row.tokens_per_second_per_gpu) for row in rows],
         ">user": [number(row.tokens_per_second_per_user) for row in rows],
         f">TTFT{mark}": [time(row.ttft_s) for row in rows],
         f">TPOT{mark}": [time(row.tpot_s) for row in rows],
-        ">GiB": [f"{row.memory_gib:.0f}/{row.memory_limit_gib:.0f}" for row in rows],
+        ">holds": [f"{row.holds:,.0f}" for row in rows],
         ">$/M out": [money(row.usd_per_million_output) for row in rows],
     }
     kept = {name: column for name, column in cells.items() if column}
-    found = table(*kept, title=heading)
+    found = table(*kept, title=heading, least=min(22, max((len(row.layout) for row in rows), default=6)))
     found.padding = (0, 1, 0, 0)
     for number_, row in enumerate(zip(*kept.values(), strict=True)):
         found.add_row(*map(escape, row), style="bold" if number_ == 0 else "" if rows[number_].fits else "red")
@@ -201,10 +201,12 @@ def memory_table(plan: ServePlan, found: ServePrediction) -> Table:
 def print_notes(console: Console, rates: Rates) -> None:
     """Definitions, and where price and power come from."""
     for text in DEFINITIONS:
-        console.print(Text(text, style="dim"))
+        console.print(Text(text, style="dim"), soft_wrap=not console.is_terminal)
     for one in rates.basis[:2]:
         date = f", {one.date}" if one.date else ""
-        console.print(Text(f"{one.what}: {one.value} ({one.source}{date})", style="dim"))
+        console.print(
+            Text(f"{one.what}: {one.value} ({one.source}{date})", style="dim"), soft_wrap=not console.is_terminal
+        )
 
 
 def print_plan(console: Console, plan: ServePlan, price: float | None = None) -> None:

@@ -6,6 +6,6 @@ hardware can do at best. GPUs without measurements use the constants and the mes
 """
 
 from planner.serving.curves.decode_curves import DecodeCurves, decode_curves
-from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape
+from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape, SparseShape
 
-__all__ = ["DecodeCurves", "ExpertShape", "HeadShape", "PrefillShape", "decode_curves"]
+__all__ = ["DecodeCurves", "ExpertShape", "HeadShape", "PrefillShape", "SparseShape", "decode_curves"]

@@ -14,7 +14,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.linear_attention import LinearAttention
 from planner.serving.curves.expert_routing import slowest_rank
 from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype
-from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape
+from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape, SparseShape
 from planner.serving.curves.kernel_tables import BEST_SHARE, Kernel, kernel_from, nearest, table
 from planner.serving.curves.message_times import EXCHANGES, SmallAllReduce, exchange_sizes
 from planner.serving.serving_layout import CACHES, WEIGHT_BYTES, WEIGHTS
@@ -164,6 +164,31 @@ class DecodeCurves:
         read = 2.0 * many * kv_heads * np.minimum(np.maximum(column(keys), 1.0), w + q) * (width + value)
         least = read / (BEST_SHARE * self.hardware.memory_bandwidth)
         return (np.minimum(column(batch), 1.0) * np.maximum(time, least))[()]
+
+    def sparse_prefill_time(
+        self, *, queries: npt.ArrayLike, keys: npt.ArrayLike, batch: npt.ArrayLike = 1, cache: str = "bf16",
+        **shape: Unpack[SparseShape],
+    ) -> Column:  # fmt: skip
+        """Seconds of DeepSeek sparse attention of the last ``queries`` of ``keys`` tokens over a latent cache; heads of one rank.
+
+        The indexer scores every pair; up to ``top_k`` keys attention is dense (MLA's, 192 and 128 wide), beyond that each query
+        gathers its own. Projections are not in it. ``batch`` below one: that share of the time of one sequence.
+        """
+        q = np.maximum(column(queries), 1.0)
+        s, many = np.maximum(column(keys), q), np.maximum(column(batch), 1.0)
+        heads, top_k = column(shape["heads"]), np.maximum(column(shape["top_k"]), 1.0)
+        dense = self.prefill_attention_time(
+            queries=q, keys=np.minimum(s, np.maximum(top_k, q)), heads=heads, kv_heads=heads, head_dim=192.0, value_dim=128.0,
+            batch=many, window=top_k,
+        )  # fmt: skip
+        sizes = _columns(
+            queries=many * q, pairs=many * q * (s - 0.5 * q), heads=heads, selected=np.minimum(s, top_k),
+            channels=column(shape["index_heads"]) * column(shape["index_dim"]),
+        )  # fmt: skip
+        kernel = self._cached("sparse_prefill", CACHES[index(cache, CACHES, "cache format")])
+        scored = kernel.part("score", sizes)
+        sparse = np.where(s > top_k, kernel.time(sizes), 0.0)
+        return (np.minimum(column(batch), 1.0) * np.maximum(dense + scored, sparse))[()]
 
     def all_reduce_time(self, num_bytes: npt.ArrayLike, n: npt.ArrayLike, kind: str, engine: str = "") -> Column:
         """Seconds of an all-reduce of ``num_bytes`` over n ranks of one domain; ``kind`` of KINDS, ``engine`` "" = own.

@@ -7,6 +7,8 @@ Terms that count launches, blocks or steps are in microseconds.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from planner.curves import Column
 from planner.hardware import HardwareProfile
 from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES
@@ -24,6 +26,8 @@ LONG = 4096.0
 """Inputs of a product that ``depth`` counts by."""
 STEP = 512.0
 """Keys that ``steps`` count by."""
+HEAD_TILE = 64.0
+"""Heads of one query that a block of sparse attention takes: fewer are padded."""
 CHUNK = 64.0
 """Tokens that the scan of a linear-attention layer takes at a time."""
 
@@ -91,6 +95,24 @@ def decode_mla_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms
     }
 
 
+def sparse_prefill_law(hardware: HardwareProfile, sizes: Sizes, cache: str) -> Terms:
+    """Prompts against the ``selected`` keys of each query in a latent cache: gathered, then attended by whole tiles of heads.
+
+    ``score``: the indexer multiplies every ``pair`` of query and key over its own channels in 8 bits; ``heads``: what the queries,
+    absorbed into the latent, and their results move. Neighbours gather the same keys, so a cache serves part of them.
+    """
+    queries, heads, wide = sizes["queries"], sizes["heads"], MLA_CHANNELS + MLA_VALUES
+    gathered = queries * sizes["selected"]
+    padded = np.maximum(heads, HEAD_TILE)
+    return {
+        "launch": MICRO,
+        "gather": gathered * MLA_CHANNELS * CACHE_BYTES[cache] / hardware.memory_bandwidth,
+        "attend": 2.0 * wide * gathered * padded / hardware.peak("bf16"),
+        "score": 2.0 * sizes["pairs"] * sizes["channels"] / hardware.peak(compute_dtype(hardware, "fp8")),
+        "heads": 2.0 * wide * queries * heads / hardware.memory_bandwidth,
+    }
+
+
 def experts_law(hardware: HardwareProfile, sizes: Sizes, weights: str) -> Terms:
     """Gate, up and down products of the experts of one rank: 3 h f weights of each that is ``touched``, once.
 
@@ -155,6 +177,7 @@ def exchange_law(hardware: HardwareProfile, sizes: Sizes, _: str) -> Terms:
 
 LAWS: dict[str, Law] = {
     "linear": linear_law, "decode_attention": decode_attention_law, "window": window_law, "decode_mla": decode_mla_law,
-    "experts": experts_law, "linear_update": update_law, "linear_scan": scan_law, "exchange": exchange_law,
+    "sparse_prefill": sparse_prefill_law, "experts": experts_law, "linear_update": update_law, "linear_scan": scan_law,
+    "exchange": exchange_law,
 }  # fmt: skip
 """By operator."""

@@ -23,6 +23,19 @@ class PrefillShape(HeadShape):
     """Width of a value head; 0 = head_dim."""
 
 
+class SparseShape(TypedDict):
+    """DeepSeek sparse attention of one rank."""
+
+    heads: ArrayLike
+    """Query heads of the rank."""
+    top_k: ArrayLike
+    """Keys that a query attends to."""
+    index_heads: ArrayLike
+    """Heads of the indexer, whole on every rank."""
+    index_dim: ArrayLike
+    """Width of one of them."""
+
+
 class ExpertShape(TypedDict):
     """Routed experts of one layer and how they are split."""
 

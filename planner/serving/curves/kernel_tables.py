@@ -79,6 +79,10 @@ class Kernel:
                 time = np.maximum(time + further, self._least(terms))
         return time if time.shape == shape else np.broadcast_to(time, shape).copy()
 
+    def part(self, term: str, sizes: Sizes) -> Column:
+        """Seconds of one term of the law."""
+        return column(self.numbers.get(term, 0.0) * self._terms(sizes)[term])
+
     def reading(self, dtype: str, **least: float) -> Kernel:
         """The same kernel on another format, without what shapes showed; numbers named in ``least`` are at least that."""
         return replace(

@@ -10,6 +10,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.serving.engine import Engine, load_engine
 from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import violations
 from planner.serving.traffic import Speculation
 
@@ -95,11 +96,14 @@ class ServeJob:
     plan: ServePlan
     hardware: HardwareProfile
     engine: Engine
+    software: str
+    """Version of the engine that will read the words; '' = the newest."""
 
     @staticmethod
     def of(plan: ServePlan) -> "ServeJob":
         """The job of a plan. Raises PlannerError when hardware or engine is unknown, or the engine cannot run the layout."""
-        job = ServeJob(plan=plan, hardware=load_hardware(plan.hardware), engine=load_engine(plan.engine))
+        hardware, engine = load_hardware(plan.hardware), load_engine(plan.engine)
+        job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=plan.engine.partition("@")[2])
         problems = [
             problem
             for pool in job.pools
@@ -109,9 +113,19 @@ class ServeJob:
             for pool in job.pools
             if pool.gpus > pool.gpus_per_node and pool.gpus % pool.gpus_per_node
         ]  # fmt: skip
+        if plan.longest > plan.model.max_sequence_length > 0:
+            problems.append(
+                f"requests of up to {plan.longest} tokens are longer than the {plan.model.max_sequence_length} positions of "
+                f"{plan.model.name}; plan with shorter ones"
+            )
         if problems:
             raise PlannerError(f"{plan.engine} cannot run this plan: {'; '.join(dict.fromkeys(problems))}")
         return job
+
+    def before(self, *version: int) -> bool:
+        """The engine that will read the words is older than this version."""
+        numbers = [int(one) for one in re.findall(r"\d+", self.software)]
+        return bool(numbers) and numbers < list(version)
 
     @cached_property
     def pools(self) -> tuple[Pool, ...]:
@@ -168,6 +182,14 @@ class ServeJob:
     def own_draft(self) -> bool:
         """The model drafts with prediction modules of its own."""
         return self.speculation is not None and self.speculation.draft_parameters > 0 and self.plan.model.mtp_layers > 0
+
+    def memory_share(self, pool: Pool) -> float | None:
+        """The engine's flag of memory: as the plan says, or what it must be where the default would not hold one request."""
+        if self.plan.options.memory_share is not None:
+            return self.plan.options.memory_share
+        plan, alone = self.plan, replace(pool.layout, replicas=1)
+        found = serving_memory(plan.model, self.hardware, self.engine, plan.precision, alone, plan.traffic)
+        return round(float(found.share) - 0.0005, 3) if found.raised else None  # rounded down
 
     @property
     def length(self) -> int:

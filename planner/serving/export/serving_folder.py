@@ -3,7 +3,7 @@
 import importlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,9 @@ def _own(words: Sequence[str], program: Sequence[str]) -> list[str]:
 
 
 def _start(job: ServeJob, engine: Any, command: str) -> list[str]:
-    lines = ["```sh", *engine.INSTALL, *([engine.ROUTER_INSTALL] if job.routed else []), "```", ""]
+    version = job.engine.version
+    pin = f"=={version}" if version.count(".") > 1 or not version[-1].isdigit() else f"=={version}.*"
+    lines = ["```sh", engine.INSTALL.format(pin=pin), *([engine.ROUTER_INSTALL] if job.routed else []), "```", ""]
     if job.num_nodes > 1:
         lines += [f"Write the addresses of the {job.num_nodes} nodes into `hosts.txt`, then:", ""]
     return [
@@ -184,7 +186,7 @@ def _literal(job: ServeJob) -> ModelNames:
 
 
 def _dynamo(job: ServeJob, engine: Any) -> _Made:
-    names = _literal(job)
+    job, names = replace(job, software=dynamo.ENGINES[job.plan.engine_name]), _literal(job)
     record, checked = known_flags(job.plan.engine_name)
     wrong = []
     for pool in job.pools:
@@ -272,6 +274,8 @@ def _warnings(plan: ServePlan, to: str) -> list[str]:
     record = recorded(plan.engine_name)["version"]
     asked = plan.engine.partition("@")[2]
     found = []
+    if plan.prediction is not None and not plan.prediction.fits:
+        found.append("by the plan's own prediction this does not start, or holds no request: its memory does not suffice")
     if asked and not _same(asked, record):
         found.append(f"the plan is for {plan.engine}, and the flags were read of {record}: look at them again")
     inside = dynamo.ENGINES[plan.engine_name]

@@ -10,7 +10,7 @@ from planner.serving.export.serve_job import ModelNames, Pool, ServeJob
 PROGRAM = ("python", "-m", "sglang.launch_server")
 CHECKED = "sglang.launch_server"
 ROUTER, ROUTER_PROGRAM = "sglang-router", ("python", "-m", "sglang_router.launch_router")
-INSTALL = ("pip install 'sglang>=0.5.23,<0.6'",)
+INSTALL = "pip install 'sglang{pin}'"
 ROUTER_INSTALL = "pip install sglang-router"
 CACHE = {"": "auto", "bf16": "bf16", "fp16": "auto", "fp8": "fp8_e4m3"}
 
@@ -34,7 +34,9 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
     found = ["--tp-size", str(one.ranks)]
     if int(one.pp) > 1:
         found += ["--pp-size", str(one.pp)]
-    if groups > 1:
+    if groups > 1 and job.before(0, 5, 23):
+        found += ["--dp-size", str(groups), "--enable-dp-attention"]  # as it was called before; 0.5.23 still takes it
+    elif groups > 1:
         found += ["--attn-dp-size", str(groups)]
     if job.plan.model.is_moe and int(one.ep) > 1:
         found += ["--ep-size", str(one.ep)]
@@ -51,8 +53,8 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
         CACHE[job.cache],
     ]
     found += names.quantization
-    if options.memory_share is not None:
-        found += ["--mem-fraction-static", f"{options.memory_share:g}"]
+    if (share := job.memory_share(pool)) is not None:
+        found += ["--mem-fraction-static", f"{share:g}"]
     if options.prefix_caching is False:
         found.append("--disable-radix-cache")
     if options.eager:

@@ -12,9 +12,7 @@ from planner.serving.export.serve_job import ModelNames, Pool, ServeJob
 PROGRAM = ("trtllm-serve",)
 CHECKED = "trtllm-serve"
 ROUTER, ROUTER_PROGRAM = "", ()
-INSTALL = (
-    "# TensorRT-LLM comes as a container: docker run --gpus all --ipc host nvcr.io/nvidia/tensorrt-llm/release:1.3.0",
-)
+INSTALL = "# TensorRT-LLM comes as a container: nvcr.io/nvidia/tensorrt-llm/release, pip name tensorrt_llm{pin}"
 ROUTER_INSTALL = "apt-get install nginx"
 BLOCK = 32
 """Tokens of a block of its cache, of which max_num_tokens is a multiple."""
@@ -55,7 +53,7 @@ def config(job: ServeJob, pool: Pool, names: ModelNames) -> dict[str, Any]:
         "enable_chunked_prefill": bool(chunked or tokens < job.plan.traffic.input.longest),
         "kv_cache_config": {
             "dtype": CACHE[job.cache], "enable_block_reuse": options.prefix_caching is not False,
-            "free_gpu_memory_fraction": 0.9 if options.memory_share is None else options.memory_share,
+            "free_gpu_memory_fraction": job.memory_share(pool) or 0.9,
         },
         "cuda_graph_config": None if options.eager else {"enable_padding": True, "max_batch_size": pool.rank_batch},
     }  # fmt: skip

@@ -9,7 +9,7 @@ CHECKED = "vllm serve"
 """Name of its flags in the record."""
 ROUTER, ROUTER_PROGRAM = "vllm-router", ("vllm-router",)
 """Name of its flags in the record, and its words."""
-INSTALL = ("pip install 'vllm>=0.33,<0.34'",)
+INSTALL = "pip install 'vllm{pin}'"
 ROUTER_INSTALL = "pip install vllm-router"
 CACHE = {"": "auto", "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}
 
@@ -19,6 +19,11 @@ def refusals(job: ServeJob) -> list[str]:
     found = []
     for pool in job.pools:
         one = pool.layout
+        if job.plan.options.chunked_prefill is False and int(one.max_tokens) < job.length:
+            found.append(
+                f"without chunked prefill vLLM needs a step of at least the {job.length} tokens of a sequence, and the {pool.name} "
+                f"layout has {one.max_tokens}; raise max_tokens, or leave chunked_prefill on"
+            )
         if job.plan.model.is_moe and int(one.ep) > 1 and not pool.all_experts_spread:
             found.append(
                 f"vLLM spreads experts over all {one.ranks} ranks of a stage or over none, and the {pool.name} layout has "
@@ -47,8 +52,8 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
     found += ["--max-num-seqs", str(pool.rank_batch), "--max-num-batched-tokens", str(one.max_tokens)]
     found += ["--max-model-len", str(job.length), "--dtype", job.dtype, "--kv-cache-dtype", CACHE[job.cache]]
     found += names.quantization
-    if options.memory_share is not None:
-        found += ["--gpu-memory-utilization", f"{options.memory_share:g}"]
+    if (share := job.memory_share(pool)) is not None:
+        found += ["--gpu-memory-utilization", f"{share:g}"]
     for name, value in (
         ("enable-prefix-caching", options.prefix_caching),
         ("enable-chunked-prefill", options.chunked_prefill),

@@ -130,7 +130,7 @@ def _as_measured(traffic: Traffic, result: BenchResult) -> tuple[Traffic, list[s
                 scaled = Lengths(
                     mean=mean, squared=planned.squared * factor**2, longest=max(planned.longest * factor, mean)
                 )
-                traffic = replace(traffic, **{name: scaled})
+                traffic = replace(traffic, input=scaled) if name == "input" else replace(traffic, output=scaled)
     return traffic, notes
 
 

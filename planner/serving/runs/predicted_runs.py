@@ -200,8 +200,9 @@ def _taken(found: ServingEstimate, start: int, stop: int) -> int:
     """Of the layouts that may have run the one with the highest throughput of those that fit; the first where none does."""
     if stop - start == 1:
         return start
-    rate = np.broadcast_to(np.asarray(found.output_tokens_per_second), np.shape(found.fits))[start:stop]
-    fits = np.asarray(found.fits)[start:stop]
+    rate, fits = (
+        one[start:stop] for one in np.broadcast_arrays(found.output_tokens_per_second, np.asarray(found.fits))
+    )
     return start + int(np.argmax(np.where(fits, rate, -1.0))) if fits.any() else start
 
 

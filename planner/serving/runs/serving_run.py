@@ -151,7 +151,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
     lengths = {side: _lengths(row, key, own) for side, key in (("input", "isl"), ("output", "osl"))}
     if kind.startswith("mlperf") or kind == "offline" or value == math.inf:
         requests = row.get("load.requests") or (value if value and value != math.inf else None)
-        said = "" if requests or kind.startswith("mlperf") else f"{OFFLINE_REQUESTS} requests"
+        said = "mean length of inputs" if own else "" if requests else f"{OFFLINE_REQUESTS} requests"
         kind, value = "offline", float(requests or own.get("requests") or OFFLINE_REQUESTS)
     elif kind == "concurrency" and not value:
         value = _in_flight(row, split)

@@ -83,7 +83,7 @@ def _options(job: ExportJob, per_node: int, nodes: int) -> list[tuple[int, int, 
 
 
 def held(job: ExportJob, server: str, degrees: tuple[int, int, int, int], sequences: int) -> Serving | None:
-    """One layout of tp, pp, dp and nodes with the cache of ``sequences`` full sequences; None where it is not legal or does not fit."""
+    """A layout of tp, pp, dp and nodes with the cache of ``sequences`` full sequences; None where it is illegal or too large."""
     tp, pp, dp, nodes = degrees
     model, hardware, engine = job.model, job.cluster.hardware, load_engine(server)
     length = min(job.workload.sequence_length, model.max_sequence_length)

@@ -8,7 +8,7 @@ from planner.trainers.megatron.arguments import Arguments, known_arguments
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.shell import is_open
-from planner.trainers.reading.values import MOST_LAYERS, stage_ends
+from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 
 RENAMED = {
     "moe_intermediate_size": "moe_ffn_hidden_size", "moe_num_experts": "num_experts", "moe_top_k": "moe_router_topk",
@@ -41,6 +41,8 @@ def translate(found: Arguments, gpus: int | None) -> None:
         return
     if found.pop("RMSNorm", None) or found.get("norm_dtype") == "RMSNorm":
         found["normalization"] = "RMSNorm"
+    if any(found.pop(one, None) for one in ("fp8_hybrid", "fp8_e4m3")):  # until 2023
+        found["fp8"] = "hybrid"
     if found.get("overlapped_distributed_optimizer"):
         found["overlap_grad_reduce"] = True
     for name, usual in RENAMED.items():
@@ -158,9 +160,7 @@ def refuse(found: Arguments) -> None:
         and (name in NOT_PRICED or (DECIDES.fullmatch(name) and not HARMLESS.fullmatch(name)))
     ]  # fmt: skip
     if wrong:
-        names, sets = ", ".join(map(found.spelled, wrong)), " ".join(f"--set {name}=false" for name in wrong)
-        decide = "decides memory or degrees and is" if len(wrong) == 1 else "decide memory or degrees and are"
-        raise PlannerError(f"{found.where}: {names} {decide} not priced; {sets} imports the job without")
+        raise not_priced(found.where, [found.spelled(one) for one in wrong], wrong)
 
 
 def adapters(found: Arguments) -> tuple[int, str]:

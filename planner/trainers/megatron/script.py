@@ -33,7 +33,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     commands = [Command(*_training(one)) for one in script.commands]
     counted = [(_deciding(one.words), one) for one in commands if _trains(one)]
     most = max((count for count, _ in counted), default=0)
-    best = [one for count, one in counted if count == most]
+    best = [one for count, one in counted if count == most or (any(one.under) and 2 * count >= most >= LEAST)]
     if most < LEAST:
         other = next((one.words[0] for one in commands if not _trains(one) and _deciding(one.words) >= LEAST), None)
         if other is not None:
@@ -136,6 +136,8 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
     for name, values, under in options(words_of(words)):
         if not under and values:
             told.setdefault(name, values[0])
+    if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(told, ("n", "np"))):
+        return ranks
     per_node = _first(told, _PER_NODE) or _batch_gpus(script)
     nodes = _first(told, _NODES) or _whole(script.batch.get("nodes"))
     actor = [_whole(told.get(name)) for name in ("actor-num-nodes", "actor-num-gpus-per-node")]

@@ -11,7 +11,7 @@ from planner.trainers.megatron.arguments import Arguments
 
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
-NOT_PRICED = {"use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1"}
+NOT_PRICED = {"use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False"}
 """Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
 STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8", "float32": "fp32", "float16": "fp16", "half": "fp16"}
 """Types of optimizer states as a dump prints them -> as flags say them."""
@@ -89,7 +89,7 @@ def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
     for name, usual in NOT_PRICED.items():
         if str(found.get(name, usual)) != usual:
-            said = f"{found.spelled(name)} changes how states are sharded, which is not priced"
+            said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):
         strategy = str(found.get("data_parallel_sharding_strategy", "optim_grads_params"))
@@ -132,7 +132,7 @@ def gradient_type(found: Arguments) -> str:
 def optimizer_of(found: Arguments) -> str:
     """Optimizer with the type of its states. Raises PlannerError for types that a plan does not know."""
     name = str(found.get("optimizer", "adam")).removeprefix("dist_")
-    name = "adam" if name in ("adamw", "cpu_adam", "fusedadam") else name
+    name = "adam" if name in ("adamw", "cpu_adam", "fusedadam", "fusedadamw") else name
     if found.get("use_bnb_optimizer"):
         return "adam_8bit"
     kinds = ["fp32", "fp32", "fp32"]

@@ -2,17 +2,18 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
-from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section
+from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Script, evaluate, is_open, options, words_of
-from planner.trainers.reading.shell.text import Word, gap
+from planner.trainers.reading.shell.text import Word, gap, shown_text
 from planner.trainers.reading.values import read_text
 
 
@@ -32,6 +33,8 @@ class Launch:
     """Processes, where launcher and variables say how many."""
     visible: int | None = None
     """GPUs that the script shows to each node; None = all."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Files that the script writes before."""
     notes: tuple[str, ...] = ()
 
 
@@ -65,11 +68,17 @@ def launched(path: Path, said: Given, program: str, mode: str = "") -> Launch:
         fits = (i for i, word in enumerate(words[:-1]) if re.fullmatch(program, word) and re.fullmatch(mode or ".*", words[i + 1]))
         place = next(fits, None)
         if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
-            found.append((command.words, place))
+            found.append((command, place))
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
+    first, place = found[0]
+    differ = [one for one, at in found[1:] if one.words[at:] != first.words[place:]]
+    waiting = next((name for one in (first, *differ) for name in one.under if name), None)
+    if differ and waiting:
+        about = f"which of the {len(found)} trainings of the script it starts"
+        ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
     notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
-    words, place = found[0]
+    words = first.words
     return _launch(path, words, place, script, notes)
 
 
@@ -81,7 +90,7 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),
-        num_gpus=_gpus(words[:place], launcher, script), visible=_visible(script), notes=notes,
+        num_gpus=_gpus(words[:place], launcher, script), visible=_visible(script), notes=notes, written=dict(script.documents),
     )  # fmt: skip
 
 
@@ -131,17 +140,20 @@ def _variable(script: Script, name: str) -> int | None:
 def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Sharding | None:
     """What options of accelerate say."""
     file = launcher.text("config_file")
-    if file is not None and not is_open(file):
-        there = beside(path, file)
-        if there is not None:
-            found = accelerate(there)
-            gpus = launcher.number("num_processes")
-            return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
-        settings.setdefault("accelerate", file)
-        return None
+    if file is not None:
+        there = None if is_open(file) else beside(path, file)
+        if there is None:
+            settings.setdefault("accelerate", shown_text(file))
+            return None
+        found = accelerate(there)
+        gpus = launcher.number("num_processes")
+        return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
         if (name := given.get("deepspeed_config_file")) is not None:
+            if beside(path, str(name)) is None and preset(str(name)) is None:  # asked for with the rest
+                settings.setdefault("deepspeed", name)
+                return None
             return deepspeed(name, path, "deepspeed_config_file")
         part = Settings(path, given)
         fields = {"zero": part.size("zero_stage", 2, least=0)}
@@ -162,6 +174,9 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
     named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
     data: dict[str, Any] = {}
     for name in named:
+        if name in found.written and name.endswith((".yaml", ".yml")):
+            data |= library.parse_yaml(found.written[name], f"{path}: {name}")
+            continue
         file = beside(path, name)
         if file is None:
             raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")

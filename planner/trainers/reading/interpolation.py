@@ -23,8 +23,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def extended(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
-    """A file over those that its ``defaults`` name by path (NeMo-RL). Raises PlannerError where one is not there."""
+def extended(path: Path, what: str, depth: int = 0, known: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A file over those that its ``defaults`` name by path (NeMo-RL). Raises PlannerError where one is not there, unless it is
+    ``known``: the trainer's own, whose settings a reader takes where nothing is said."""
     data = file_settings(path, what)
     named = data.pop("defaults", None)
     if named is None or depth > _DEEPEST:
@@ -34,12 +35,14 @@ def extended(path: Path, what: str, depth: int = 0) -> dict[str, Any]:
         if name == "_self_" or isinstance(name, Mapping):
             continue
         base = beside(path, str(name)) or beside(path, f"{name}.yaml")
+        if base is None and name in known:
+            continue
         if base is None or base.resolve() == path.resolve():
             raise PlannerError(
                 f"{path}: it extends {shown(name)}, which holds the rest of the settings and is not there; keep the folders "
                 "as they are in the repository"
             )
-        found = merged(found, extended(base, what, depth + 1))
+        found = merged(found, extended(base, what, depth + 1, known))
     return merged(found, data)
 
 

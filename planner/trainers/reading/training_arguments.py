@@ -10,6 +10,7 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.values import not_priced
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
@@ -19,7 +20,7 @@ QUIET = re.compile(
     r"|fsdp_transformer_layer_cls_to_wrap|aux_loss_enabled|router_aux_loss_coef|use_auth_token|project|dataset_mixer.*|instruct_\w+"
 )
 NOT_LM = {
-    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd")}, "reward": "reward training",
+    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo")}, "reward": "reward training",
 }  # fmt: skip
 """Trainers of TRL whose step is not one of a language model or of DPO, as words of a path."""
 
@@ -51,7 +52,8 @@ TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules
 MODELS = (
     "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
 )  # fmt: skip
-LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "seq_length", "cutoff_len")
+LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "model_max_len", "seq_length",
+           "cutoff_len")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
 )  # fmt: skip
@@ -121,9 +123,7 @@ def _require_priced(reading: Reading, where: str) -> None:
     names = [one.partition(" = ")[0] for one in reading.unread]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
     if wrong:
-        sets = " ".join(f"--set {one}=false" for one in wrong)
-        decide = "decides memory or degrees and is" if len(wrong) == 1 else "decide memory or degrees and are"
-        raise PlannerError(f"{where}: {', '.join(wrong)} {decide} not priced; {sets} imports the job without")
+        raise not_priced(where, wrong, wrong)
 
 
 def _switches(given: Settings, *names: str) -> list[bool]:
@@ -172,7 +172,8 @@ def _bits(given: Settings) -> int:
     count = next((bits for one in BITS if (bits := str(given.get(one, ""))) in ("4", "8")), "")
     switches = _switches(given, *QUANTISED)
     if any(switches) or str(given.first(*MODES, default="")).lower() == "qlora":
-        return int(count or 4)
+        loads = [bits for bits in (4, 8) if given.flag(f"load_in_{bits}bit")]
+        return int(count or (*loads, 4)[0])
     if switches:  # a default of 4 bits waits for the switch
         return next((bits for bits in (4, 8) if given.data.get(f"load_in_{bits}bit") and given.flag(f"load_in_{bits}bit")), 0)
     named = [bits for bits in (4, 8) if given.flag(f"load_in_{bits}bit") or given.flag(f"use_{bits}bit_quantization")]
@@ -203,6 +204,8 @@ def _objective(given: Settings, script: str) -> str:
     """lm or dpo. Raises PlannerError for the other trainers of TRL."""
     words = re.split(r"[^a-z0-9]+", f"{given.path.resolve().parent.name}/{given.path.stem}/{script}".lower())
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
+    if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
+        foreign = "SIMPO"
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))

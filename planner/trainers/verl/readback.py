@@ -12,14 +12,17 @@ from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.reading.commands import Launch, launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import quotient
 
-PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_ppo(\.py)?"
+PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
+LENGTHS = ("max_prompt_length", "max_response_length")
+OWN = re.compile(r"main_\w+_ppo")
+"""Programs that make their own rounds of verl's parts."""
 READ_HERE = re.compile(
     r"actor_rollout_ref\.(actor\.(megatron|fsdp_config)\.(?!dist_ckpt|use_dist|dist_checkpointing|wrap_policy|forward_prefetch|seed).*"
     r"|model\.(override_config|mtp|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
@@ -39,8 +42,14 @@ OFFLOAD = "weights and optimizer states that wait on the host during generation 
 def read(path: Path, said: Given) -> Reading:
     """The job of a script, or of a whole configuration in YAML. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
-        data = said.filled(extended(path, "a configuration of verl"))
-        return _actor(Settings(path, resolved(data)), said.num_gpus, "megatron" in path.stem)
+        data = said.filled(extended(path, "a configuration of verl", known=("ppo_trainer", "ppo_megatron_trainer")))
+        if "actor_rollout_ref" not in data:
+            raise PlannerError(f"{path}: it has no section actor_rollout_ref: verl's other configurations are not read")
+        given = Settings(path, resolved(data), said=said)
+        for name in LENGTHS:  # what it extends may not be there, and verl's own 512 are hardly meant
+            if given.section("data").get(name) is None:
+                given.ask(Question(name=f"data.{name}", about="tokens"))
+        return _actor(given, said.num_gpus, "megatron" in path.stem)
     found = launched(path, said, PROGRAM)
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
@@ -50,7 +59,8 @@ def read(path: Path, said: Given) -> Reading:
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
         return _sft(given, found, said.num_gpus)
-    return _actor(given, said.num_gpus, "megatron" in str(found.settings.get("config_name", "")))
+    megatron = "megatron" in str(found.settings.get("config_name", ""))
+    return _actor(given, said.num_gpus, megatron, OWN.search(found.program) is not None)
 
 
 def _usual(path: Path, found: Launch) -> dict[str, Any]:
@@ -69,7 +79,7 @@ def _usual(path: Path, found: Launch) -> dict[str, Any]:
     return known
 
 
-def _actor(given: Settings, num_gpus: int | None, megatron: bool) -> Reading:
+def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bool = False) -> Reading:
     actor, model = given.section("actor_rollout_ref").section("actor"), given.section("actor_rollout_ref").section("model")
     if actor.get("strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
         raise PlannerError(f"{actor.where('strategy')} is {shown(actor.get('strategy'))}; a plan knows fsdp, fsdp2 and megatron")
@@ -78,8 +88,11 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool) -> Reading:
     spec, notes = named_model(name, given.path) if name else (None, ())
     gpus = num_gpus or given.section("trainer").size("n_gpus_per_node", 8) * given.section("trainer").size("nnodes")
     samples = given.section("actor_rollout_ref").section("rollout").size("n")
-    batch = actor.size("ppo_mini_batch_size", 256) * samples
     data = given.section("data")
+    mini = actor.size("ppo_mini_batch_size", 256)
+    if not own_rounds:  # an update has no more than one round of generation
+        mini = min(mini, data.size("train_batch_size", mini))
+    batch = mini * samples
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
     fields = _megatron(actor.section("megatron")) if megatron else _fsdp(actor, model)
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0  # padded so that every rank has as many tokens

@@ -225,9 +225,19 @@ class Expansion:
         bc = re.fullmatch(r"\s*echo\s+(.*?)\s*\|\s*bc\s*", text, re.DOTALL)
         if bc:
             return calculated(bc[1].strip("\"'"), self.variables)
+        if (counted := _COUNTED.fullmatch(text)) is not None:
+            listed = joined(counted[1], self.variables)
+            return gap(roots(listed)) if is_open(listed) else str(len(listed.split(counted[2] or counted[3])))
         if words[:1] == ["echo"] and not re.search(r"[|;&<>`]|\$\(", text):
             return " ".join(fields(text, self.variables)[1:])
         return gap(_unset(text, self.variables))
+
+
+_COUNTED = re.compile(
+    r"""\s*echo\s+("?\$\{?\w+\}?"?)\s*\|\s*(?:awk\s+-F\s*['"]?([,: ])['"]?\s+'\{\s*print\s+NF;?\s*\}'"""
+    r"""|tr\s+['"]?([,: ])['"]?\s+['"]\\n['"]\s*\|\s*wc\s+-l)\s*"""
+)
+"""How many parts a list has, as scripts count the GPUs that they name."""
 
 
 def _unset(text: str, variables: Variables) -> list[str]:
