@@ -60,8 +60,9 @@ class StandIn:
         if self.breaks == "junk":
             writer.write(b"SSH-2.0-OpenSSH\r\n")
             return
-        if path.endswith("/models"):
-            self._whole(writer, 200, {"data": [{"id": "stand-in"}]})
+        if not path.endswith("/completions"):
+            found = path.endswith(("/models", "/health"))
+            self._whole(writer, 200 if found else 404, {"data": [{"id": "stand-in"}]})
             return
         refused = self._refused(path, body)
         if refused or (self.fail_after is not None and len(self.bodies) >= self.fail_after):

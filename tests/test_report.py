@@ -6,8 +6,10 @@ import dataclasses
 import html
 import json
 import math
+import multiprocessing
 import re
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,11 @@ from planner.search import Pins, fits, search
 from planner.timeline.operator_times import LOSSES, computation_of
 from planner.timeline.priced_plan import price
 from planner.trainer import load_trainer
+
+
+def for_ever(*_: Any) -> None:
+    """A search that does not end, in a process that does not hear Ctrl-C."""
+    time.sleep(3600.0)
 
 
 def records(chart: Chart) -> list[dict[str, Any]]:
@@ -373,3 +380,16 @@ def test_bad_input_is_a_sentence(plan: Plan, run: Any, tmp_path: Path, monkeypat
     )
     found = run("report", str(file), "--chart", "memory", "--output", str(tmp_path / "r.png"))
     assert found.exit_code == 2 and "pip install 'planner[report]'" in found.output
+
+
+@pytest.mark.proof
+def test_searches_of_other_sizes_end_with_the_report(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while they run: their processes are gone when the command is, however long they would have taken."""
+    monkeypatch.setattr("planner.questions.report.scaling.at_size", for_ever)
+    monkeypatch.setattr("planner.questions.report.scaling.os.cpu_count", lambda: 2)
+    before = multiprocessing.active_children()
+    started: list[Any] = []
+    with pytest.raises(KeyboardInterrupt), scaled(plan, 2):
+        started += [one for one in multiprocessing.active_children() if one not in before]
+        raise KeyboardInterrupt
+    assert len(started) == 2 and not any(one.is_alive() for one in started)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from planner.api import serve_estimate
 from planner.explicit import explicit_plan
 from planner.plan_file import load_plan
 from planner.questions.best_plan import resolved_of
@@ -21,6 +22,7 @@ from planner.questions.report.build import build
 from planner.questions.report.document import Document
 from planner.questions.report.page import page, start_library
 from planner.questions.report.scaling import at_size
+from planner.questions.serve.serve_document import build_serving
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -197,17 +199,23 @@ def test_contents_stay_and_what_is_wider_than_the_screen_says_so(driver: Any, wi
         time.sleep(0.02)
     assert len(found) >= 20 and all(wider == told for wider, told in found)
     assert width > 390 or sum(wider for wider, _ in found) >= 5
-    assert driver.execute_script("return document.documentElement.scrollWidth") == width, "only tables and charts scroll sideways"
+    assert driver.execute_script("return document.documentElement.scrollWidth") == width, (
+        "only tables and charts scroll sideways"
+    )
 
 
 def test_commands_are_copied_and_the_plan_is_saved(driver: Any, document: Document, tmp_path: Path) -> None:
     opened(driver)
     origin = {"origin": driver.address, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
-    with contextlib.suppress(Exception):  # a file has no origin in some versions; the click is a gesture of the user anyway
+    with contextlib.suppress(
+        Exception
+    ):  # a file has no origin in some versions; the click is a gesture of the user anyway
         driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": origin["permissions"]})
     buttons = driver.find_elements("css selector", "#run .command button")
     shown = [one.text for one in driver.find_elements("css selector", "#run .command code")]
-    assert [" ".join(one.split()) for one in shown] == [one["command"] for one in document.run] and len(buttons) == len(shown)
+    assert [" ".join(one.split()) for one in shown] == [one["command"] for one in document.run] and len(buttons) == len(
+        shown
+    )
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", buttons[0])
     buttons[0].click()
     for _ in range(40):
@@ -253,6 +261,31 @@ def test_the_cost_of_the_readers_own_tokens(driver: Any, document: Document) -> 
     for wrong in ("many", "-3T", "0", "1e400"):
         assert answer(wrong) == "write a number of tokens, like 15T or 800B", wrong
         assert field.get_attribute("aria-invalid") == "true"
+
+
+def test_the_page_of_a_serve_plan(driver: Any, tmp_path: Path) -> None:
+    plan = serve_estimate(model="llama-8b", gpus=2, hardware="h100-sxm", tp=2, engine="vllm", concurrency=16)
+    served = build_serving(plan.file, None, lambda _: None)
+    file, before = tmp_path / "serve.html", driver.address
+    file.write_text(page(served, start_library()()), encoding="utf-8")
+    driver.address = f"file://{file}"
+    driver.get_log("browser")
+    try:
+        for width in (1440, 400):
+            opened(driver, width)
+            assert driver.get_log("browser") == []
+            assert not driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+        opened(driver)
+        count = "return document.querySelectorAll('#' + arguments[0] + ' ' + arguments[1]).length"
+        marks = {name: len(served.chart(name).rows) for name in ("serve-front", "serve-step", "serve-memory")}
+        assert marks == {
+            name: driver.execute_script(count, name, POINTS if name == "serve-front" else BARS) for name in marks
+        }
+        assert driver.execute_script(count, "serve-load", POINTS) == 3 * len(served.chart("serve-load").rows)
+        assert driver.execute_script("return document.getElementById('tokens')") is None
+        assert "TPOT" in hovered(driver, "serve-front", POINTS)
+    finally:
+        driver.address = before
 
 
 def test_browser_tests_are_not_forgotten() -> None:

@@ -344,3 +344,33 @@ def test_weights_in_host_memory_are_flags_of_each_engine() -> None:
         assert make_export(plan, name).files
     with pytest.raises(PlannerError, match="keeps no weights in host memory"):
         ServeJob.of(sample_plan(engine="trtllm", layout=ServingLayout(tp=8, gpu_weights=50)))
+
+
+@pytest.mark.parametrize("name", ["trtllm replicas", "trtllm pools"])
+def test_what_stands_before_engines_of_trtllm_knows_all_of_them(name: str, tmp_path: Path) -> None:
+    for file, text in make_export(PLANS[name], "trtllm").files.items():
+        (tmp_path / file).write_text(text)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program in ("nginx", "trtllm-serve", "curl"):
+        text = (
+            "exit 0" if program == "curl" else 'for one in "$@"; do [ -f "$one" ] && cat "$one"; done; echo "WORDS $*"'
+        )
+        (programs / program).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / program).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "router.sh"], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+        env={"PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(tmp_path), "PORT": "8000"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config, _, words = done.stdout.partition("WORDS ")
+    config = config.partition("\n")[2]  # behind the line that says that all engines answer
+    if name == "trtllm pools":
+        data = yaml.safe_load(config)
+        assert data["context_servers"] == {"num_instances": 1, "urls": ["127.0.0.1:8100"]}
+        assert data["generation_servers"] == {"num_instances": 1, "urls": ["127.0.0.1:8101"]} and data["port"] == 8000
+        assert words.startswith("disaggregated --config ")
+    else:
+        assert "server 127.0.0.1:8100;" in config and "server 127.0.0.1:8101;" in config and "listen 8000;" in config
+        assert config.count("{") == config.count("}") and 'proxy_set_header Connection "";' in config
+        assert "-g daemon off;" in words

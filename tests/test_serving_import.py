@@ -215,6 +215,11 @@ def test_what_cannot_be_read_is_a_sentence(text: str, sentence: str, tmp_path: P
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
+def test_what_our_rules_refuse_is_a_note_as_it_runs_today(tmp_path: Path) -> None:
+    found = read(tmp_path, "vllm serve Qwen/Qwen3-32B -tp 3 --max-num-seqs 8")
+    assert any("planner would refuse it: " in one and "64" in one for one in found.notes), found.notes
+
+
 def test_trainings_that_start_a_server_stay_trainings(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("vllm serve x &\ntorchrun train.py\n")
     (tmp_path / "b.sh").write_text("exec vllm serve x\n")

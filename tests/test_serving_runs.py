@@ -183,6 +183,24 @@ def test_formats(model: str, precision: dict[str, str], gpu: str, expected: dict
     assert found.unsupported == "" and found.formats == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b"),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-v3"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("MiniMaxAI/MiniMax-M2.5", "minimax-m2"),
+        ("Deci/DeciLM-7B", "decilm-7b"),
+    ],
+)
+def test_copies_of_a_model_are_that_model(name: str, preset: str) -> None:
+    found = run(model=name)
+    assert found.model and found.model.name == preset
+    for unknown in ("deepseek-ai/DeepSeek-V4", "nobody/Nothing-7B"):  # another version is another model
+        assert "is no preset and no copy of one" in run(model=unknown).unsupported
+
+
 MOE = "deepseek-ai/DeepSeek-R1"
 
 
@@ -260,6 +278,14 @@ def test_a_row_faster_than_memory_is_named_and_not_counted() -> None:
     found = run(measured={"tpot_ms": {"mean": 4.5}})
     assert found.impossible.startswith("faster than memory: 4.5 ms") and not found.counts
     assert run(measured={"tpot_ms": {"mean": 4.5}}, options={"speculative": "mtp"}).impossible == ""
+
+
+def test_a_loop_that_was_not_closed_is_named_and_not_counted() -> None:
+    """Ten waves sent at once wait 0 to 9 answers, 4.5 in the mean: the server's batch limit decides, not the requests in flight."""
+    answer = (0.9 * 1024 - 1) * 15.0
+    for title, times, counts in (("InferenceX", 4.5, False), ("InferenceX", 3.0, True), ("my runs", 4.5, True)):
+        found = run(title=title, measured={"ttft_ms": {"mean": times * answer}})
+        assert found.counts is counts and found.impossible.startswith("no closed loop") is not counts
 
 
 # -------------------------------------------------------------------------------------------------------- predictions

@@ -7,7 +7,8 @@ streams    products (1 - g) T_gpu become max((1 - g) T_gpu, (1 - g) w / min(B_pc
 computes   routed experts of a layer take max(g T_gpu, T_cpu + 2 T h 2 / B_pcie): the CPU computes its part beside the GPU, states
            go there and back; T_cpu = max(touched bytes / (u B_host), 2 T K (1 - g) parameters / F_cpu)  [KTransformers in SGLang]
 
-u is the part of B_host that an optimizer step on the CPU reaches in the profile. Uneven choice of experts is left out.
+u is the part of B_host that an optimizer step on the CPU reaches in the profile. Engines on a node share its CPU and its memory.
+Uneven choice of experts is left out.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ def experts_seconds(served: Served, layout: ServingLayout, experts: Any, rows: A
     reached = touched(served, rows)
     if served.engine.host_weights == "streams":
         return _streamed(served, layout, experts, one.routed * reached + one.shared, left)
-    rate = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction
+    engines = np.maximum(np.minimum(layout.replicas, hardware.gpus_per_node // np.asarray(layout.engine_gpus)), 1)
+    rate = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / engines
     bytes_read = one.routed * np.asarray(layout.ranks) * reached * left / rate
     parameters = count_parameters(model).expert * model.top_k
-    arithmetic = 2.0 * np.asarray(rows) * left * parameters / CPU_FLOPS
+    arithmetic = 2.0 * np.asarray(rows) * left * parameters / (CPU_FLOPS / engines)
     states = 2.0 * PLAIN * np.asarray(rows) * model.routed_size / hardware.pcie_bandwidth
     beside = np.maximum(np.asarray(experts) * (1.0 - left), np.maximum(bytes_read, arithmetic) + states)
     return np.where(left > 0.0, beside, experts)
@@ -64,6 +66,6 @@ def experts_seconds(served: Served, layout: ServingLayout, experts: Any, rows: A
 def _streamed(served: Served, layout: ServingLayout, seconds: Any, size: Any, left: Any) -> Floats:
     """Kernels of ``seconds`` that read ``left`` of ``size`` bytes over the link."""
     hardware = served.hardware
-    sharing = np.minimum(np.asarray(layout.engine_gpus), hardware.gpus_per_node)
+    sharing = np.minimum(np.asarray(layout.num_gpus), hardware.gpus_per_node)
     rate = np.minimum(hardware.pcie_bandwidth, hardware.host_memory_bandwidth / sharing)
     return np.asarray(seconds) * (1.0 - left) + np.maximum(np.asarray(seconds) * left, left * size / rate)

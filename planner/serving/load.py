@@ -64,7 +64,9 @@ class Engine:
         """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
         self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
         self.pp = np.asarray(layout.pp, dtype=np.float64)
-        self.receive = np.asarray(layout.receive_interval, dtype=np.float64)
+        self.receive = 0.5 * np.asarray(layout.receive_interval, dtype=np.float64) + served.engine.overlap_scheduler
+        """Decodes that a request waits before a pass can take it: half of the one in progress, and the next one too where the host
+        prepares it while the GPU computes the one before."""
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
@@ -98,7 +100,7 @@ class Engine:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
         An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
-        S = T(0, n). With attention data parallelism attn_dp prompts run at once; with pp stages pp passes are in flight.
+        S = T(0, n). With attention data parallelism attn_dp prompts run at once.
         """
         number, tokens = self.chunks(batch)
         mixes = self.served.engine.mixes_prefill
@@ -112,7 +114,14 @@ class Engine:
         )
         whole = np.asarray(step_time(self.served, self.layout, work).total)
         added = np.maximum(whole - decode, 0.0) if mixes else whole
-        return number * added / (self.dp * self.pp), number * whole
+        return number * added * self.together(batch) / self.dp, number * whole
+
+    def together(self, batch: Any) -> Floats:
+        """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
+        with a prompt holds up all of them, unless another has one too. (1 - (1 - f)^p) / (f p) where a pass has one with the
+        chance f = B / (O p): from 1, when prompts are rare, to 1 / p."""
+        chance = np.clip(np.asarray(batch) / (np.maximum(self.output, 1.0) * self.pp), 1e-6, 1.0 - 1e-12)
+        return np.asarray(-np.expm1(self.pp * np.log1p(-chance)) / (chance * self.pp))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +151,7 @@ def _mixing(engine: Engine, requests: Any) -> Flow:
     for _ in range(ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
-        base = 0.5 * engine.receive * decode + own
+        base = engine.receive * decode + own
         rate = closed_rate(requests, base, added, output * decode / engine.speed)
         tpot = decode / engine.speed / (1.0 - rate * added)
         batch = np.clip(rate * output * tpot, 1e-6, requests)
@@ -166,7 +175,7 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     added, own = engine.prompt(requests, decode)
     step = engine.lock_step(requests)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
-    base = 0.5 * engine.receive * decode + own + 0.5 * (step.bulk - 1.0) * added
+    base = engine.receive * decode + own + 0.5 * (step.bulk - 1.0) * added
     at_random = (requests - step.bulk) / np.maximum(requests - 1.0, 1.0)
     wait = np.zeros_like(base)
     for _ in range(2 * ROUNDS):
@@ -241,7 +250,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
-    ttft = 0.5 * engine.receive * decode + own + wait
+    ttft = engine.receive * decode + own + wait
     return Flow(
         ttft=np.where(over, np.inf, ttft),
         tpot=np.where(over, full.tpot, tpot),

@@ -14,13 +14,15 @@ from planner.hardware import load_hardware
 from planner.plan_file import Assumption
 from planner.serving.candidates import take
 from planner.serving.estimate import estimate
+from planner.serving.pool_search import pool_pairs
+from planner.serving.priced_table import Task, score_of
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, best_plans, searched
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import Task, score_of, splits
+from planner.serving.serving_search import splits
 
 Progress = Callable[[str], None]
 GROWN = (2, 4, 8)
@@ -56,6 +58,15 @@ def fewest_gpus(question: Question, progress: Progress = lambda _: None) -> int 
     """
     if not question.task.loaded:
         raise PlannerError("--fewest-gpus needs a load: give --rate, like 5/s, or --concurrency")
+    together = None if question.disaggregated else _fewest_together(question, progress)
+    if question.disaggregated is False:
+        return together
+    most = question.gpus if together is None else together - 1
+    return _fewest_apart(question, most, progress) or together
+
+
+def _fewest_together(question: Question, progress: Progress) -> int | None:
+    """Of aggregated deployments."""
     open_: list[tuple[Served, ServingLayout]] = []
     for one in question.served():
         layout, _ = splits(one, question.task)
@@ -71,6 +82,28 @@ def fewest_gpus(question: Question, progress: Progress = lambda _: None) -> int 
         found = _serving(open_, question.task, middle)
         if found:
             open_, most = found, middle
+        else:
+            least = middle
+    return most
+
+
+def _fewest_apart(question: Question, most: int, progress: Progress) -> int | None:
+    """Of two pools, on at most so many GPUs; engines that fail on them are looked at no more."""
+    served, least = question.served(), 1
+
+    def serving(candidates: list[Served], gpus: int) -> list[Served]:
+        progress(f"two pools on {gpus} GPUs")
+        task = replace(question.task, gpus=gpus)
+        return [one for one in candidates if np.any(pool_pairs(one, task)["score"] <= 1.0)]
+
+    served = serving(served, most) if most > least else []
+    if not served:
+        return None
+    while most - least > 1:
+        middle = (least + most) // 2
+        found = serving(served, middle)
+        if found:
+            served, most = found, middle
         else:
             least = middle
     return most

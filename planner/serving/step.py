@@ -188,7 +188,7 @@ class _Step:
         batch = np.maximum(self.batch, 1.0)
         if m.is_mla:
             seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
-            decode = self.curves.decode_mla_time(batch, heads, np.maximum(seen / dcp, 1.0), cache)
+            decode = self.curves.decode_mla_time(batch, heads * dcp, np.maximum(seen / dcp, 1.0), cache)
             if m.is_sparse:
                 index = batch * context / dcp * (m.index_head_dim + 4.0)
                 decode = decode + self.hardware.launch_floor + self.hardware.memory_time(index, "copy")
@@ -196,7 +196,7 @@ class _Step:
             kv = np.maximum(m.num_kv_heads / self.tp, 1.0)
             decode = self.curves.decode_attention_time(
                 batch=batch,
-                heads=heads,
+                heads=heads * dcp,
                 kv_heads=kv,
                 head_dim=float(m.head_dim),
                 context=np.maximum(context / dcp, 1.0),
@@ -206,17 +206,18 @@ class _Step:
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
             return np.where(some, decode, 0.0)
-        keys = np.minimum(cached + new, m.index_top_k) if m.is_sparse else cached + new
-        prefill = self.curves.prefill_attention_time(
-            queries=np.maximum(new, 1.0),
-            keys=np.maximum(keys, 1.0),
-            heads=heads,
-            kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
-            head_dim=float(m.head_dim),
-            value_dim=float(m.value_head_size),
-            window=float(window),
-            batch=np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9),
-        )
+        prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0)}
+        prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
+        if m.is_sparse:
+            prefill = self.curves.sparse_prefill_time(
+                **prompt, batch=prompts, cache=cache, heads=heads, top_k=float(m.index_top_k),
+                index_heads=float(m.index_heads), index_dim=float(m.index_head_dim),
+            )  # fmt: skip
+        else:
+            prefill = self.curves.prefill_attention_time(
+                **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
+                head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
+            )  # fmt: skip
         return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
     def _linear_attention(self) -> tuple[Floats, Floats]:
@@ -242,9 +243,9 @@ class _Step:
     def _memory_bound(self, attends: float, mlps: float) -> Floats:
         """Kernels between the products: norms with the residual sum, rotary embedding with the write to the cache, activation.
 
-        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states, absorbed
-        heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where there are
-        experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, as they wait for each other.
+        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states,
+        absorbed heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where
+        there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
         """
         m = self.model
         h, rows = float(m.hidden_size), self.tokens
@@ -282,7 +283,21 @@ class _Step:
             total = total + hops * self.served.cluster.collective_time(
                 "send_recv", size, np.where(hops > 0, 2, 1), self.ranks
             )
-        return np.asarray(total)
+        return np.asarray(total + self._context_parallel())
+
+    def _context_parallel(self) -> Floats:
+        """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
+        gathered and outputs are summed and scattered in each layer.  [vLLM, --decode-context-parallel-size]"""
+        m, dcp = self.model, np.asarray(self.layout.dcp, dtype=np.float64)
+        if not np.any(dcp > 1.0):
+            return np.zeros_like(dcp)
+        query, value = (
+            (m.kv_lora_rank + m.qk_rope_head_dim, m.kv_lora_rank) if m.is_mla else (m.head_dim, m.value_head_size)
+        )
+        heads = ACTIVATION * self.sequences * m.num_heads / self.tp * dcp
+        gathered = self.served.cluster.collective_time("all_gather", heads * query, dcp, 1)
+        summed = self.served.cluster.collective_time("reduce_scatter", heads * value, dcp, 1)
+        return np.where(dcp > 1.0, m.num_attention_layers * (gathered + summed), 0.0)
 
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
@@ -316,7 +331,7 @@ class _Step:
 
     def _launches(self) -> float:
         """Kernels of a pass. Attention: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce,
-        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm, router,
-        choice, order, two products, activation, sum, all-reduce."""
+        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm,
+        router, choice, order, two products, activation, sum, all-reduce."""
         m = self.model
         return m.num_attention_layers * (8.0 + 6.0 * m.is_mla) + 5.0 * m.num_plain_layers + 9.0 * m.num_moe_layers

@@ -14,15 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from planner.serving.export.serving_folder import make_export
 from planner.serving.flags.flag_check import READERS, recorded
 from planner.serving.measure.bench_files import result_of
 from planner.serving.measure.bench_prompts import WORDS
 from planner.serving.measure.load_driver import Drive, drive
 from planner.serving.measure.stream_client import Address
+from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Traffic
+from tests.serve_samples import sample_plan
 
 SOURCES = Path(os.environ.get("PLANNER_ENGINES", ""))
 """Folder with the unpacked wheels, one folder each; .ci/trainers makes it."""
+POOLS = {"prefill": ServingLayout(tp=4), "layout": ServingLayout(tp=4)}
 NEEDED = ("torch", "transformers", "tokenizers", "fastapi", "uvicorn", "openai", "accelerate")
 
 
@@ -120,3 +124,86 @@ def test_a_real_server_is_measured(server: tuple[str, str, int]) -> None:
     assert found.latencies["tpot"]["mean"] > 0
     concurrency = found.rates["requests_per_second"] * found.latencies["e2e"]["mean"]
     assert 0.5 < concurrency <= 2.0, "Little's law: requests in flight, of a run that begins and ends empty"
+
+
+STAND_IN = """import asyncio, sys
+sys.path.insert(0, {root!r})
+from tests.stand_in_server import StandIn
+async def main():
+    one = StandIn(first=0.02, gap=0.004)
+    async with await asyncio.start_server(one.serve, "127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])) as server:
+        await server.serve_forever()
+asyncio.run(main())
+"""
+ROUTED = {
+    "vllm": ("vllm_router", sample_plan(), "vllm"), "vllm pools": ("vllm_router", sample_plan(**POOLS), ""),
+    "sglang": ("sglang_router", sample_plan(engine="sglang"), "sglang"),
+    "sglang pools": ("sglang_router", sample_plan(engine="sglang", **POOLS), ""),
+}  # fmt: skip
+"""Package of the router, the plan, and whether requests are sent: pools exchange caches, which a stand-in does not."""
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_run_starts_engines_and_the_real_router_before_them(name: str, tmp_path: Path) -> None:
+    package, plan, sends = ROUTED[name]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    ports = _free_ports(3)
+    made = make_export(plan, plan.engine_name).files
+    for file, text in made.items():
+        (tmp_path / file).write_text(text.replace(" 8100 ", f" {ports[1]} ").replace(" 8101 ", f" {ports[2]} "))
+    programs = _stand_ins(tmp_path)
+    child = subprocess.Popen(
+        ["bash", "run.sh"], cwd=tmp_path, stdout=(tmp_path / "run.log").open("w"), stderr=subprocess.STDOUT,
+        env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PORT": str(ports[0])},
+    )  # fmt: skip
+    try:
+        ready = _ready(f"http://127.0.0.1:{ports[0]}", child, 120.0)
+        assert ready, (tmp_path / "run.log").read_text()[-1500:]
+        if sends:
+            traffic = Traffic(input=Lengths.fixed(20), output=Lengths.fixed(6), value=4)
+            run = drive(
+                Drive(
+                    address=Address.of(f"http://127.0.0.1:{ports[0]}"),
+                    traffic=traffic,
+                    vocabulary=5000,
+                    count=24,
+                    limit=60.0,
+                )
+            )
+            assert len(run.done) == 24, [one.error for one in run.answers if one.error][:2]
+            assert all(one.output_tokens == 6 for one in run.done)
+    finally:
+        child.terminate()
+        child.wait(20)
+    for port in ports:
+        with socket.socket() as one:
+            assert one.connect_ex(("127.0.0.1", port)) != 0, "nothing is left running"
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _stand_ins(folder: Path) -> Path:
+    """vllm, and python where it starts SGLang: a server with known delays; other programs are the real ones."""
+    programs = folder / "bin"
+    programs.mkdir()
+    server = folder / "server.py"
+    server.write_text(STAND_IN.format(root=str(Path(__file__).resolve().parents[2])))
+    real = sys.executable
+    texts = {
+        "vllm": f'exec "{real}" "{server}" "$@"',
+        "python": f'if [ "${{2:-}}" = sglang.launch_server ]; then exec "{real}" "{server}" "$@"; fi\nexec "{real}" "$@"',
+        "vllm-router": f'exec "{real}" -m vllm_router.launch_router "$@"',
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    return programs

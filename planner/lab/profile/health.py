@@ -6,8 +6,6 @@ and each NIC. Members of the bisection are nodes, or the GPUs of a single one; w
 """
 
 import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,16 +17,14 @@ import torch.distributed as dist
 
 from planner import library, units
 from planner.lab.launch.place import Place
-from planner.lab.launch.state import Pace, State, to_file
-from planner.lab.launch.torchrun import DIRECTORY
-from planner.lab.launch.watch import heed_signals
+from planner.lab.launch.state import Pace, State
 from planner.lab.profile.all_ranks import measure_ranks, rank_point
 from planner.lab.profile.bisection import NORMAL, Group, find_slow, matches
 from planner.lab.profile.collective_timing import taker_of
 from planner.lab.profile.health_words import sentences
 from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.points import Settings
-from planner.lab.profile.rank_groups import Ranks, header, join, quiet, watched
+from planner.lab.profile.rank_groups import Ranks, at_work, header
 
 SIZES = {"cpu": 4 * units.MIB, "cuda": 256 * units.MIB}
 """Bytes of an all-reduce; a transfer between two has a quarter. Both are far above where latency counts."""
@@ -165,23 +161,10 @@ class Check:
 
 def work(settings: Settings, place: Place, show: Callable[[State], object] = lambda _: None) -> dict[str, Any] | None:
     """The check as this rank; rank 0 writes the file and returns its content. Ends the process where a rank or link fails."""
-    quiet()
-    directory = os.environ.get(DIRECTORY)
-    if directory:
-        show = to_file(Path(directory) / "state.json")
-
-    def ended(sentence: str) -> None:
-        if sentence and directory:
-            library.write_whole(Path(directory) / "failure.txt", sentence)
-        elif sentence:
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
-
-    ranks = join(place, settings.device, settings.timeout, ended)
-    heed_signals(ranks.watch)
-    with watched(ranks, directory):
+    with at_work(settings, place, show) as (ranks, shown):
         first_of_node = place.rank % ranks.local == 0
         states = ranks.collect(conditions(ranks.device) if first_of_node else None)
-        found = Check(settings, ranks, show if ranks.first else lambda _: None).run()
+        found = Check(settings, ranks, shown if ranks.first else lambda _: None).run()
         found["conditions"] = states[0]
         found["unlike"] = unlike({ranks.hosts[rank]: one for rank, one in enumerate(states) if one is not None})
         if ranks.first:

@@ -7,6 +7,7 @@ are made once, so that no timing includes an allocation or first touch.
 import contextlib
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from planner import library
 from planner.detect import PATIENT, asked_driver, processor
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
-from planner.lab.launch.watch import Watch
+from planner.lab.launch.state import State, to_file
+from planner.lab.launch.torchrun import DIRECTORY
+from planner.lab.launch.watch import Watch, heed_signals
 from planner.lab.profile.patterns import DTYPE_BYTES, Pattern
+from planner.lab.profile.points import Settings
 from planner.lab.profile.tensors import DTYPES
 
 CONTROL_SECONDS = 7 * 86400.0
@@ -168,6 +173,33 @@ def header(ranks: Ranks) -> dict[str, Any]:
         card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         found |= {"name": ranks.names[0], "driver": asked_driver(PATIENT).version, "memory": float(card.total_memory)}
     return found
+
+
+Show = Callable[[State], object]
+
+
+@contextlib.contextmanager
+def at_work(
+    settings: Settings, place: Place, show: Show, lost: Callable[[], object] = lambda: None
+) -> Iterator[tuple[Ranks, Show]]:
+    """The body measures as this rank, between meeting and end; how far it is goes where the launcher looks, or to ``show``.
+
+    Where a rank or link fails ``lost`` is called, the reason is left for the launcher or printed, and the process ends.
+    """
+    quiet()
+    directory = os.environ.get(DIRECTORY)
+
+    def ended(sentence: str) -> None:
+        lost()
+        if sentence and directory:
+            library.write_whole(Path(directory) / "failure.txt", sentence)
+        elif sentence:
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
+
+    ranks = join(place, settings.device, settings.timeout, ended)
+    heed_signals(ranks.watch)
+    with watched(ranks, directory):
+        yield ranks, to_file(Path(directory) / "state.json") if directory else show
 
 
 @contextlib.contextmanager

@@ -2,22 +2,18 @@
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from planner import detect, library, units
+from planner import detect, units
 from planner.errors import PlannerError
 from planner.lab.launch.place import Place
-from planner.lab.launch.state import State, Teller, to_file
-from planner.lab.launch.torchrun import DIRECTORY
-from planner.lab.launch.watch import heed_signals
+from planner.lab.launch.state import State, Teller
 from planner.lab.profile import compute_points as shapes
 from planner.lab.profile import compute_timing, patterns, timing
 from planner.lab.profile.all_ranks import measure_ranks, measure_shared, rank_point, shared_points
@@ -27,7 +23,7 @@ from planner.lab.profile.node_state import conditions, unlike
 from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import LOST, Journal, Measured, Point, Settings, Value
-from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet, watched
+from planner.lab.profile.rank_groups import Buffers, Ranks, at_work, header
 
 T = TypeVar("T")
 SHARE = 0.5  # Part of the budget for what one rank measures alone, where both are wanted
@@ -83,29 +79,19 @@ def work(
     """Measures as this rank; rank 0 keeps the journal and calls ``finish``, whose result is returned. The others wait for it:
     an agent of torchrun whose ranks left in order would wait minutes for one whose rank did not. Ends the process where a
     rank or link fails."""
-    quiet()
-    directory = os.environ.get(DIRECTORY)
-    if directory:
-        show = to_file(Path(directory) / "state.json")
     journal: list[Journal] = []
 
-    def ended(sentence: str) -> None:
+    def keep() -> None:
         if journal:
             journal[0].write()
-        if sentence and directory:
-            library.write_whole(Path(directory) / "failure.txt", sentence)
-        elif sentence:
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
 
-    ranks = join(place, settings.device, settings.timeout, ended)
-    heed_signals(ranks.watch)
-    with watched(ranks, directory):
+    with at_work(settings, place, show or (lambda _: None), keep) as (ranks, shown):
         kept = _journal(settings, ranks)
         journal.append(kept)
         kept.header["cpu_pressure"] = detect.pressure()
         kept.header |= _conditions(ranks)
         run = Run(
-            settings=settings, ranks=ranks, journal=kept, teller=Teller(show if ranks.first else None),
+            settings=settings, ranks=ranks, journal=kept, teller=Teller(shown if ranks.first else None),
             begun=time.monotonic(),
         )  # fmt: skip
         with kept:

@@ -56,9 +56,11 @@ def scaled(plan: Plan, processes: int) -> Iterator[Callable[[Callable[[str], Non
     with suppress(OSError, ValueError):  # no semaphores, no other processes
         if workers > 1:
             pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    others = multiprocessing.active_children()
     largest_first = sorted(counts, key=lambda count: -abs(count - plan.num_gpus // 8))
     with interrupts_ignored():  # the workers start with the first of these
         begun = {count: pool.submit(at_size, resolved, count) for count in largest_first} if pool else {}
+    started = [one for one in multiprocessing.active_children() if one not in others]
 
     def result(progress: Callable[[str], None]) -> list[Size]:
         found = []
@@ -71,5 +73,6 @@ def scaled(plan: Plan, processes: int) -> Iterator[Callable[[Callable[[str], Non
         yield result
     finally:
         if pool is not None:
-            # Of workers that are done the end is waited for: Python's own, of a pool that is ending, may write to a closed pipe.
-            pool.shutdown(wait=all(one.done() for one in begun.values()), cancel_futures=True)
+            for one in started if not all(size.done() for size in begun.values()) else ():
+                one.terminate()  # a search may take minutes yet, and they do not hear Ctrl-C
+            pool.shutdown(cancel_futures=True)  # waited for: Python's own end of a pool may write to a closed pipe

@@ -70,8 +70,37 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+MEANT = {
+    "--input": "isl input-len input-length input-tokens prompt prompt-len prompt-tokens random-input-len",
+    "--output": "osl output-len output-length output-tokens max-tokens-out max-new-tokens random-output-len",
+    "--tp": "tensor-parallel tensor-parallel-size tp-size", "--pp": "pipeline-parallel pipeline-parallel-size pp-size",
+    "--replicas": "dp dp-size data-parallel data-parallel-size workers",
+    "--attn-dp": "enable-dp-attention attn-dp-size attention-dp",
+    "--ep": "expert-parallel ep-size enable-expert-parallel", "--dcp": "decode-context-parallel-size",
+    "--max-batch": "max-num-seqs max-running-requests max-batch-size batch batch-size", "--rate": "request-rate qps rps",
+    "--max-tokens": "max-num-batched-tokens chunked-prefill-size max-num-tokens chunk", "--concurrency": "max-concurrency users",
+    "--cache": "kv-cache-dtype kv-dtype kv", "--weights": "quantization quantisation dtype precision",
+    "--engine": "backend framework trainer",
+    "--hardware": "gpu device system accelerator card", "--gpus": "total-gpus num-gpus ngpus world-size", "--tpot": "itl latency",
+    "--prefix-hit": "prefix prefix-cache cache-hit", "--speculation": "speculative speculative-config mtp eagle",
+}  # fmt: skip
+"""Flags by what engines and other tools call them."""
+
+
 class ServeGroup(click.Group):
     """A group whose default command is the search."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            word = error.option_name.lstrip("-").replace("_", "-").lower()
+            meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
+            if meant is None:
+                raise click.UsageError(error.format_message(), error.ctx) from None
+            raise click.UsageError(
+                f"No such option '{error.option_name}'. Did you mean '{meant}'?", error.ctx
+            ) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in ("-h", "--help"):
@@ -108,7 +137,7 @@ def told(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
     lengths = [one for one in outputs if one not in files]
     if len(files) > 1 or len(lengths) > 1:
         raise click.UsageError("--output stands once for tokens and once for a .yaml file")
-    return (lengths or [None])[0], Path(files[0]) if files else None
+    return lengths[0] if lengths else None, Path(files[0]) if files else None
 
 
 @serve.command()

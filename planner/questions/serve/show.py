@@ -106,8 +106,8 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -
     cells = {
         "=for": [row.purpose for row in rows] if purposes else [],
         "=engine": [row.engine for row in rows],
-        "=layout": [row.layout for row in rows],
-        "=weights": [row.precision for row in rows],
+        "layout": [row.layout for row in rows],
+        "weights": [row.precision for row in rows],
         ">load": [row.load for row in rows],
         ">tok/s/GPU": [number(row.tokens_per_second_per_gpu) for row in rows],
         ">user": [number(row.tokens_per_second_per_user) for row in rows],
@@ -117,7 +117,7 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -
         ">$/M out": [money(row.usd_per_million_output) for row in rows],
     }
     kept = {name: column for name, column in cells.items() if column}
-    found = table(*kept, title=heading)
+    found = table(*kept, title=heading, least=min(22, max((len(row.layout) for row in rows), default=6)))
     found.padding = (0, 1, 0, 0)
     for number_, row in enumerate(zip(*kept.values(), strict=True)):
         found.add_row(*map(escape, row), style="bold" if number_ == 0 else "" if rows[number_].fits else "red")

@@ -274,6 +274,8 @@ def _warnings(plan: ServePlan, to: str) -> list[str]:
     record = recorded(plan.engine_name)["version"]
     asked = plan.engine.partition("@")[2]
     found = []
+    if plan.prediction is not None and not plan.prediction.fits:
+        found.append("by the plan's own prediction this does not start, or holds no request: its memory does not suffice")
     if asked and not _same(asked, record):
         found.append(f"the plan is for {plan.engine}, and the flags were read of {record}: look at them again")
     inside = dynamo.ENGINES[plan.engine_name]

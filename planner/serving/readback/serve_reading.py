@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from planner.serving.readback.server_commands import FORM, Found, Server, find_s
 from planner.serving.readback.server_layouts import Told, told_by, weights_of
 from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
+from planner.serving.serving_rules import violations
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
@@ -115,9 +116,17 @@ class _Reader:
             self.noise += [text for text in part.noise if text not in self.noise]
         used = sum(int(one.num_gpus) for one in layouts)
         options = {key: value for key, value in told[-1].options.items() if value is not None}
+        precision = self._precision(told[-1], model_text, engine)
+        for one in layouts:
+            broken = violations(model, profile, engine, precision, replace(one, replicas=1))
+            self.notes += [
+                f"planner would refuse it: {text}"
+                for text in broken
+                if f"planner would refuse it: {text}" not in self.notes
+            ]
         return ServePlan(
             model=model, hardware=hardware, gpus=self.said.gpus or used, engine=f"{engine.name}@{engine.version}",
-            precision=self._precision(told[-1], model_text, engine), layout=layouts[-1],
+            precision=precision, layout=layouts[-1],
             prefill=layouts[0] if len(layouts) > 1 else None, traffic=self._traffic(told[-1], model),
             options=self._options(options), assumptions=tuple(self.assumptions), why=f"read from {self.path.name}",
         )  # fmt: skip

@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from functools import cache
 
+from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec, load_model
 from planner.model_names import aliases, preset_named, repositories
+from planner.serving.published import published
 from planner.serving.runs.methods import methods
 from planner.serving.runs.run_schema import ServingRow
 from planner.serving.serving_layout import CACHES, WEIGHTS
@@ -19,39 +21,43 @@ _FORMATS = (
 )  # fmt: skip
 """What names of copies, and of formats in files, mean; the first that matches."""
 _COPY = re.compile(
-    r"[-_](nvfp4|mxfp4|fp4|fp8(-(dynamic|kv|block))?|awq|gptq(-int[48])?|int[48]|w4a16|w8a8|quantized|kv|preview|dynamic|v\d)$",
-    re.IGNORECASE,
+    r"[-_.](nvfp4|mxfp4|fp4|fp8|awq|gptq|int[48]|w4a16|w8a8|bf16|quantized)"
+    r"([-_.](nvfp4|mxfp4|fp4|fp8|awq|gptq|int[48]|w4a16|w8a8|dynamic|kv|block|preview|v\d))*$"
 )
-"""Endings of quantised copies."""
-BLOCK_FP8 = ("deepseek-v3", "minimax", "kimi-k2")
-"""Presets that are published in 8 bits with scales of blocks of 128 x 128 [quantization_config of their config.json]."""
+"""Endings of copies in another format: -FP8-KV, -quantized.w8a8, -FP4-v2."""
+_VARIANT = re.compile(
+    r"-(instruct|chat|base|hf|it|pt|thinking|terminus|exp|preview|v0\.\d|2[3-6](0[1-9]|1[0-2])|0528|0324)$"
+)
+"""Endings of one shape's variants: tuned for something, of a month."""
 BLOCK_FP8_COPIES = re.compile(r"(qwen|zai-org|deepseek-ai|minimaxai)/.*-fp8$", re.IGNORECASE)
-"""Copies of other models in this format, by their own makers."""
-MXFP4_EXPERTS = ("gpt-oss",)
-"""Presets that are published with experts in mxfp4 and everything else in bf16."""
+"""Copies that scale blocks of 128 x 128, by the makers of the models."""
 
 
 @cache
 def served_model(name: str) -> ModelSpec:
-    """The model of a name on the hub, or the one that it is a quantised copy of. Raises PlannerError."""
-    base = name.strip()
-    if own := methods()["models"].get(base.lower()):
-        return replace(load_model(own["preset"]), **own["changes"])
-    while (shorter := _COPY.sub("", base)) != base and not preset_named(base):
-        base = shorter
-    if preset_named(base):
-        return load_model(base)
-    of_others = base.rpartition("/")[2].lower()  # nvidia/DeepSeek-R1 is a copy of deepseek-ai/DeepSeek-R1
-    alike = [one for one in _names() if one.rpartition("/")[2] == of_others]
-    preset = preset_named(alike[0]) if alike else preset_named(of_others)
+    """The model of a name on the hub, or the one that it is a copy or a tuned variant of. Raises PlannerError."""
+    asked = name.strip()
+    if own := methods()["models"].get(asked.lower()):
+        return replace(load_model(own["preset"]), **own.get("changes", {}))
+    preset = preset_named(asked) or preset_named(_COPY.sub("", asked.lower())) or _by_shape().get(_shape(asked))
     if not preset:
-        raise PlannerError(f"model '{name}' is no preset and no copy of one")
+        raise PlannerError(f"model '{name[:100]}' is no preset and no copy of one")
     return load_model(preset)
 
 
+def _shape(name: str) -> str:
+    """The name of a model's shape, whoever published the copy: nvidia/Llama-3.1-70B-Instruct-FP8 is llama-3.1-70b."""
+    shorter = _COPY.sub("", name.lower().rpartition("/")[2].removeprefix("meta-").removeprefix("nvidia-"))
+    while (plain := _VARIANT.sub("", shorter)) != shorter:
+        shorter = plain
+    return shorter
+
+
 @cache
-def _names() -> tuple[str, ...]:
-    return tuple(one for one in (*repositories(), *aliases()) if "/" in one)
+def _by_shape() -> dict[str, str]:
+    """Presets by the names of their shapes; where two share one, the preset whose name it is."""
+    found = {_shape(one): preset for one, preset in (*repositories().items(), *aliases().items()) if "/" in one}
+    return found | {_shape(preset): preset for preset in library.names("models")}
 
 
 def weight_format(text: str, hardware: HardwareProfile) -> str:
@@ -68,27 +74,34 @@ def weight_format(text: str, hardware: HardwareProfile) -> str:
 
 
 def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dict[str, str]:
-    """Formats of weights, experts, projections of attention and cache as ``Precision`` takes them; what is not known is absent."""
-    named, published = str(row.get("model")).rpartition("/")[2], model.name.lower()
-    weights = weight_format(str(row.get("precision.weights") or ""), hardware) or _by_name(named, hardware)
-    block = published.startswith(BLOCK_FP8) or BLOCK_FP8_COPIES.fullmatch(str(row.get("model")))
-    if not weights:
-        tuned = str(row.get("load.kind")).startswith("mlperf") and "fp8" in hardware.peak_flops
-        weights = "fp8_block" if published.startswith(BLOCK_FP8[:2]) else "fp8" if tuned else "bf16"
-    if weights == "fp8" and block:
+    """Formats of weights, experts, projections of attention and cache as ``Precision`` takes them; what is not known is absent.
+
+    Named by the row, else by the model's name, else those of the published weights. Where these scale blocks or quantise experts
+    alone, 'fp8' and '4 bits' mean them. Copies of mixtures in 4 bits leave attention in 16 [hf_quant_config.json of nvidia/].
+    """
+    name, own = str(row.get("model")), published(model).precision
+    weights = weight_format(str(row.get("precision.weights") or ""), hardware) or _by_name(
+        name.rpartition("/")[2], hardware
+    )
+    if own.experts == "mxfp4" or not weights:
+        found = {key: getattr(own, key) for key in ("weights", "experts", "attention") if getattr(own, key)}
+        if (
+            found["weights"] == "bf16"
+            and str(row.get("load.kind")).startswith("mlperf")
+            and "fp8" in hardware.peak_flops
+        ):
+            found["weights"] = "fp8"  # submissions without a word on it quantise all that the rules allow
+        return found | _cache(row)
+    if weights == "fp8" and (own.weights == "fp8_block" or BLOCK_FP8_COPIES.fullmatch(name)):
         weights = "fp8_block"
     found = {"weights": weights}
-    if published.startswith(MXFP4_EXPERTS):
-        return {"weights": "bf16", "experts": "mxfp4", **_cache(row)}
     if said := weight_format(str(row.get("precision.experts") or ""), hardware):
         found["experts"] = said
     if said := weight_format(str(row.get("precision.attention") or ""), hardware):
         found["attention"] = said
-    elif weights in ("nvfp4", "mxfp4", "int4") and model.is_moe:
-        found["attention"] = (
-            "bf16"  # copies of mixtures quantise experts and leave attention [hf_quant_config.json of nvidia/...-FP4]
-        )
-    return {**found, **_cache(row)}
+    elif model.is_moe and weights in ("nvfp4", "mxfp4", "int4"):
+        found["attention"] = "bf16"
+    return found | _cache(row)
 
 
 def _by_name(name: str, hardware: HardwareProfile) -> str:

@@ -1,7 +1,7 @@
 """Files of published serving runs, every value checked: what a row says, nothing derived.
 
-A file of serving runs has the key ``client`` or ``engine`` beside ``source`` and ``rows`` (profiles/serving-runs/README.md). A key that is nearly
-a known one is refused as a slip; other keys that the planner does not know are kept aside and named in the answer of the row.
+A file of serving runs has the key ``client`` or ``engine`` beside ``source`` and ``rows`` (profiles/serving-runs/README.md). A key
+that is nearly a known one is refused as a slip; other unknown keys are kept aside and named in the answer of the row.
 """
 
 from __future__ import annotations
