@@ -27,6 +27,7 @@ HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
 """Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
 token (tokeniser) and of a request (client, server)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
+HOST_WEIGHTS = ("none", "streams", "computes")
 PARTS = ("context", "group", "graphs")
 FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))
 GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2", "CDNA3", "CDNA4")
@@ -199,6 +200,8 @@ class Engine:
     """Layers that stages do not share evenly go to the first stages; else to those before the last, from behind."""
     fp8_cache_of: tuple[Name, ...] = ()
     """Formats of weights whose published checkpoints come with scales for an fp8 cache, which the engine then takes by default."""
+    host_weights: Annotated[str, one_of(HOST_WEIGHTS)]
+    """Weights in host memory: kernels read them over the link (streams), or the CPU computes their experts (computes)."""
     splits_blocks: bool
     """Scales of a block of 128 x 128 may be cut by the tensor degree."""
     decode_context: bool

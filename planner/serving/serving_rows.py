@@ -112,7 +112,8 @@ def degrees_text(layout: ServingLayout) -> str:
     words = [
         f"{word} {value}" for name, word in names.items() if (value := int(getattr(layout, name))) > 1 or name == "tp"
     ]
-    return " ".join(words)
+    on_host = 100 - int(layout.gpu_weights)
+    return " ".join([*words, *([f"{on_host} % on host"] if on_host else [])])
 
 
 def layout_text(layout: ServingLayout) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.serving import host_weights
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
@@ -78,7 +79,13 @@ class _Step:
         linear = attends * self._projections() + dense * self._mlp(
             float(model.ffn_size), self.tp, self.served.precision.weights
         )
-        experts = sparse * self._experts() if model.is_moe else 0.0
+        linear = host_weights.products_seconds(self.served, self.layout, linear)
+        rows = self.tokens * self.attn_dp
+        experts = (
+            sparse * host_weights.experts_seconds(self.served, self.layout, self._experts(), rows)
+            if model.is_moe
+            else 0.0
+        )
         router = (
             sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
             if sparse

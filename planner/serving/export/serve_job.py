@@ -12,6 +12,7 @@ from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import violations
+from planner.serving.serving_weights import host_bytes
 from planner.serving.traffic import Speculation
 
 HEADROOM = 64
@@ -190,6 +191,12 @@ class ServeJob:
         plan, alone = self.plan, replace(pool.layout, replicas=1)
         found = serving_memory(plan.model, self.hardware, self.engine, plan.precision, alone, plan.traffic)
         return round(float(found.share) - 0.0005, 3) if found.raised else None  # rounded down
+
+    def host_bytes(self, pool: Pool) -> float:
+        """Bytes of weights of layers that a GPU of a pool leaves in host memory, stages at their mean."""
+        model, one = self.plan.model, pool.layout
+        layers, sparse = model.num_layers, model.num_moe_layers
+        return float(host_bytes(model, self.engine, self.plan.precision, one, layers, sparse)) / int(one.pp)
 
     @property
     def length(self) -> int:
