@@ -338,7 +338,7 @@ class _Follower:
                 launched = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
                 return
-        started = any(OPTION.search(word) or SETTINGS.search(word) or word.endswith("serve") for word in words)
+        started = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         if started or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words))
 
