@@ -154,7 +154,7 @@ def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = N
     """A deployment as a plan of the question's GPUs, or of ``gpus``."""
     engine = one.served.engine
     return ServePlan(
-        model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=f"{engine.name}@{engine.version}",
+        model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=engine.label,
         precision=one.served.precision, layout=one.layout, prefill=one.prefill, traffic=one.traffic, limits=one.limits,
         prediction=with_ranges(one.found, question.model, one.traffic.load, one.prefill is not None),
         assumptions=question.assumptions, why=why,
