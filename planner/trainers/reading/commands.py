@@ -179,7 +179,8 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             continue
         file = beside(path, name)
         if file is None:
-            raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")
+            called = shown_text(name)
+            raise PlannerError(f"{path}: it names {called}, which is not there; put it beside the script, or import that file")
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     return Settings(path, said.filled({**data, **found.settings}), said=said)
