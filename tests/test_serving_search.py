@@ -378,3 +378,17 @@ def test_a_stated_pair_of_pools(tmp_path: Any) -> None:
     assert load_serve_plan(tmp_path / "pools.yaml") == plan.file and "tp 2 x 2 -> tp 2 x 2" in str(plan)
     with pytest.raises(PlannerError, match="the layout takes 8 \\+ 2 GPUs"):
         planner.serve_estimate(**{**said, "prefill": "tp=8"})
+
+
+def test_a_load_that_the_search_chose_is_chosen_again() -> None:
+    plan = planner.serve(**SMALL, weights="bf16", tpot="9ms", disaggregated=False)[0]
+    assert plan.file.chosen_for == "limits"
+    looser = planner.serve_what_if(plan, tpot=["20ms"]).found.rows
+    first, second = (one.plan.prediction.output_tokens_per_second for one in looser if one.plan and one.plan.prediction)
+    assert second > 1.2 * first
+    stated = planner.serve_estimate(**SMALL, tp=2, concurrency=16)
+    assert stated.file.chosen_for == "" and stated.file.traffic.value == 16
+    assert [one.plan.traffic.value for one in planner.serve_what_if(stated, cache="fp8").found.rows if one.plan] == [
+        16,
+        16,
+    ]
