@@ -41,6 +41,7 @@ from planner.schema import (
     check,
     check_keys,
     keys,
+    one_of,
     plain,
     plain_fields,
     read,
@@ -207,6 +208,8 @@ class ServePlan:
     assumptions: tuple[Assumption, ...] = ()
     why: Text = ""
     """Why this layout and not the next."""
+    chosen_for: Annotated[str, one_of("", "offline", "balanced", "interactive", "limits")] = ""
+    """What the load was chosen for by a search; empty: it was asked for."""
 
     def __post_init__(self) -> None:
         if self.limits.percentile not in FIGURES:
@@ -259,6 +262,7 @@ class ServePlan:
             "options": plain_fields(self.options),
             "estimate": None if self.prediction is None else plain(self.prediction),
             "why": self.why,
+            "chosen_for": self.chosen_for,
             "assumptions": plain(self.assumptions),
         }
 
