@@ -143,6 +143,28 @@ def test_trainings_under_a_condition_and_files_that_the_script_writes(tmp_path: 
         read(tmp_path / "simpo.yaml", "trl", Given())
 
 
+def test_a_configuration_of_accelerate_that_a_variable_names_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(f"accelerate launch --config_file $1 train.py {WORDS} --max_length 512\n")
+    found = read(tmp_path / "run.sh", None, Given(num_gpus=8))
+    assert [one.name for one in found.questions] == ["accelerate"] and "or say --set deepspeed=zero3" in found.questions[0].about
+    answered = read(tmp_path / "run.sh", None, Given(num_gpus=8, settings={"deepspeed": "zero2"}))
+    assert (answered.fields["zero"], answered.questions) == (2, ())
+
+
+def test_the_vocabulary_of_nemo_is_overridden_or_asked_for(tmp_path: Path) -> None:
+    text = (
+        "run:\n  name: own_14b\ntrainer: {num_nodes: 2, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 1\n"
+        "  global_batch_size: 32\n  tensor_model_parallel_size: 2\n  encoder_seq_length: 4096\n  num_layers: 40\n"
+        "  hidden_size: 5120\n  ffn_hidden_size: 13696\n  num_attention_heads: 40\n  activation: fast-swiglu\n"
+    )
+    (tmp_path / "own_14b.yaml").write_text(text)
+    with pytest.raises(OpenQuestionsError, match="--set vocab_size=VALUE"):
+        read(tmp_path / "own_14b.yaml", None, Given())
+    assert read(tmp_path / "own_14b.yaml", None, Given(settings={"vocab_size": "152064"})).model.vocab_size == 152064
+    (tmp_path / "own_14b.yaml").write_text(f"{text}  override_vocab_size: 151936\n")
+    assert read(tmp_path / "own_14b.yaml", None, Given()).model.vocab_size == 151936
+
+
 VERL = """
 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B data.train_batch_size=16 actor_rollout_ref.rollout.n=8 data.max_prompt_length=512
 actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 data.max_response_length=512
@@ -150,8 +172,8 @@ actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micr
 
 
 def test_an_update_of_verl_has_no_more_than_one_round_of_generation(tmp_path: Path) -> None:
-    for program, batch in (("verl.trainer.main_ppo", 16 * 8), ("own.main_own_ppo", 256 * 8)):
-        (tmp_path / "run.sh").write_text(f"python3 -m {program} {VERL.strip().replace(chr(10), ' ')}\n")
+    for program, batch in (("-m verl.trainer.main_ppo", 16 * 8), ("-m own.main_own_ppo", 256 * 8), ("main_ppo.py", 16 * 8)):
+        (tmp_path / "run.sh").write_text(f"python3 {program} {VERL.strip().replace(chr(10), ' ')}\n")
         assert read(tmp_path / "run.sh", None, Given()).global_batch_size == batch
     (tmp_path / "grpo.yaml").write_text(
         "defaults:\n  - ppo_trainer\nactor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-7B}\n"

@@ -9,12 +9,12 @@ from typing import Any
 from planner.costs import Rates, kwh_per_million_tokens, usd_per_million_tokens
 from planner.model import ModelSpec
 from planner.serving.intervals import bar, kind_of, range_of
+from planner.serving.priced_table import Choice
 from planner.serving.published import precision_text
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import LATENCIES, ServePlan, ServePrediction, predict_serving
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question
-from planner.serving.serving_search import Choice
 
 DEFINITIONS = (
     "TTFT: time to first token, queue and client included. TPOT: time per output token after the first, (e2e - TTFT) / (O - 1).",

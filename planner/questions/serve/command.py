@@ -136,7 +136,7 @@ def told(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
     lengths = [one for one in outputs if one not in files]
     if len(files) > 1 or len(lengths) > 1:
         raise click.UsageError("--output stands once for tokens and once for a .yaml file")
-    return (lengths or [None])[0], Path(files[0]) if files else None
+    return lengths[0] if lengths else None, Path(files[0]) if files else None
 
 
 @serve.command()

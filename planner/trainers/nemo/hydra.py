@@ -32,7 +32,7 @@ OTHER = {
     "activations_checkpoint_granularity": "recompute_granularity", "activations_checkpoint_method": "recompute_method",
     "activations_checkpoint_num_layers": "recompute_num_layers", "num_moe_experts": "num_experts", "qkv_bias": "add_qkv_bias",
     "ub_tp_comm_overlap": "tp_comm_overlap", "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
-    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers", "override_vocab_size": "vocab_size",
 }  # fmt: skip
 """Keys that it calls otherwise."""
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "quick_geglu", "squared-relu": "squared_relu"}
@@ -88,6 +88,7 @@ def of_command(path: Path, said: Given) -> Reading:
 def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
     """The job of a configuration; ``name`` of its file or program. Raises PlannerError."""
     given = Settings(path, resolved(said.filled(data)), said=said)
+    said.used.difference_update(one for one in said.settings if "." not in one and one not in data)  # arguments of Megatron-LM
     name = f"{name} {given.data.get('name', '')}".lower()
     if (other := FOREIGN.search(name)) is not None:
         word = other[1].strip("_")

@@ -13,7 +13,7 @@ from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Script, evaluate, is_open, options, words_of
-from planner.trainers.reading.shell.text import Word, gap
+from planner.trainers.reading.shell.text import Word, gap, shown_text
 from planner.trainers.reading.values import read_text
 
 
@@ -140,14 +140,14 @@ def _variable(script: Script, name: str) -> int | None:
 def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Sharding | None:
     """What options of accelerate say."""
     file = launcher.text("config_file")
-    if file is not None and not is_open(file):
-        there = beside(path, file)
-        if there is not None:
-            found = accelerate(there)
-            gpus = launcher.number("num_processes")
-            return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
-        settings.setdefault("accelerate", file)
-        return None
+    if file is not None:
+        there = None if is_open(file) else beside(path, file)
+        if there is None:
+            settings.setdefault("accelerate", shown_text(file))
+            return None
+        found = accelerate(there)
+        gpus = launcher.number("num_processes")
+        return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
         if (name := given.get("deepspeed_config_file")) is not None:
@@ -179,7 +179,8 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             continue
         file = beside(path, name)
         if file is None:
-            raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")
+            called = shown_text(name)
+            raise PlannerError(f"{path}: it names {called}, which is not there; put it beside the script, or import that file")
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     return Settings(path, said.filled({**data, **found.settings}), said=said)

@@ -35,6 +35,10 @@ PRESETS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
 (deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
+OR_SAY = (
+    "or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or --set fsdp=no_shard where every GPU holds the whole model"
+)
+"""What answers the question for a configuration of accelerate as well."""
 QUIET_ZERO = re.compile(
     r"(.*\.)?(overlap_comm|contiguous_gradients|sub_group_size|reduce_bucket_size|reduce_scatter|allgather_\w+|stage3_\w+"
     r"|round_robin_gradients|pin_memory|buffer_\w+|fast_init|ignore_unused_parameters|elastic_checkpoint|use_multi_rank_bucket\w*"
@@ -180,10 +184,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     """How a job is split by its launcher, by the configuration of accelerate or by its own arguments; where none says it, plain
     data parallel if it is known how the job is ``launched``, else that and a question."""
     found = sharding or accelerate_named(given) or from_arguments(given)
-    about = (
-        "the configuration of accelerate that launches it; or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or "
-        "--set fsdp=no_shard where every GPU holds the whole model"
-    )
+    about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
     return found or Sharding(), asked
 
@@ -195,8 +196,10 @@ def accelerate_named(given: Settings) -> Sharding | None:
     if name is None:
         return None
     file = beside(given.path, str(name))
+    if file is None and given.said is not None and {"deepspeed", "fsdp"} & given.said.settings.keys():
+        return None
     if file is None:
-        about = f"its path: it is launched with {shown(name)}, a configuration of accelerate that is not there"
+        about = f"its path: it is launched with {shown(name)}, a configuration of accelerate that is not there; {OR_SAY}"
         given.ask(Question(name="accelerate", choices=("FILE",), about=about))
         return Sharding(kind="fsdp", fields={"zero": 3})
     return accelerate(file)

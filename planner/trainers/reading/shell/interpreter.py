@@ -112,6 +112,7 @@ def _launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
     names = {
         "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
         "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
+        "SLURM_GPUS_ON_NODE": "gpus-per-node",
     }  # fmt: skip
     found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
     if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
@@ -337,7 +338,8 @@ class _Follower:
                 launched = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
                 return
-        if any(OPTION.search(word) or SETTINGS.search(word) for word in words):
+        started = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
+        if started or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words))
 
     def nested(self, text: str) -> None:
