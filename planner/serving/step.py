@@ -248,6 +248,9 @@ class _Step:
         there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
         """
         m = self.model
+        # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
+        # before it to drain: seven a layer, five more with MLA's compressed states and absorbed heads.
+        gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * self.hardware.graph_launch_floor
         h, rows = float(m.hidden_size), self.tokens
         norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
@@ -256,7 +259,7 @@ class _Step:
         floor = self.hardware.launch_floor
         per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
         per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
-        return attends * per_attention + mlps * per_mlp
+        return gaps + attends * per_attention + mlps * per_mlp
 
     def _communication(self) -> Floats:
         """All-reduces after attention and MLP, or the gathers of attention data parallelism, and messages of pipelines."""

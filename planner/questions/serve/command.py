@@ -277,10 +277,12 @@ def changed_options(function: Callable[..., None]) -> Callable[..., None]:
 @serve.command("what-if")
 @click.argument("file", required=False, type=YAML_FILE)
 @changed_options
-@click.option("--objective", type=click.Choice(["offline", "balanced", "interactive"]), default="balanced", show_default=True,
-              help="What plans are the best for where there is neither load nor limit.")  # fmt: skip
+@click.option(
+    "--objective", type=click.Choice(["offline", "balanced", "interactive"]),
+    help="What plans are the best for where there is neither load nor limit. [of the plan, else balanced]",
+)  # fmt: skip
 @JSON
-def what_if(file: Path | None, objective: str, as_json: bool, **changes: Any) -> None:
+def what_if(file: Path | None, objective: str | None, as_json: bool, **changes: Any) -> None:
     """The same question with one thing changed, the best deployment each.
 
     The base is FILE, a plan of --output: then every value of a flag is a change, a row of its own. Without a file the first value

@@ -104,7 +104,8 @@ class ServeJob:
     def of(plan: ServePlan) -> "ServeJob":
         """The job of a plan. Raises PlannerError when hardware or engine is unknown, or the engine cannot run the layout."""
         hardware, engine = load_hardware(plan.hardware), load_engine(plan.engine)
-        job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=plan.engine.partition("@")[2])
+        software = engine.version if engine.file else plan.engine.partition("@")[2]
+        job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=software)
         problems = [
             problem
             for pool in job.pools
