@@ -39,6 +39,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "cost.estimate"),
     (3, "cost.refine"),
     (4, "serving.serving_layout serving.traffic serving.result"),
+    (4, "serving.engine_facts"),
     (4, "serving.engine"),
     (4, "serving.serving_weights"),
     (4, "serving.serving_memory serving.serving_rules"),  # the front ends of servers ask for it

@@ -26,7 +26,8 @@ import numpy as np
 from planner.arrays import Floats
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
-from planner.serving.engine import Engine, by_card
+from planner.serving.engine import Engine
+from planner.serving.engine_facts import by_card
 from planner.serving.result import ServingMemory, normal_share
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.serving_weights import (

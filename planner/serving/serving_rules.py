@@ -16,7 +16,8 @@ from planner.arrays import NDArray
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.rules import divisors
-from planner.serving.engine import FORMATS, Engine
+from planner.serving.engine import Engine
+from planner.serving.engine_facts import FORMATS
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.serving_weights import host_bytes
 from planner.units import GIB
@@ -28,7 +29,7 @@ NAMES = {
     "chunked": "chunked attention", "mamba2": "Mamba-2 layers", "gated_delta_net": "gated delta net layers",
     "kimi_delta_attention": "Kimi delta attention layers",
 }  # fmt: skip
-"""How a sentence calls the kinds of ``engine.KINDS``."""
+"""How a sentence calls the kinds of ``engine_facts.KINDS``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def _vendor(job: ServingJob, _: Any) -> Iterator[Any]:
 
 
 def kinds_of(model: ModelSpec) -> tuple[str, ...]:
-    """What of ``engine.KINDS`` a model has."""
+    """What of ``engine_facts.KINDS`` a model has."""
     has = {
         "latent": model.is_mla,
         "sparse": model.is_sparse,

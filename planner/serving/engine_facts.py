@@ -1,0 +1,162 @@
+"""Kinds of facts of an engine: values by card, graphs, own all-reduce, accounting of memory; generations of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.hardware import HardwareProfile
+from planner.linear_attention import KINDS as LINEAR_KINDS
+from planner.schema import Bytes, Line, Name, Positive, one_of, within
+from planner.serving.serving_layout import WEIGHTS
+
+HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
+"""Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
+token (tokeniser) and of a request (client, server)."""
+SCHOOLS = ("share_of_total", "reserve", "share_of_free")
+HOST_WEIGHTS = ("none", "streams", "computes")
+PARTS = ("context", "group", "graphs")
+FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))
+GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2", "CDNA3", "CDNA4")
+"""Architectures of NVIDIA and AMD, oldest first; those of a profile begin with one of these."""
+KINDS = ("latent", "sparse", "sinks", "chunked", *LINEAR_KINDS)
+"""What a model may have that not every engine runs: MLA, an indexer, attention sinks, chunked attention, linear attention."""
+Count = Annotated[float, within(0, 1e9)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A value, and the card and layout that it is for."""
+
+    value: float = 0.0
+    """Sequences, tokens or a share."""
+    size: Bytes = 0.0
+    """Bytes, in place of ``value``."""
+    memory: Bytes = 0.0
+    """Least memory of the device."""
+    arch: tuple[Line, ...] = ()
+    """Generations of the device; empty = any."""
+    never: tuple[Name, ...] = ()
+    """Beginnings of names of devices that it is not for."""
+    gpus: Annotated[int, within(1, 1e6)] = 1
+    """Least number of GPUs of a stage, or of an engine, as the method that reads it counts."""
+
+    def suits(self, hardware: HardwareProfile) -> bool:
+        """Whether it is for this device."""
+        right = not self.arch or generation(hardware) in self.arch
+        name = hardware.name.lower()
+        return right and hardware.usable_memory >= self.memory and not any(name.startswith(one) for one in self.never)
+
+
+Cases = tuple[Case, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The engine's own all-reduce on some devices: the largest message by number of GPUs."""
+
+    arch: tuple[Line, ...] = ()
+    """Architectures as profiles write them, or vendors; empty = any."""
+    sizes: dict[str, Bytes]
+    """GPUs -> bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """Batches for which a CUDA graph is captured."""
+
+    grid: tuple[tuple[Count, Count], ...]
+    """[from, step], ascending: sizes from ``from`` in steps of ``step`` until the next entry begins; a step of 0 doubles."""
+    most: Cases
+    """Largest size by card and GPUs of a stage."""
+    per_sequence: Positive = 1e9
+    """The largest size is at most this times the largest batch of a rank."""
+    own: bool = False
+    """The largest size is captured itself where it is not on the grid."""
+
+    def sizes(self, most: float) -> Floats:
+        """All sizes up to ``most``."""
+        found: list[float] = []
+        ends = [one[0] for one in self.grid[1:]] + [most + 1.0]
+        for (start, step), end in zip(self.grid, ends, strict=True):
+            size = start
+            while size < min(end, most + 1.0):
+                found.append(size)
+                size += step or size
+        return np.unique(np.asarray(found or [0.0], dtype=np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """How an engine decides on the room for its cache, and what it takes itself.
+
+    share_of_total   cache = share x memory - weights - activations - ``counts`` (vLLM)
+    reserve          cache = (memory - context - group) (1 - reserve / memory) - weights (SGLang)
+    share_of_free    cache = share x (memory - weights - activations - context - group - graphs) (TensorRT-LLM)
+    """
+
+    school: Annotated[str, one_of(SCHOOLS)]
+    """Which of the three."""
+    share: Annotated[float, within(0, 1)] = 0.0
+    """Part of the memory, or of what is free."""
+    counts: frozenset[Annotated[str, one_of(PARTS)]] = frozenset()
+    """share_of_total: parts that come out of the share; the others come out of what it leaves."""
+    context: Bytes
+    """Context of the device and kernels that are loaded."""
+    group: Bytes
+    """Communicators and workspaces of an engine of several GPUs."""
+    rank: Bytes = 0.0
+    """Buffers of the engine's own all-reduce for each GPU of the tensor group."""
+    logits: Positive
+    """Bytes for each logit of a batch while it samples."""
+    sampled: Positive = 1e9
+    """Sequences of that batch at most; the run that measures the peak of vLLM samples the largest batch."""
+    graph: Bytes
+    """A captured size, for each layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """What SGLang leaves free: the sum of these, at least ``least``; all but the first and last are added up in MiB there."""
+
+    share: Cases = ()
+    """Part of the memory by card and GPUs of an engine."""
+    constant: Cases = ()
+    """Bytes by card."""
+    gpu: Cases = ()
+    """Bytes for each GPU of an engine, by card."""
+    token: Bytes = 0.0
+    """For each token of a step, of at least 2,048."""
+    sequence: Bytes = 0.0
+    """For each sequence of the largest graph."""
+    spread: tuple[Bytes, Bytes] = (0.0, 0.0)
+    """With attention data parallelism, for each sequence of the largest graph and attention rank: up to 300, and above."""
+    spread_constant: Bytes = 0.0
+    """With attention data parallelism."""
+    draft: Bytes = 0.0
+    """With a draft model."""
+    least: Cases = ()
+    """Bytes by card."""
+
+
+def is_amd(name: str) -> bool:
+    """Whether a generation is of AMD."""
+    return name.startswith("CDNA")
+
+
+def generation(hardware: HardwareProfile) -> str:
+    """Architecture of a device as GENERATIONS names it; empty for another."""
+    return next((one for one in GENERATIONS if hardware.arch.startswith(one)), "")
+
+
+def by_card(cases: Cases, hardware: HardwareProfile, gpus: object) -> Floats:
+    """The value of the first case that holds; 0 where none does. ``gpus``: a number or a column."""
+    ranks = np.asarray(gpus)
+    found = np.full(ranks.shape, np.nan)
+    for case in cases:
+        if case.suits(hardware):
+            found = np.where(np.isnan(found) & (ranks >= case.gpus), case.value or case.size, found)
+    return np.nan_to_num(found)
