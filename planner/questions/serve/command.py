@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from planner.terminal.flags import emit, progress
+from planner.terminal.flags import completed, emit, progress
 
 NOTHING_SERVES = 1
 """Exit code when nothing starts or keeps the limits."""
@@ -65,7 +65,10 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
         function = click.option(flag(name), name, type=int, metavar="N", help=text)(function)
     for name, kind, value, text in reversed(QUESTION):
         also = ("--network",) if name == "network_bandwidth" else ()
-        function = click.option(flag(name), *also, name, type=kind, metavar=value, help=text)(function)
+        complete = completed(name) if name in ("model", "hardware") else None
+        function = click.option(flag(name), *also, name, type=kind, metavar=value, help=text, shell_complete=complete)(
+            function
+        )
     return function
 
 
@@ -201,22 +204,23 @@ def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[
 
 
 @serve.command()
+@click.argument("file", required=False, type=YAML_FILE)
 @question_options
 @click.option(
-    "--prefill",
-    metavar="LIST",
-    help="A pool that computes the prompts: tp=4,replicas=2; the other flags are the answers'.",
+    "--prefill", metavar="LIST", help="A pool for the prompts: tp=4,replicas=2; the other flags are the answers'."
 )
 @OUTPUT
 @JSON
-def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """One deployment, priced: latencies, rates, the decode step and memory in parts.
 
-    What is left out follows: replicas from --gpus, experts over all ranks of a stage, batch and chunk of the engine, 32 requests in
+    FILE is a plan of --output; flags replace what it says. What is left out follows: replicas from --gpus, experts over all ranks
+    of a stage, batch and chunk of the engine, 32 requests in
     flight at every engine.
 
     \b
     Examples:
+      plan serve estimate serve.yaml --concurrency 128
       plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
       plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
       plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
@@ -224,11 +228,11 @@ def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """
     from planner import api
 
-    length, file = told(outputs)
-    found = api.serve_estimate(output=length, **flags)
-    if file is not None:
-        found.save(file)
-        click.echo(f"wrote {file}", err=True)
+    length, written = told(outputs)
+    found = api.serve_estimate(file, output=length, **flags)
+    if written is not None:
+        found.save(written)
+        click.echo(f"wrote {written}", err=True)
     emit(found, as_json)
 
 
