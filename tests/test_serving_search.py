@@ -405,3 +405,15 @@ def test_a_load_that_the_search_chose_is_chosen_again() -> None:
         16,
         16,
     ]
+
+
+def test_an_interrupt_keeps_what_was_found(run: Any) -> None:
+    def interrupted(text: str) -> None:
+        if "8" in text:
+            raise KeyboardInterrupt
+
+    found = planner.serve_what_if(**{**SMALL, "weights": "bf16"}, cache=["bf16", "fp8"], progress=interrupted).found
+    assert [one.change for one in found.rows] == ["as it is"] and not found.complete
+    assert not planner.serve_cheapest(
+        "h100-sxm", **{**SMALL, "gpus": 1, "hardware": None}, progress=lambda _: interrupted("8")
+    ).found.complete

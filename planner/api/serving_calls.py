@@ -210,7 +210,7 @@ def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any)
     request = request_of("serve_cheapest", keywords)
     if request.gpus is None and request.rate is None and request.concurrency is None:
         raise PlannerError("which is cheapest for what? give --gpus, or a load: --rate, like 5/s, or --concurrency")
-    return Answer(Changed(cheapest(request, hardware or priced_hardware(), progress)), printed)
+    return Answer(Changed(*cheapest(request, hardware or priced_hardware(), progress)), printed)
 
 
 def serve_compare(
@@ -277,7 +277,7 @@ def serve_what_if(
         plan = base if isinstance(base, ServePlan) else load_serve(base)
         objective = objective or (plan.file.chosen_for if plan.file.chosen_for in OBJECTIVES else None)
         request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
-    return Answer(Changed(what_if(request, varied, objective or "balanced", progress)), printed)
+    return Answer(Changed(*what_if(request, varied, objective or "balanced", progress)), printed)
 
 
 __all__ = [

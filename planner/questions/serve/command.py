@@ -9,8 +9,8 @@ import click
 
 from planner.terminal.flags import completed, emit, progress
 
-NOTHING_SERVES = 1
-"""Exit code when nothing starts or keeps the limits."""
+NOTHING_SERVES, INTERRUPTED = 1, 130
+"""Exit codes: nothing starts or keeps the limits; stopped with Ctrl-C, what was found is printed."""
 YAML_FILE = click.Path(dir_okay=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 QUESTION: tuple[tuple[str, Any, str, str], ...] = (
@@ -188,6 +188,17 @@ def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **
         sys.exit(NOTHING_SERVES)
 
 
+def _rows(answer: Any, as_json: bool) -> None:
+    """Print rows; exit as there are any that serve, and as all were looked at."""
+    found = answer.found
+    emit(answer, as_json)
+    if not found.complete:
+        click.echo(f"interrupted: {len(found.rows)} rows were found, the others were not looked at", err=True)
+        sys.exit(INTERRUPTED)
+    if not any(one.kept for one in found.rows):
+        sys.exit(NOTHING_SERVES)
+
+
 def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
     """Hardware by price."""
     from planner import api
@@ -198,9 +209,7 @@ def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[
     flags.pop("fewest_gpus")
     with progress("pricing hardware") as say:
         found = api.serve_cheapest(*names, progress=say, output=length, **flags)
-    emit(found, as_json)
-    if not any(one.kept for one in found.found.rows):
-        sys.exit(NOTHING_SERVES)
+    _rows(found, as_json)
 
 
 @serve.command()
@@ -300,6 +309,4 @@ def what_if(file: Path | None, objective: str | None, as_json: bool, **changes: 
 
     with progress("searching") as say:
         found = api.serve_what_if(file, objective=objective, progress=say, **changes)
-    emit(found, as_json)
-    if not any(one.kept for one in found.found.rows):
-        sys.exit(NOTHING_SERVES)
+    _rows(found, as_json)
