@@ -28,7 +28,7 @@ ASKED = (
     "tpot", "percentile", "rate", "concurrency", "offline", "static", "prefix_hit", "speculation", "disaggregated", "price",
 )  # fmt: skip
 """Keywords of every question of serving: the flags in Python spelling."""
-LAYOUT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens")
+LAYOUT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens", "gpu_weights")
 """Fields of a deployment's layout."""
 
 

@@ -48,6 +48,7 @@ from planner.schema import (
     value_of,
     within,
 )
+from planner.serving.engine import load_engine
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Limits, Traffic
@@ -69,8 +70,10 @@ Figure = Number | None
 EngineName = Annotated[
     str,
     Rule(
-        signs=re.compile(rf"({'|'.join(ENGINES)})(@\d{{1,4}}(\.\d{{1,4}}){{0,3}}((rc|\.post|a|b)\d{{1,3}})?)?"),
-        says=f"one of {', '.join(ENGINES)}, with @ and a version if one is meant, like vllm@0.33",
+        signs=re.compile(
+            rf"({'|'.join(ENGINES)})(@\d{{1,4}}(\.\d{{1,4}}){{0,3}}((rc|\.post|a|b)\d{{1,3}})?)?|[\w./ +-]{{1,200}}\.ya?ml"
+        ),
+        says=f"one of {', '.join(ENGINES)}, with @ and a version if one is meant, like vllm@0.33; or a YAML file",
     ),
 ]
 
@@ -232,7 +235,7 @@ class ServePlan:
     @property
     def engine_name(self) -> str:
         """The engine without its version."""
-        return self.engine.partition("@")[0]
+        return load_engine(self.engine).name if self.engine.endswith((".yaml", ".yml")) else self.engine.partition("@")[0]
 
     @property
     def longest(self) -> int:

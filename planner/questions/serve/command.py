@@ -51,6 +51,7 @@ LAYOUT: tuple[tuple[str, str], ...] = (
     ("moe_tp", "Tensor parallel ranks inside an expert."), ("dcp", "Ranks that share out the cache by position in decode."),
     ("max_batch", "Sequences in one step of an engine at most. [of the engine]"),
     ("max_tokens", "Tokens of one step of a rank at most (chunk size). [of the engine]"),
+    ("gpu_weights", "Percent of layers' weights, or of experts, on GPUs; the rest in host memory. [100]"),
 )  # fmt: skip
 
 
