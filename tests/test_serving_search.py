@@ -167,6 +167,19 @@ def test_a_plan_survives_its_file(tmp_path: Any) -> None:
     assert again == plan.file and isinstance(again, ServePlan) and again.layout.tp == 2 and again.gpus == 2
 
 
+def test_a_plan_with_something_changed(tmp_path: Any) -> None:
+    plan = planner.serve_estimate(**{**SMALL, "gpus": 4, "tp": 2, "concurrency": 16})
+    plan.save(tmp_path / "serve.yaml")
+    assert planner.serve_estimate(tmp_path / "serve.yaml").file == plan.file
+    more = planner.serve_estimate(tmp_path / "serve.yaml", rate="2/s", cache="fp8").file
+    assert (more.traffic.load, more.traffic.value, more.precision.cache) == ("rate", 2, "fp8")
+    assert (more.layout.tp, more.layout.replicas, more.traffic.input) == (2, 2, plan.file.traffic.input)
+    wider = planner.serve_estimate(plan, tp=4, engine="sglang").file
+    assert (wider.layout.tp, wider.layout.replicas, wider.engine_name) == (4, 1, "sglang")
+    pools = planner.serve_estimate(plan, prefill="tp=2", tp=2, gpus=4)
+    assert planner.serve_estimate(pools, concurrency=8).file.prefill == pools.file.prefill
+
+
 def test_idle_gpus_are_paid_for() -> None:
     three = planner.serve_estimate(**{**SMALL, "gpus": 3, "tp": 2, "concurrency": 16})
     two = planner.serve_estimate(**{**SMALL, "gpus": 2, "tp": 2, "concurrency": 16})
@@ -392,3 +405,15 @@ def test_a_load_that_the_search_chose_is_chosen_again() -> None:
         16,
         16,
     ]
+
+
+def test_an_interrupt_keeps_what_was_found(run: Any) -> None:
+    def interrupted(text: str) -> None:
+        if "8" in text:
+            raise KeyboardInterrupt
+
+    found = planner.serve_what_if(**{**SMALL, "weights": "bf16"}, cache=["bf16", "fp8"], progress=interrupted).found
+    assert [one.change for one in found.rows] == ["as it is"] and not found.complete
+    assert not planner.serve_cheapest(
+        "h100-sxm", **{**SMALL, "gpus": 1, "hardware": None}, progress=lambda _: interrupted("8")
+    ).found.complete

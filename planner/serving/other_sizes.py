@@ -222,25 +222,33 @@ def _stronger(question: Question) -> list[str]:
     return [name for _, name in sorted(found)[:MOST_WAYS]]
 
 
-def cheapest(request: ServeRequest, names: Iterable[str], progress: Progress = lambda _: None) -> list[Change]:
+def cheapest(
+    request: ServeRequest, names: Iterable[str], progress: Progress = lambda _: None
+) -> tuple[list[Change], bool]:
     """Hardware by price: dollars an hour where a load is given, on the fewest GPUs of each that serve it; else dollars of a million
-    tokens on the GPUs of the question. What cannot serve comes last."""
-    rows = []
-    for name in names:
-        progress(name)
-        one = replace(request, hardware=name, intra_node=None, any_number=request.gpus is None)
-        question = ask(one)
-        if question.task.loaded:
-            gpus = fewest_gpus(question, lambda text, name=name: progress(f"{name}: {text}"))  # type: ignore[misc]
-            if gpus is None:
-                rows.append(Change(
-                    change=name, flag=f"--hardware {name}", question=question, plan=None,
-                    why_not=f"does not serve it on up to {question.gpus} GPUs",
-                ))  # fmt: skip
-                continue
-            one = replace(one, gpus=gpus, nodes=None, any_number=False)
-        rows.append(changed(name, f"--hardware {name}", one))
-    return sorted(rows, key=lambda row: (not row.kept, dollars(row)))
+    tokens on the GPUs of the question. What cannot serve comes last. And whether all was looked at: Ctrl-C ends it with what was
+    found."""
+    rows, complete = list[Change](), True
+    try:
+        for name in names:
+            progress(name)
+            rows.append(_on_hardware(request, name, progress))
+    except KeyboardInterrupt:
+        complete = False
+    return sorted(rows, key=lambda row: (not row.kept, dollars(row))), complete
+
+
+def _on_hardware(request: ServeRequest, name: str, progress: Progress) -> Change:
+    """The best deployment on other hardware; under a load on the fewest GPUs of it."""
+    one = replace(request, hardware=name, intra_node=None, any_number=request.gpus is None)
+    question = ask(one)
+    if question.task.loaded:
+        gpus = fewest_gpus(question, lambda text: progress(f"{name}: {text}"))
+        if gpus is None:
+            why = f"does not serve it on up to {question.gpus} GPUs"
+            return Change(change=name, flag=f"--hardware {name}", question=question, plan=None, why_not=why)
+        one = replace(one, gpus=gpus, nodes=None, any_number=False)
+    return changed(name, f"--hardware {name}", one)
 
 
 def dollars(row: Change) -> float:
