@@ -26,7 +26,7 @@ from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_bytes, format_count, format_seconds
-from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
+from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size, usual_name
 
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
@@ -263,7 +263,7 @@ def _frozen_weights(
 def _precision(request: Request, hardware: HardwareProfile, trainer: Trainer, assumed: list[Assumption]) -> str:
     """What the trainer takes, or fp16 where the device has no bf16."""
     if request.precision is not None:
-        return request.precision
+        return usual_name(request.precision)
     found = trainer.legal.precisions[0]
     if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops:
         found = "fp16"
@@ -274,7 +274,7 @@ def _precision(request: Request, hardware: HardwareProfile, trainer: Trainer, as
 def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list[Assumption]) -> str:
     """Adam, or what the trainer takes in its place."""
     if request.optimizer is not None:
-        return request.optimizer
+        return usual_name(request.optimizer)
     found = trainer.legal.fine_tuning.optimizer or "adam"
     why = "Adam, both moments in bf16" if precision == "bf16_true" and found == "adam" else OPTIMIZERS[found]
     assumed.append(Assumption("optimizer", found, why, "--optimizer"))

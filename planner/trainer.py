@@ -240,11 +240,22 @@ def trainer_from_dict(data: Mapping[str, Any], *, where: str, written: str = "")
         name: schema.read(kind, {key: data[key] for key in schema.fields_of(kind)[0]}, where)
         for name, kind in RECORDS.items()
     }
+    _require_habits(records["legal"], records["stored"], where)
     terms = _terms(data.get("terms", {}), where)
     for name, values in options_of(data, where).items():
         for value, facts in values.items():
             _require_facts(facts, records, {one.folder() for one in terms}, f"{where}: option {name} {value}")
     return Trainer(**texts, **records, terms=terms, choices=choices_of(data, where, written))
+
+
+def _require_habits(legal: Legal, stored: Stored, where: str) -> None:
+    """Raise PlannerError where a job of fine-tuning is by default what the trainer cannot run."""
+    own = legal.fine_tuning
+    for name, value, known in (
+        ("frozen_weights", own.frozen_weights, legal.frozen_weights), ("optimizer", own.optimizer, tuple(stored.optimizer_bytes)),
+    ):  # fmt: skip
+        if value and value not in known:
+            raise PlannerError(f"{where}: fine_tuning: {name} is {shown(value)}; it must be of {', '.join(known)}")
 
 
 def _require_facts(facts: Mapping[str, Any], records: Mapping[str, Any], terms: set[str], where: str) -> None:

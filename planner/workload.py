@@ -39,6 +39,11 @@ OPTIMIZERS: dict[str, str] = {
 }
 PAGED = ("paged_adam", "paged_adam_8bit")
 """Optimizers whose states are pages that live in host memory and come to the GPU for the update."""
+CALLED = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "adamw": "adam", "adamw_torch": "adam",
+    "adamw_8bit": "adam_8bit", "paged_adamw": "paged_adam", "paged_adamw_8bit": "paged_adam_8bit",
+}  # fmt: skip
+"""Precisions and optimizers by what people call them; decoupled weight decay takes no memory."""
 OBJECTIVES: dict[str, str] = {
     "lm": "next-token prediction (pre-training, supervised fine-tuning)",
     "dpo": "direct preference optimization: pairs of sequences, and a forward pass of a frozen reference model",
@@ -56,6 +61,12 @@ FROZEN_WEIGHTS = WORDS["frozen_weights"]
 """How linear layers of a frozen base lie in memory; embedding, head and norms stay as they are."""
 
 IMBALANCE = "a number from 1 to 1024, or 0 for that of a trained router"
+
+
+def usual_name(text: str) -> str:
+    """A precision or an optimizer as it is called here; what is not known stays."""
+    name = text.lower().replace("-", "_")
+    return CALLED.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from planner.linear_attention import LinearAttention
 from planner.model import load_model
 from planner.serving.curves import DecodeCurves, decode_curves
 from planner.serving.curves.decode_curves import ENGINES
-from planner.serving.curves.expert_routing import slowest_rank
+from planner.serving.curves.expert_kernels import slowest_rank
 from planner.serving.curves.kernel_tables import Kernel, Likeness, kernel_from, measured_devices
 from planner.serving.engine import load_engine
 from planner.serving.served import Served
@@ -182,6 +182,42 @@ def test_experts(curves: DecodeCurves, weights: str, skewed: bool) -> None:
     for tokens in (1.0, 64.0, 4096.0):
         grows(time(tokens, ep=2.0 ** np.arange(7, -1, -1)))
         grows(time(tokens, moe_tp=2.0 ** np.arange(4, -1, -1)))
+
+
+def test_experts_of_many_rows_follow_grouped_products() -> None:
+    """At 2,048 rows per expert not below the peak, and near grouped products; the join does not jump."""
+    curves, hardware = decode_curves(load_hardware("h100-sxm")), load_hardware("h100-sxm")
+    shape = {"hidden": 4096.0, "ffn": 14336.0, "top_k": 2.0, "experts": 8.0, "moe_tp": 1.0, "ep": 1.0}
+    time = float(curves.experts_time(8192.0, weights="bf16", skewed=False, **shape))
+    grouped = sum(
+        float(hardware.grouped_gemm_time(2048.0, n, k, 8.0, "bf16")) for n, k in ((28672.0, 4096.0), (4096.0, 14336.0))
+    )
+    assert grouped < time < 1.3 * grouped and time > 2.0 * 16384.0 * 3.0 * 4096.0 * 14336.0 / hardware.peak("bf16")
+    tokens = np.arange(200.0, 1400.0, 4.0)
+    times = curves.experts_time(tokens, weights="bf16", skewed=False, **shape)
+    assert np.all(np.diff(times) / times[1:] < 0.03)
+
+
+def test_experts_of_an_engine_without_rows_are_launched_less() -> None:
+    hardware = load_hardware("b200-sxm")
+    vllm, trtllm = (decode_curves(hardware, engine) for engine in ("vllm", "trtllm"))
+    shape = {**EXPERTS, "hidden": 7168.0, "ffn": 2048.0, "experts": 256.0, "moe_tp": 8.0}
+    few, many = (
+        vllm.experts_time(one, weights="nvfp4", **shape) - trtllm.experts_time(one, weights="nvfp4", **shape)
+        for one in (1.0, 512.0)
+    )
+    assert 5e-6 < few < 25e-6 and many == pytest.approx(few, rel=0.05)
+    assert "launches of trtllm derived" in trtllm.provenance["experts"] and "derived" not in vllm.provenance["experts"]
+
+
+def test_mxfp4_runs_on_fp4_cores_where_there_are_some() -> None:
+    """Blackwell's kernel of nvfp4 reads it, and Hopper's unpacks it."""
+    shape = {"hidden": 2880.0, "ffn": 2880.0, "top_k": 4.0, "experts": 128.0, "moe_tp": 1.0, "ep": 1.0}
+    times = {
+        name: float(decode_curves(load_hardware(name)).experts_time(16384.0, weights="mxfp4", **shape))
+        for name in ("h100-sxm", "b200-sxm")
+    }
+    assert times["h100-sxm"] > 3.0 * times["b200-sxm"]
 
 
 def test_dispatch_and_combine(curves: DecodeCurves) -> None:

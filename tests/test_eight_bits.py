@@ -33,19 +33,27 @@ def drawn(*shape: int, seed: int = 1) -> Any:
 
 
 def test_products_are_those_of_the_kernel_of_torch() -> None:
-    """Of every pair of types that the passes multiply, with a scale per tensor and per row."""
+    """Of every pair of types that the passes multiply, with a scale per tensor and per row, as they lie or turned; what a GPU runs
+    is called here by the processor, which has the kernel too, if slowly."""
     import torch
 
-    from planner.lab.reference.eight_bits import E4M3, E5M2, RECIPES, Shared, product
+    from planner.lab.reference.eight_bits import E4M3, E5M2, RECIPES, Shared, _product_on_gpu, product
 
     for left, right in ((E4M3, E4M3), (E5M2, E4M3)):
         for name in ("fp8", "fp8_row"):
             how = Shared(recipe=RECIPES[name], fused=False)
-            a, b = (how.quantised(drawn(16, 32, seed=s), 1, how.recipe.tile, None, t) for s, t in ((1, left), (2, right)))
+            given = drawn(16, 32), drawn(16, 32, seed=2)
+            a, b = (how.quantised(one, 1, how.recipe.tile, None, t) for one, t in zip(given, (left, right), strict=True))
+            turned = [how.quantised(one, 0, how.recipe.tile, None, t).turned for one, t in zip(given, (left, right), strict=True)]
+            for x, y in ((a, b), turned):
+                wanted = product(x, y, torch.bfloat16).float()
+                found = _product_on_gpu(x.values, x.scale, y.values, y.scale, (*x.tile, *y.tile), torch.bfloat16)
+                assert found.dtype == torch.bfloat16 and wanted.abs().max() > 1.0
+                assert (found.float() - wanted).abs().max() < 2.0**-8 * wanted.abs().max()
             shapes = ((), ()) if name == "fp8" else ((16, 1), (1, 16))
             scales = (one.scale.reciprocal().reshape(shape) for one, shape in zip((a, b), shapes, strict=True))
-            wanted = torch._scaled_mm(a.values, b.values.t(), *scales, out_dtype=torch.float32)
-            assert (product(a, b, torch.float32) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+            exact = torch._scaled_mm(a.values, b.values.t(), *scales, out_dtype=torch.float32)
+            assert (product(a, b, torch.float32) - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8_row", "fp8_block", "mxfp8"])

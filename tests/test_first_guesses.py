@@ -237,3 +237,22 @@ def test_a_word_that_is_no_command_says_what_it_was_meant_for(word: str, hint: s
 def test_a_trainer_without_a_target_names_those_that_take_its_plans() -> None:
     with pytest.raises(PlannerError, match="'fsdp', which is a trainer; its plans are written for .*accelerate"):
         load_target("fsdp")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [({"precision": "BF16"}, {"precision": "bf16"}), ({"precision": "bfloat16"}, {"precision": "bf16"}),
+     ({"optimizer": "AdamW"}, {"optimizer": "adam"}), ({"optimizer": "adamw-torch"}, {"optimizer": "adam"})],
+)  # fmt: skip
+def test_precisions_and_optimizers_by_what_people_call_them(said: dict[str, str], meant: dict[str, str]) -> None:
+    job = {"model": "llama-8b", "gpus": 8, "hardware": "h100-sxm", "tp": 8, "pp": 1, "cp": 1, "micro_batch_size": 1}
+    assert planner.estimate(**job, **said).to_dict() == planner.estimate(**job, **meant).to_dict()
+    with pytest.raises(PlannerError, match="unknown optimizer 'shampoo'"):
+        planner.estimate(**job, optimizer="shampoo")
+
+
+def test_targets_are_listed_by_name() -> None:
+    from planner.terminal.library_tables import target_lines
+
+    names = [line.split()[0] for line in target_lines() if "; plans of " in line]
+    assert names == sorted(names) and {"megatron", "primus"} <= set(names)

@@ -280,6 +280,14 @@ def test_a_row_faster_than_memory_is_named_and_not_counted() -> None:
     assert run(measured={"tpot_ms": {"mean": 4.5}}, options={"speculative": "mtp"}).impossible == ""
 
 
+def test_a_loop_that_was_not_closed_is_named_and_not_counted() -> None:
+    """Ten waves sent at once wait 0 to 9 answers, 4.5 in the mean: the server's batch limit decides, not the requests in flight."""
+    answer = (0.9 * 1024 - 1) * 15.0
+    for title, times, counts in (("InferenceX", 4.5, False), ("InferenceX", 3.0, True), ("my runs", 4.5, True)):
+        found = run(title=title, measured={"ttft_ms": {"mean": times * answer}})
+        assert found.counts is counts and found.impossible.startswith("no closed loop") is not counts
+
+
 # -------------------------------------------------------------------------------------------------------- predictions
 
 

@@ -278,3 +278,27 @@ def test_a_receive_interval_delays_the_first_token() -> None:
         for interval in (1, 21)
     )
     assert float(seldom.ttft.mean) - float(at_once.ttft.mean) == pytest.approx(10 * float(at_once.step.total), rel=0.05)
+
+
+def test_context_parallel_decode_pays_for_its_exchanges() -> None:
+    """Long contexts are worth them, short ones are not: the cache is read once instead of dcp times, but queries travel."""
+    one = served("deepseek-v3", "h200-sxm", "vllm", "fp8_block")
+    whole, split = (ServingLayout(tp=8, moe_tp=8, dcp=dcp, max_batch=64) for dcp in (1, 8))
+    for context, better in ((256.0, whole), (131072.0, split)):
+        times = {
+            layout.dcp: float(step_time(one, layout, Pass(batch=32.0, context=context)).total)
+            for layout in (whole, split)
+        }
+        assert min(times, key=lambda dcp: times[dcp]) == better.dcp
+    moved = [float(step_time(one, layout, Pass(batch=32.0, context=4096.0)).communication) for layout in (whole, split)]
+    assert moved[1] > moved[0] + 61 * 10e-6
+
+
+def test_prompts_hold_up_all_groups_of_a_pipeline() -> None:
+    """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass only a p-th."""
+    traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(100))
+    one, four = (load.Engine(DENSE, ServingLayout(tp=2, pp=pp, max_batch=1024), traffic) for pp in (1, 4))
+    assert float(one.together(50.0)) == pytest.approx(1.0)
+    assert float(four.together(0.01)) == pytest.approx(1.0, rel=1e-3)
+    assert float(four.together(400.0)) == pytest.approx(0.25)
+    assert float(four.together(200.0)) == pytest.approx((1 - 0.5**4) / 2.0)

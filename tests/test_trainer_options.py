@@ -86,6 +86,8 @@ def test_options_are_written_name_and_value(given: Any) -> None:
         ({"defaults": {"tp": 4}}, "unknown key 'tp'"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"model": "("}]}}, "'(' is no regular expression"),
         ({"versions": {"1": {}}, "recipes": {"1": [{"options": {"dropout": "no"}}]}}, "unknown dropout of"),
+        ({"fine_tuning": {"frozen_weights": "megatron"}}, "frozen_weights is 'megatron'; it must be of bf16"),
+        ({"fine_tuning": {"optimizer": "paged_adam"}}, "optimizer is 'paged_adam'; it must be of adam"),
     ],
 )
 def test_a_wrong_file_gets_a_sentence(tmp_path: Path, more: dict[str, Any], sentence: str) -> None:

@@ -475,6 +475,8 @@ def experts(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
     """
     entries: dict[str, Any] = {}
     for (dtype, engine), own in grouped(rows, "dtype", "engine"):
+        if dtype == "w4a16_mxfp4" and hardware.arch in ("Blackwell", "Blackwell Ultra"):
+            continue  # weights unpacked for 16-bit cores, where engines use those for 4 bits: nvfp4 stands for it
         if dtype == "fp8" and hardware.name in ("h100-sxm", "h200-sxm"):
             continue  # 5 times slower than bf16: a fallback that no server should run; fp8_block stands for it
         own = [row for row in own if (row["hidden"], row["experts"]) != GROUPED]

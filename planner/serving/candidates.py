@@ -69,7 +69,7 @@ def _experts(model: ModelSpec, ranks: int, pins: Mapping[str, int]) -> list[tupl
     """(ep, moe_tp) of the ranks of a stage: whole experts, every expert over all ranks of a node, and what lies between in a
     node."""
     if not model.is_moe:
-        return [(1, 1)]
+        return [(pins.get("ep", 1), pins.get("moe_tp", 1))]
     found = [(ep, ranks // ep) for ep in divisors(ranks) if model.num_experts % ep == 0 and _together(ep, ranks)]
     if {"ep", "moe_tp"} & pins.keys():
         found = [(ep, ranks // ep) for ep in divisors(ranks)]

@@ -100,7 +100,7 @@ class Engine:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
         An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
-        S = T(0, n). With attention data parallelism attn_dp prompts run at once; with pp stages pp passes are in flight.
+        S = T(0, n). With attention data parallelism attn_dp prompts run at once.
         """
         number, tokens = self.chunks(batch)
         mixes = self.served.engine.mixes_prefill
@@ -114,7 +114,14 @@ class Engine:
         )
         whole = np.asarray(step_time(self.served, self.layout, work).total)
         added = np.maximum(whole - decode, 0.0) if mixes else whole
-        return number * added / (self.dp * self.pp), number * whole
+        return number * added * self.together(batch) / self.dp, number * whole
+
+    def together(self, batch: Any) -> Floats:
+        """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
+        with a prompt holds up all of them, unless another has one too. (1 - (1 - f)^p) / (f p) where a pass has one with the
+        chance f = B / (O p): from 1, when prompts are rare, to 1 / p."""
+        chance = np.clip(np.asarray(batch) / (np.maximum(self.output, 1.0) * self.pp), 1e-6, 1.0 - 1e-12)
+        return np.asarray(-np.expm1(self.pp * np.log1p(-chance)) / (chance * self.pp))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from planner.hardware import load_hardware
 from planner.serving.engine import load_engine
 from planner.serving.estimate import estimate
 from planner.serving.pool_search import priced_pools
+from planner.serving.priced_table import Choice
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
@@ -18,7 +19,6 @@ from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
 from planner.serving.serving_rows import plan_of, with_ranges
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import Choice
 from planner.serving.traffic import Traffic
 
 ENGINE = "vllm"

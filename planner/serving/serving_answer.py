@@ -12,6 +12,7 @@ from planner.errors import PlannerError
 from planner.serving.candidates import row_of
 from planner.serving.estimate import estimate
 from planner.serving.pool_search import chosen_pools, pool_pairs
+from planner.serving.priced_table import Choice, Priced, Task, joined
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
@@ -20,19 +21,7 @@ from planner.serving.serving_question import Question
 from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first
 from planner.serving.serving_rows import plan_of
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import (
-    OBJECTIVES,
-    Choice,
-    Priced,
-    Task,
-    chosen,
-    front_of,
-    joined,
-    priced,
-    ranked,
-    splits,
-    value_of,
-)
+from planner.serving.serving_search import CHUNKS, OBJECTIVES, chosen, front_of, priced, ranked, splits, value_of
 
 AT_LIMITS, AT_LOAD = "at the limits", "at this load"
 MOST_FRONT = 16
@@ -110,7 +99,8 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
 def searched(question: Question, precision: Precision | None, progress: Callable[[str], None]) -> list[Priced]:
     """Aggregated deployments, and pools where they are asked for or a limit or a load may speak for them."""
     apart = question.disaggregated
-    searches = [priced]
+    chunks = CHUNKS if precision is None else ()
+    searches: list[Callable[[Served, Task], Priced]] = [lambda one, task: priced(one, task, chunks)]
     searches += [pool_pairs] if apart or (apart is None and (question.task.limited or question.task.loaded)) else []
     served, tables = question.served(precision), []
     for search in searches:
@@ -177,8 +167,13 @@ class Picks:
             following = found[number + 1] if number == 0 and len(found) > 1 else None
             missing = misses(one)
             equal = 0 if number or missing else self._equal(objective, keys[:top])
-            plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following, equal)))
+            why = f"{missing}." if missing else why_first(one, following, equal)
+            plans.append(plan_of(question, one, why, chosen_for=self.chosen_for(objective)))
         return plans
+
+    def chosen_for(self, objective: str) -> str:
+        """What loads are chosen for; empty where the load is asked for."""
+        return "" if self.task.loaded else "limits" if self.task.limited else objective
 
     def _equal(self, objective: str, keys: Sequence[Key]) -> int:
         """How many rows after the first are too near to it to be told apart by what the objective is about."""

@@ -16,6 +16,7 @@ from planner.serving.candidates import loads
 from planner.serving.estimate import estimate
 from planner.serving.one_deployment import completed
 from planner.serving.other_sizes import Change, changed
+from planner.serving.priced_table import Choice
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_inputs import lengths_text, read_split
@@ -24,7 +25,6 @@ from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
 from planner.serving.serving_rows import layout_text, plan_of
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import Choice
 
 MOST_COMPARED = 24
 """Splits that a comparison takes by itself at most."""
@@ -113,7 +113,7 @@ def _at_its_load(question: Question, served: Served, layout: ServingLayout) -> C
         alone = estimate(served, layout, replace(traffic, load="concurrency", value=1.0))
         each = (
             max(float(np.asarray(alone.max_concurrency)) / int(layout.replicas), 1.0)
-            if bool(np.all(alone.fits))
+            if bool(np.all(np.asarray(alone.fits)))
             else 1.0
         )
         grid = loads(each)
@@ -182,12 +182,13 @@ def what_if(
 
 
 def request_of_plan(plan: ServePlan) -> ServeRequest:
-    """The question that a plan answers: its split and engine are open, its load too where it is of the search's own choice."""
+    """The question that a plan answers: its split is open, its load too where a search chose it."""
     traffic, limits = plan.traffic, plan.limits
+    load: dict[str, Any] = {} if plan.chosen_for else {traffic.load: traffic.value}
     return ServeRequest(
         model=plan.model, gpus=plan.gpus, hardware=plan.hardware, engine=plan.engine, weights=None, input=traffic.input,
         output=traffic.output, ttft=None if np.isinf(limits.ttft) else limits.ttft,
         tpot=None if np.isinf(limits.tpot) else limits.tpot,
         percentile=limits.percentile, prefix_hit=traffic.prefix_hit, speculation=traffic.speculation, fixed=plan.precision,
-        **{traffic.load: traffic.value},
+        **load,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.serving.engine import Engine, engine_names, load_engine
+from planner.serving.priced_table import Task
 from planner.serving.published import alternatives, precision_text, published
 from planner.serving.served import Served
 from planner.serving.serving_inputs import (
@@ -28,7 +29,6 @@ from planner.serving.serving_inputs import (
     read_speculation,
 )
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
-from planner.serving.serving_search import Task
 from planner.serving.traffic import Limits, Traffic
 from planner.units import format_seconds, parse
 
@@ -212,15 +212,15 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
     """Those named, separated by commas; all at their newest version where none is."""
     said = [one.strip() for one in (request.engine or "").split(",") if one.strip()]
     if not said:
-        found = tuple(load_engine(one) for one in engine_names())
-        text = ", ".join(f"{one.name} {one.version}" for one in found)
+        every = tuple(load_engine(one) for one in engine_names())
+        text = ", ".join(f"{one.name} {one.version}" for one in every)
         assumed.append(Assumption("engines", text, "the newest versions known", "--engine NAME@VERSION"))
-        return found
+        return every
     names = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm", "trt_llm": "trtllm"}
-    found = []
+    found: list[Engine] = []
     for one in said:
         name, at, version = one.lower().partition("@")
-        engine = load_engine(f"{names.get(name, name)}{at}{version}")
+        engine = load_engine(one if one.endswith((".yaml", ".yml")) else f"{names.get(name, name)}{at}{version}")
         if engine.note:
             assumed.append(
                 Assumption("engine", f"{engine.name} {engine.version}", engine.note, "--engine NAME@VERSION")
@@ -275,15 +275,15 @@ def _percentile(request: ServeRequest) -> str:
 
 def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption]) -> tuple[Traffic, bool]:
     """Lengths and load; and whether a load was given."""
-    lengths = {}
+    asked: dict[str, Any] = {}
     for name, usual in (("input", INPUT), ("output", OUTPUT)):
         if getattr(request, name) is None:
             assumed.append(Assumption(name, f"{usual:.0f} tokens", "a chat with some context", f"--{name}"))
-        lengths[name] = usual if getattr(request, name) is None else getattr(request, name)
-    exact = {name: read_lengths(said, f"--{name}") for name, said in lengths.items()}
+        asked[name] = usual if getattr(request, name) is None else getattr(request, name)
+    exact = {name: read_lengths(said, f"--{name}") for name, said in asked.items()}
     mean = exact["input"].mean + exact["output"].mean
     spread = max(min(SPREAD, model.max_sequence_length / mean - 1.0), 0.0)
-    lengths = {name: read_lengths(said, f"--{name}", spread) for name, said in lengths.items()}
+    lengths = {name: read_lengths(said, f"--{name}", spread) for name, said in asked.items()}
     if varied := [name for name in lengths if lengths[name] != exact[name]]:
         text = f"uniform, {1 - spread:.2g} to {1 + spread:.2g} times the mean"
         assumed.append(
@@ -301,7 +301,14 @@ def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
         value = read_rate(said) if load == "rate" else read_concurrency(said, f"--{load}")
     hit = 0.0 if request.prefix_hit is None else read_share(request.prefix_hit, "--prefix-hit")
     speculation = read_speculation(request.speculation)
-    return Traffic(**lengths, load=load, value=value, prefix_hit=hit, speculation=speculation), bool(given)
+    return Traffic(
+        input=lengths["input"],
+        output=lengths["output"],
+        load=load,
+        value=value,
+        prefix_hit=hit,
+        speculation=speculation,
+    ), bool(given)
 
 
 def traffic_text(traffic: Traffic, loaded: bool) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.serving.priced_table import Choice
 from planner.serving.result import StepTime
 from planner.serving.serving_rows import layout_text
-from planner.serving.serving_search import Choice
 from planner.units import GIB, format_seconds
 
 PART_TEXT = {
@@ -113,7 +113,7 @@ def disaggregated_text(loaded: bool, together: Choice, apart: Choice) -> str:
 def misses(one: Choice) -> str:
     """By how much a deployment misses: memory first, then that it keeps up, then limits."""
     found = one.found
-    if not bool(np.all(found.fits)):
+    if not bool(np.all(np.asarray(found.fits))):
         memory = found.memory
         parts = {
             name: _number(getattr(memory, name)) for name in ("weights", "draft", "activations", "graphs", "reserve")
@@ -127,7 +127,7 @@ def misses(one: Choice) -> str:
         return (
             f"does not start: {_number(memory.cache) / GIB:.1f} GiB of cache hold no request of this length ({largest})"
         )
-    if one.traffic.load == "rate" and bool(np.all(found.saturated)):
+    if one.traffic.load == "rate" and bool(np.all(np.asarray(found.saturated))):
         return f"does not keep up with {one.traffic.value:g} requests/s: the queue grows"
     said = []
     for name, latency, limit in (("TTFT", found.ttft, one.limits.ttft), ("TPOT", found.tpot, one.limits.tpot)):

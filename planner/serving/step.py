@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.serving import host_weights
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
@@ -78,7 +79,13 @@ class _Step:
         linear = attends * self._projections() + dense * self._mlp(
             float(model.ffn_size), self.tp, self.served.precision.weights
         )
-        experts = sparse * self._experts() if model.is_moe else 0.0
+        linear = host_weights.products_seconds(self.served, self.layout, linear)
+        rows = self.tokens * self.attn_dp
+        experts = (
+            sparse * host_weights.experts_seconds(self.served, self.layout, self._experts(), rows)
+            if model.is_moe
+            else 0.0
+        )
         router = (
             sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
             if sparse
@@ -189,7 +196,7 @@ class _Step:
             kv = np.maximum(m.num_kv_heads / self.tp, 1.0)
             decode = self.curves.decode_attention_time(
                 batch=batch,
-                heads=heads,
+                heads=heads * dcp,
                 kv_heads=kv,
                 head_dim=float(m.head_dim),
                 context=np.maximum(context / dcp, 1.0),
@@ -236,11 +243,14 @@ class _Step:
     def _memory_bound(self, attends: float, mlps: float) -> Floats:
         """Kernels between the products: norms with the residual sum, rotary embedding with the write to the cache, activation.
 
-        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states, absorbed
-        heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where there are
-        experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, as they wait for each other.
+        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states,
+        absorbed heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where
+        there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
         """
         m = self.model
+        # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
+        # before it to drain: seven a layer, five more with MLA's compressed states and absorbed heads.
+        gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * self.hardware.graph_launch_floor
         h, rows = float(m.hidden_size), self.tokens
         norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
@@ -249,7 +259,7 @@ class _Step:
         floor = self.hardware.launch_floor
         per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
         per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
-        return attends * per_attention + mlps * per_mlp
+        return gaps + attends * per_attention + mlps * per_mlp
 
     def _communication(self) -> Floats:
         """All-reduces after attention and MLP, or the gathers of attention data parallelism, and messages of pipelines."""
@@ -276,7 +286,21 @@ class _Step:
             total = total + hops * self.served.cluster.collective_time(
                 "send_recv", size, np.where(hops > 0, 2, 1), self.ranks
             )
-        return np.asarray(total)
+        return np.asarray(total + self._context_parallel())
+
+    def _context_parallel(self) -> Floats:
+        """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
+        gathered and outputs are summed and scattered in each layer.  [vLLM, --decode-context-parallel-size]"""
+        m, dcp = self.model, np.asarray(self.layout.dcp, dtype=np.float64)
+        if not np.any(dcp > 1.0):
+            return np.zeros_like(dcp)
+        query, value = (
+            (m.kv_lora_rank + m.qk_rope_head_dim, m.kv_lora_rank) if m.is_mla else (m.head_dim, m.value_head_size)
+        )
+        heads = ACTIVATION * self.sequences * m.num_heads / self.tp * dcp
+        gathered = self.served.cluster.collective_time("all_gather", heads * query, dcp, 1)
+        summed = self.served.cluster.collective_time("reduce_scatter", heads * value, dcp, 1)
+        return np.where(dcp > 1.0, m.num_attention_layers * (gathered + summed), 0.0)
 
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
@@ -310,7 +334,7 @@ class _Step:
 
     def _launches(self) -> float:
         """Kernels of a pass. Attention: norm, product, rotary embedding, cache, attention and its reduction, product, all-reduce,
-        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm, router,
-        choice, order, two products, activation, sum, all-reduce."""
+        with MLA six more around its compressed states. Dense MLP: norm, two products, activation, all-reduce. Experts: norm,
+        router, choice, order, two products, activation, sum, all-reduce."""
         m = self.model
         return m.num_attention_layers * (8.0 + 6.0 * m.is_mla) + 5.0 * m.num_plain_layers + 9.0 * m.num_moe_layers

@@ -64,7 +64,7 @@ def target_lines() -> list[str]:
     width = max(map(len, TARGETS))
     lines = [
         f"{one.name:{width}}  {one.title}; {one.package} {one.versions}; plans of {', '.join(one.trainers)}"
-        for one in map(load_target, TARGETS)
+        for one in map(load_target, sorted(TARGETS))
     ]
     from planner.serving.export.serving_folder import TARGETS as SERVING
 

@@ -134,12 +134,11 @@ def shape_parts(
         mlp = np.where(has_moe, routed, mlp)
         after = np.where(has_moe, np.maximum(stored + working - routed, 0.0), after)
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
-    attention = sum(term.attention_gradient_bytes(shard) for term in trainer.terms) - mlp
-    transient = np.maximum(np.maximum(transient, scanned), attention)
+    attention = sum(term.attention_gradient_bytes(shard) for term in trainer.terms)
+    transient = np.maximum(np.maximum(transient, scanned), attention - mlp)
     at_head = np.minimum(stages.head.T, 1.0)
-    columns = model.vocab_size / shard.tp
-    logits = shard.tokens * columns * e * loss_share(shard)
-    loss = shard.tokens * columns * logit_bytes(shard) * loss_share(shard)
+    columns = model.vocab_size / shard.tp * loss_share(shard)
+    logits, loss = shard.tokens * columns * e, shard.tokens * columns * logit_bytes(shard)
     later = np.maximum(stages.head.T - 1.0, 0.0)  # prediction modules, whose logits the main loss finds stored
     whole = np.asarray(layout.recompute) == Recompute.NONE
     joined = 2.0 * np.where(shard.split > 1, rows, boundary)  # what a module's projection reads; before it comes an embedding

@@ -30,6 +30,11 @@ SMALL = 0.01
 """Or this part of the largest buffer, where that is less."""
 BOUND = 0.01
 """Difference of traffic beyond which the row says so."""
+MADE_AGAIN = (
+    "compiled layers in {} make norms and SwiGLU again and keep other inputs in 8 bits; the prediction has them in bf16 and is too "
+    "large by that (docs/validate.md, The model that runs)"
+)
+"""Why activations and the peak are less than predicted."""
 Key = tuple[str, str]
 """Operation and dimension."""
 
@@ -88,9 +93,14 @@ def rank_memory(
     """Memory of one rank as every level writes it; ``measured`` has bytes of the categories that were seen, and of the peak."""
     predicted = predicted_memory(asked, stage)
     names = [name for name in (*NAMES.values(), "host", "peak") if name in measured]
+    rows = [memory_row(name, predicted[name], measured[name]) for name in names]
+    split = asked.split
+    if split.linear and split.fused and split.recompute != "selective":
+        said = {"note": MADE_AGAIN.format(split.linear)}
+        rows = [row | said if row["what"] in ("activations", "peak") else row for row in rows]
     return {
         "rank": rank, "stage": stage, "priced_as": POSITIONS[position(stage, asked.split.pp)],
-        "memory": [memory_row(name, predicted[name], measured[name]) for name in names],
+        "memory": rows,
         "at_peak_gib": {name: size / GIB for name, size in at_peak.items()},
     }  # fmt: skip
 

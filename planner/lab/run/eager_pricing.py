@@ -142,7 +142,8 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> Passes
 def not_measured(split: Split) -> str:
     """Why the host's work around layers like these is not measured; "" where it can be."""
     model = split.model
-    kinds = (("experts", model.is_moe), ("latent attention", model.is_mla), ("a split sequence", split.cp > 1))
+    kinds = (("experts", model.is_moe), ("latent attention", model.is_mla), ("a split sequence", split.cp > 1),
+             ("products in 8 bits", split.linear))  # fmt: skip
     names = [name for name, has in kinds if has]
     return f"host time of layers with {' and '.join(names)} is not measured: it is priced by launches" if names else ""
 

@@ -329,6 +329,7 @@ def _verdict(found: dict[str, Any]) -> Iterator[str]:
     memory = [row for one in found["ranks"] for row in one["memory"]]
     if any(row["inside"] is not None for row in (*memory, *found["times"])):
         yield f"outside of their bounds: {', '.join(missed)}" if missed else "all inside of their bounds"
+        yield from dict.fromkeys(row["note"] for row in memory if "note" in row and row["inside"] is False and row["error"] > 0.0)
 
 
 def _of_ranks(stage: int, ranks: list[tuple[int, float]]) -> str:

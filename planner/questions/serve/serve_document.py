@@ -19,7 +19,7 @@ from planner.questions.report.document import Chart, Document, Figure, Value, ch
 from planner.questions.report.show import SERVING_CHARTS as CHARTS
 from planner.questions.serve.show import LATENCY_TEXT, MEMORY_TEXT
 from planner.serving.candidates import loads
-from planner.serving.engine import load_engine
+from planner.serving.engine import engine_names, load_engine
 from planner.serving.one_deployment import price_again, priced_either
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.served import Served
@@ -75,8 +75,9 @@ def _version() -> str:
 
 
 def _search(plan: ServePlan, progress: Callable[[str], None]) -> Answered | None:
-    """The question of the plan at open loads, its own engine alone; None where nothing is legal any more."""
-    said = vars(request_of_plan(plan)) | {plan.traffic.load: None}
+    """The question of the plan at open loads, beside its own engine the others; None where nothing is legal any more."""
+    others = [one for one in engine_names() if one != plan.engine_name]
+    said = vars(request_of_plan(plan)) | {plan.traffic.load: None, "engine": ",".join([plan.engine, *others])}
     with suppress(PlannerError):
         return answer(ask(ServeRequest(**said)), 3, progress)
     return None
@@ -184,7 +185,7 @@ def _load_chart(plan: ServePlan) -> Chart:
     for value in sorted(values):
         one = priced_either(served, plan.layout, plan.prefill, _at(plan, value))
         ttft, tpot, total = (float(np.asarray(x)) for x in (one.ttft.mean, one.tpot.mean, one.output_tokens_per_second))
-        if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(one.saturated))):
+        if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(np.asarray(one.saturated)))):
             rows.append((value, ttft, tpot, total / plan.gpus, value == mine))
     reading = "It keeps up with none of these loads."
     if rows:
@@ -233,17 +234,16 @@ def _alternatives(plan: ServePlan, beside: Answered | None, rates: Rates) -> Cha
     for one, purpose in zip(beside.best, beside.purposes, strict=True) if beside else ():
         row = row_of_plan(one, rates)
         rows.append((
-            purpose, row.layout, row.load, row.tokens_per_second_per_gpu, row.tokens_per_second_per_user, row.ttft_s, row.tpot_s,
-            row.usd_per_million_output,
+            purpose, row.engine, row.layout, row.load, row.tokens_per_second_per_gpu, row.tokens_per_second_per_user, row.ttft_s,
+            row.tpot_s, row.usd_per_million_output,
         ))  # fmt: skip
     said = (
-        "for text, layout text split, load text, each rate tok/s of a GPU, user rate tok/s of a user, ttft_s seconds TTFT, "
-        "tpot_s seconds "
-        "TPOT, usd number $/M output"
+        "for text, engine text, layout text split, load text, each rate tok/s of a GPU, user rate tok/s of a user, "
+        "ttft_s seconds TTFT, tpot_s seconds TPOT, usd number $/M output"
     )
     return Chart(
         name="alternatives",
-        title=f"Best deployments with {plan.engine.replace('@', ' ')}",
+        title="Best deployments",
         reading="",
         columns=columns(said),
         rows=rows,

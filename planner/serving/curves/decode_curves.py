@@ -12,8 +12,9 @@ from planner import arrays as npt
 from planner.curves import Column, column, index
 from planner.hardware import HardwareProfile, load_hardware
 from planner.linear_attention import LinearAttention
-from planner.serving.curves.expert_routing import slowest_rank
-from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype
+from planner.serving.curves.expert_kernels import fused as fused_experts
+from planner.serving.curves.expert_kernels import routed_time, slowest_rank
+from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype, keys_seen
 from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape, SparseShape
 from planner.serving.curves.kernel_tables import BEST_SHARE, Kernel, kernel_from, nearest, table
 from planner.serving.curves.message_times import EXCHANGES, SmallAllReduce, exchange_sizes
@@ -34,8 +35,8 @@ NARROW = 96.0
 """Below it the kernel of the narrower one stands for a width."""
 VERIFY = 0.5
 """Time of each further token of a sequence in an update over that of the first: drafts to verify (Kimi delta attention, 2 to 8)."""
-LIKE = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "int4": "mxfp4"}
-"""Format whose kernel stands for one that was not measured, where there is one, before bf16 does."""
+LIKE = {"fp8": ("fp8_block",), "fp8_block": ("fp8",), "mxfp4": ("nvfp4", "int4"), "int4": ("mxfp4",)}
+"""Formats whose kernel stands for one that was not measured, before bf16 does."""
 TILE = 128.0
 """Queries of a prompt that one block of attention takes."""
 
@@ -95,7 +96,7 @@ class DecodeCurves:
         curve = hardware.gemm_curve(dtype)
         if fused and curve.quantise:
             curve = curve.without_quantisation(hardware.gemm["bf16"])
-        slower = UNPACKING if dtype == "bf16" and weights in ("int4", "nvfp4", "mxfp4") else 1.0
+        slower = self._unpacking(weights)
         rows, n, k = np.maximum(sizes["m"], TABLE_ROWS), sizes["n"], sizes["k"]
         peak, bandwidth = hardware.peak(dtype), hardware.memory_bandwidth
         many = slower * curve.time(rows, n, k, peak, bandwidth)
@@ -154,7 +155,7 @@ class DecodeCurves:
         q = np.maximum(np.ceil(column(queries) / TILE), 1.0) * TILE
         s = np.maximum(column(keys), q)
         w = np.where(column(window) > 0.0, column(window), np.inf)
-        seen = (_sum_to(s, w) - _sum_to(s - q, w)) / q
+        seen = (keys_seen(s, w) - keys_seen(s - q, w)) / q
         width, value = column(shape["head_dim"]), column(shape["value_dim"])
         value = np.where(value > 0.0, value, width)
         many, kv_heads = np.maximum(column(batch), 1.0), column(shape["kv_heads"])
@@ -223,8 +224,14 @@ class DecodeCurves:
         size = _columns(tokens=tokens, **shape)
         touched, rows = slowest_rank(size["tokens"], size["top_k"], size["experts"], size["ep"], skewed)
         pairs = rows if sent else size["tokens"] * size["top_k"]
-        own = {"touched": touched, "rows": rows, "pairs": pairs, "hidden": size["hidden"]}
-        return self._weighted("experts", weights).time({**own, "ffn": size["ffn"] / size["moe_tp"]})[()]
+        own = {
+            "touched": touched,
+            "rows": rows,
+            "pairs": pairs,
+            "hidden": size["hidden"],
+            "ffn": size["ffn"] / size["moe_tp"],
+        }
+        return routed_time(self._weighted("experts", weights), own, self._unpacking(weights))[()]
 
     def dispatch_time(
         self, tokens_per_rank: npt.ArrayLike, hidden: npt.ArrayLike, top_k: npt.ArrayLike, experts: npt.ArrayLike,
@@ -282,8 +289,7 @@ class DecodeCurves:
         return found
 
     def _kept(self, key: tuple[object, ...], make: Callable[[], Kernel]) -> Kernel:
-        """A kernel that was looked for before."""
-        if key not in self._found:
+        if key not in self._found:  # looked for once
             self._found[key] = make()
         return self._found[key]
 
@@ -300,17 +306,27 @@ class DecodeCurves:
         weights = {"fp16": "bf16"}.get(weights, weights)
         plain = self._of_engine(operator, "bf16")
         assert plain is not None, f"every file has {operator} in bf16"
-        own = self._of_engine(operator, weights)
-        if own is None and (near := self._of_engine(operator, LIKE.get(weights, ""))) is not None:
-            own = near.reading(weights)
-        computed = compute_dtype(self.hardware, weights)
+        near = (self._of_engine(operator, one) for one in (weights, *LIKE.get(weights, ())))
+        own = next((one for one in near if one is not None), None)
         if own is None:
-            return plain.reading(weights, **({"compute": UNPACKING} if computed != weights else {}))
-        if not fused or computed != weights or weights == "bf16":
+            own = plain.reading(weights, **({"compute": UNPACKING} if self._unpacking(weights) > 1.0 else {}))
+        elif own.dtype != weights:
+            own = own.reading(weights)
+        if operator == "experts":
+            measured = any(
+                name in self.kernels[operator] for name in (f"{weights} {self.engine}", f"bf16 {self.engine}")
+            )
+            return own if measured else fused_experts(own, self._weighted("linear", "bf16").numbers)
+        if not fused or weights == "bf16" or compute_dtype(self.hardware, weights) == "bf16":
             return own
         shorter = WEIGHT_BYTES[weights] / WEIGHT_BYTES["bf16"]
         once = {name: plain.numbers.get(name, 0.0) * by for name, by in (("launch", 1.0), ("depth", shorter))}
         return replace(own, numbers={**own.numbers, **{k: min(v, own.numbers.get(k, v)) for k, v in once.items()}})
+
+    def _unpacking(self, weights: str) -> float:
+        """Time of a product bound by tensor cores whose weights are unpacked for it, over that of a plain one."""
+        small = weights in ("int4", "nvfp4", "mxfp4")
+        return UNPACKING if small and compute_dtype(self.hardware, weights) == "bf16" else 1.0
 
     def _cached(self, operator: str, cache: str, width: float = 0.0) -> Kernel:
         """The kernel for a cache format and a width of heads, or that of bf16 reading this cache where none was measured."""
@@ -330,12 +346,6 @@ class DecodeCurves:
         known = self.kernels.get(operator, {})
         names = (f"{name} {self.engine}", name, *(f"{name} {other}" for other in ENGINES))
         return next((known[one] for one in names if one in known), None)
-
-
-def _sum_to(position: Column, window: Column) -> Column:
-    """Keys that all queries up to a position see: p^2 / 2, or w p - w^2 / 2 beyond the window."""
-    near = np.minimum(position, window)
-    return 0.5 * near * near + np.where(position > near, near * (position - near), 0.0)
 
 
 _BUILT: dict[tuple[str, str], DecodeCurves] = {}
@@ -372,6 +382,8 @@ def _built(hardware: HardwareProfile, engine: str) -> DecodeCurves:
     for operator in ("linear", "experts"):
         known = {key.split()[0] for key in kernels[operator]} | {"fp16"}
         said |= {f"{operator} {one}": "derived from another format" for one in WEIGHTS if one not in known}
+    if not any(key.endswith(engine) for key in kernels["experts"]):
+        said["experts"] += f"; launches of {engine} derived"
     messages = {
         key: SmallAllReduce.from_dict(entry, f"{name}.yaml: all_reduce {key}")
         for key, entry in data["all_reduce"].items()

@@ -35,10 +35,19 @@ CHUNK = 64.0
 def compute_dtype(hardware: HardwareProfile, weights: str) -> str:
     """Format that a product with such weights is computed in: that of the activation, 16 bits where weights are only stored small.
 
-    int4, int8 and mxfp4 are unpacked on the way to 16-bit tensor cores; so are fp8 and nvfp4 on devices without cores for them.
+    int4 and int8 are unpacked on the way to 16-bit tensor cores; so are fp8, nvfp4 and mxfp4 on devices without cores for them.
+    mxfp4 meets activations in 8 bits, at their rate.
     """
-    core = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(weights, "")
+    core = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}.get(weights, "")
+    if weights == "mxfp4" and core in hardware.peak_flops:
+        return "fp8"
     return weights if core in hardware.peak_flops else "bf16"
+
+
+def keys_seen(position: Column, window: Column) -> Column:
+    """Keys that all queries up to a position see: p^2 / 2, or w p - w^2 / 2 beyond the window."""
+    near = np.minimum(position, window)
+    return 0.5 * near * near + np.where(position > near, near * (position - near), 0.0)
 
 
 def linear_law(hardware: HardwareProfile, sizes: Sizes, weights: str) -> Terms:

@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
 from planner.serving.runs.layout_of_row import Split, split_of
-from planner.serving.runs.littles_law import broken
+from planner.serving.runs.littles_law import all_at_once, broken
 from planner.serving.runs.memory_floor import impossible
 from planner.serving.runs.methods import EngineOf, device, engine_of, method_of, methods, settings_of
 from planner.serving.runs.run_models import formats, served_model
@@ -137,7 +137,8 @@ def _run_of(row: ServingRow) -> ServingRun:
         found["split"] = split_of(row, found["model"], found["hardware"])
         found["traffic"], said = traffic_of(row, found["split"])
         first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
-        found["impossible"] = impossible(row, found["model"], found["hardware"], found["formats"]["weights"], first)
+        said_of = impossible(row, found["model"], found["hardware"], found["formats"]["weights"], first)
+        found["impossible"] = said_of or all_at_once(row, found["traffic"].waves)
         assumed += [*found["engine"].assumed, *found["split"].assumed, *([said] if said else [])]
     except PlannerError as error:
         found["unsupported"] = str(error)

@@ -1,0 +1,212 @@
+"""Deployments as columns: what a search is about, its rows with what they are compared by, and one row as a deployment of its
+own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from planner.arrays import Floats, NDArray
+from planner.serving.candidates import DEGREES, take
+from planner.serving.result import ServingEstimate
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.traffic import Limits, Traffic
+
+COLUMNS = ("load", "total", "user", "ttft", "tpot", "e2e", "score", "requests")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a search is about; engines and formats come with ``Served``."""
+
+    gpus: int
+    """GPUs to use at most."""
+    traffic: Traffic
+    """Lengths; and the load where it is given, else None in ``loaded``."""
+    loaded: bool
+    """The load of ``traffic`` is asked for; else loads are varied."""
+    limits: Limits
+    pins: Mapping[str, int] = field(default_factory=dict)
+    """Fields of a layout that stay, replicas too."""
+
+    @property
+    def limited(self) -> bool:
+        """A limit is set."""
+        return bool(np.isfinite(self.limits.ttft) or np.isfinite(self.limits.tpot))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """Columns of deployments, priced: all of COLUMNS for the whole deployment."""
+
+    served: tuple[Served, ...]
+    source: NDArray[np.intp]
+    """Which of ``served``."""
+    layout: ServingLayout
+    """Columns, replicas included."""
+    prefill: ServingLayout | None = None
+    """Columns of the pool of prompts; None: aggregated."""
+    columns: Mapping[str, Floats]
+    """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure
+    that
+    the limits are about, seconds; e2e: mean; score: largest of ttft and tpot over their limits; requests: requests/s."""
+    looked_at: int = 0
+    """Layouts before rules and memory."""
+    legal: int = 0
+    fitting: int = 0
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def take(self, rows: Any) -> Priced:
+        """Some rows."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        prefill = None if self.prefill is None else take(self.prefill, rows)
+        return replace(self, source=self.source[rows], layout=take(self.layout, rows), prefill=prefill, columns=columns)
+
+    @classmethod
+    def of(
+        cls, one: Served, layout: ServingLayout, columns: Mapping[str, Floats], counts: Mapping[str, int],
+        prefill: ServingLayout | None = None,
+    ) -> Priced:  # fmt: skip
+        """Rows of one engine and format that start."""
+        keep = np.flatnonzero(np.isfinite(columns["total"]))
+        every = np.zeros(len(columns["total"]), dtype=np.intp)
+        return cls(served=(one,), source=every, layout=layout, prefill=prefill, columns=columns, **counts).take(keep)
+
+    @classmethod
+    def nothing(cls, one: Served, layout: ServingLayout, counts: Mapping[str, int]) -> Priced:
+        """No rows."""
+        columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
+        none = np.zeros(0, dtype=np.intp)
+        return cls(served=(one,), source=none, layout=take(layout, none), prefill=None, columns=columns, **counts)
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """A number for each deployment: engine, format and split; loads of one have the same."""
+        pools = [self.layout] if self.prefill is None else [self.layout, self.prefill]
+        names = [
+            np.broadcast_to(getattr(one, name), self.source.shape) for one in pools for name in (*DEGREES, "replicas")
+        ]
+        return np.unique(np.stack([self.source, *names], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One deployment with its load."""
+
+    served: Served
+    layout: ServingLayout
+    """Integers."""
+    prefill: ServingLayout | None = None
+    """The pool of prompts where there are two."""
+    traffic: Traffic
+    """With the load at which it is shown."""
+    found: ServingEstimate
+    """Scalars."""
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all pools."""
+        return int(self.layout.num_gpus) + (int(self.prefill.num_gpus) if self.prefill else 0)
+
+    @property
+    def score(self) -> float:
+        """Largest of TTFT and TPOT over their limits; at most 1 where they are met."""
+        return float(score_of(self.found, self.limits))
+
+    @property
+    def meets(self) -> bool:
+        """It starts, keeps up, and keeps its limits."""
+        kept_up = self.traffic.load != "rate" or not bool(np.all(np.asarray(self.found.saturated)))
+        return bool(np.all(np.asarray(self.found.fits))) and kept_up and self.score <= 1.0
+
+    @property
+    def total(self) -> float:
+        """Output tokens/s."""
+        return float(np.asarray(self.found.output_tokens_per_second))
+
+    @property
+    def user(self) -> float:
+        """Output tokens/s of one request while it is answered."""
+        return 1.0 / float(np.asarray(self.found.tpot.mean))
+
+
+def score_of(found: ServingEstimate, limits: Limits) -> Any:
+    """Largest of TTFT and TPOT over their limits; 0 without limits."""
+    shares = [
+        np.asarray(one.of(limits.percentile)) / limit if np.isfinite(limit) else 0.0
+        for one, limit in ((found.ttft, limits.ttft), (found.tpot, limits.tpot))
+    ]
+    return np.maximum(shares[0], shares[1])
+
+
+def broadcast(value: Any, count: int) -> NDArray[Any]:
+    """A number or a column as a column of ``count`` rows."""
+    return np.broadcast_to(np.asarray(value), (count,))
+
+
+def columns_of(found: ServingEstimate, task: Task, load: Any, split: Any = None) -> dict[str, Floats]:
+    """The columns of ``Priced`` from an estimate of rows; what does not start has none that is finite."""
+    limits, count = task.limits, len(load)
+    columns = {
+        "load": load, "total": found.output_tokens_per_second, "user": 1.0 / np.asarray(found.tpot.mean),
+        "ttft": found.ttft.of(limits.percentile), "tpot": found.tpot.of(limits.percentile), "e2e": found.e2e.mean,
+        "score": score_of(found, limits), "requests": found.requests_per_second,
+        "split": np.arange(count) if split is None else split,
+    }  # fmt: skip
+    columns = {name: np.array(broadcast(value, count), dtype=np.float64) for name, value in columns.items()}
+    if task.loaded and task.traffic.load == "rate":
+        columns["score"] = np.where(broadcast(found.saturated, count), np.inf, columns["score"])
+    columns["total"] = np.where(broadcast(found.fits, count), columns["total"], np.nan)
+    return columns
+
+
+def below(first: Priced, second: Priced) -> Priced:
+    """Two tables of the same engine and format as one."""
+    both = joined([first, second])
+    return replace(both, served=first.served, source=np.zeros(len(both), dtype=np.intp))
+
+
+def joined(tables: Sequence[Priced]) -> Priced:
+    """Tables of several engines and formats as one."""
+    sources = np.concatenate([one.source + at for at, one in enumerate(tables)])
+    layout = _joined_layouts([(one.layout, len(one)) for one in tables])
+    columns = {name: np.concatenate([one.columns[name] for one in tables]) for name in tables[0].columns}
+    prefill = _joined_layouts([(one.prefill, len(one)) for one in tables if one.prefill is not None and len(one)])
+    sums = {name: sum(getattr(one, name) for one in tables) for name in ("looked_at", "legal", "fitting")}
+    assert layout is not None
+    served = tuple(one.served[0] for one in tables)
+    return Priced(served=served, source=sources, layout=layout, prefill=prefill, columns=columns, **sums)
+
+
+def _joined_layouts(parts: Sequence[tuple[ServingLayout, int]]) -> ServingLayout | None:
+    """Columns of several tables below each other; None without any."""
+    if not parts:
+        return None
+    names = vars(ServingLayout())
+    return ServingLayout(
+        **{name: np.concatenate([broadcast(getattr(one, name), count) for one, count in parts]) for name in names}
+    )
+
+
+def traffic_of(table: Priced, task: Task, row: int) -> Traffic:
+    """The traffic of a row, its load included."""
+    load = task.traffic.load if task.loaded else "concurrency"
+    return replace(task.traffic, load=load, value=float(table["load"][row]))
+
+
+def estimate_row(found: Any, row: int) -> Any:
+    """One row of an estimate of columns, its fields numbers."""
+    if is_dataclass(found) and not isinstance(found, type):
+        return replace(found, **{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
+    value = np.asarray(found)
+    return found if value.ndim == 0 else value.reshape(-1)[row if value.size > 1 else 0]
