@@ -40,8 +40,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "cost.refine"),
     (4, "serving.serving_layout serving.traffic serving.result"),
     (4, "serving.engine"),
-    (4, "serving.serving_weights serving.serving_rules"),
-    (4, "serving.serving_memory"),  # the front ends of servers ask for it
+    (4, "serving.serving_weights"),
+    (4, "serving.serving_memory serving.serving_rules"),  # the front ends of servers ask for it
     (4, "plan_file"),
     (4, "options"),
     (4, "search defaults"),

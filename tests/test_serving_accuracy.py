@@ -80,7 +80,9 @@ def test_tables_of_serving_alone_are_those_of_serving(tmp_path: Path) -> None:
 
 def test_page_of_serving_runs(tmp_path: Path) -> None:
     page = tmp_path / "report.md"
-    some = write(tmp_path / "a.yaml", row(), row(id="b", model=MOE, hardware={"gpu": "h200-sxm", "count": 8}, parallel={"tp": 8}))
+    some = write(
+        tmp_path / "a.yaml", row(), row(id="b", model=MOE, hardware={"gpu": "h200-sxm", "count": 8}, parallel={"tp": 8})
+    )
     answer = CliRunner().invoke(main, ["accuracy", str(some), "--page", str(page)])
     assert answer.exit_code == 0, answer.output
     text = page.read_text(encoding="utf-8")

@@ -14,11 +14,14 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
 from planner.serving.engine import FACTS, Engine, engine_names, load_engine
+from planner.serving.host_weights import experts_seconds, products_seconds
 from planner.serving.result import ServingMemory, normal_share
+from planner.serving.served import Served
 from planner.serving.serving_layout import WEIGHT_BYTES, Precision, ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
 from planner.serving.serving_rules import RULES, legal, rules_of, violations
 from planner.serving.serving_weights import stages, weight_bytes
+from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Lengths, Speculation, Traffic
 from planner.units import GIB, KIB, MIB
 
@@ -220,10 +223,10 @@ def test_deepseek_v3_keeps_68_kib_a_token_on_every_rank_and_attention_whole_on_e
 def test_weights_of_the_stages_add_up_to_the_model(name: str) -> None:
     model, engine, layout = load_model(name), load_engine("vllm"), ServingLayout(tp=4, pp=4, moe_tp=4)
     first, middle, last = (
-        float(weight_bytes(model, Precision(), layout, one)) for one in stages(model, engine, layout)
+        float(weight_bytes(model, engine, Precision(), layout, one)) for one in stages(model, engine, layout)
     )
     alone = replace(layout, pp=1)
-    whole = float(weight_bytes(model, Precision(), alone, stages(model, engine, alone)[2]))
+    whole = float(weight_bytes(model, engine, Precision(), alone, stages(model, engine, alone)[2]))
     assert first + 2 * middle + last == pytest.approx(whole, rel=1e-9)
 
 
@@ -342,6 +345,45 @@ def test_a_share_is_raised_before_a_server_is_said_not_to_start() -> None:
     assert sure.fits and sure.start_chance > 0.999 and not sure.raised and sure.share == 0.92
 
 
+def test_weights_in_host_memory_leave_the_gpu_and_take_the_link_or_the_cpu() -> None:
+    layer = 2 * (80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)) / 8
+    whole, half = (memory_of("llama-70b", "h100-sxm", "vllm", tp=8, gpu_weights=share) for share in (100, 50))
+    assert whole.weights - half.weights == pytest.approx(layer / 2, rel=1e-3) and half.capacity > whole.capacity
+    dense, sparse = (
+        Served(model=load_model("llama-70b"), hardware=H100, engine=load_engine("vllm")),
+        load_model("deepseek-v3"),
+    )
+    at, some = ServingLayout(tp=8), ServingLayout(tp=8, gpu_weights=np.array([100, 50, 10]))
+    rate = min(H100.pcie_bandwidth, H100.host_memory_bandwidth / 8)
+    assert float(products_seconds(dense, at, 0.01)) == 0.01
+    assert products_seconds(dense, some, 0.01)[0] == 0.01
+    assert products_seconds(dense, some, 0.01)[1] == pytest.approx(0.005 + layer / 2 / rate, rel=1e-3)
+    mixed = Served(model=sparse, hardware=H200, engine=load_engine("sglang"), precision=Precision(weights="fp8_block"))
+    one = ServingLayout(tp=8, moe_tp=8, gpu_weights=25)
+    bytes_read = 0.75 * 256 * (1 - (1 - 8 / 256) ** 4) * 3 * 7168 * 2048 * WEIGHT_BYTES["fp8_block"]
+    cpu = (
+        bytes_read / (H200.host_memory_bandwidth * H200.cpu_adam_bandwidth_fraction)
+        + 2 * 2 * 4 * 7168 / H200.pcie_bandwidth
+    )
+    assert experts_seconds(mixed, one, 1e-5, 4.0) == pytest.approx(cpu)
+    assert experts_seconds(mixed, one, 1e-5, 8192.0) > 0.75 * 2 * 8192 * 8 * 3 * 7168 * 2048 / 43e12, (
+        "many tokens are arithmetic"
+    )
+    assert experts_seconds(mixed, replace(one, gpu_weights=100), 1e-5, 4.0) == 1e-5
+    on_host = memory_of(
+        "deepseek-v3", "h100-sxm", "sglang", Precision(weights="fp8_block"), tp=8, moe_tp=8, gpu_weights=25
+    )
+    assert (
+        on_host.fits
+        and not memory_of("deepseek-v3", "h100-sxm", "sglang", Precision(weights="fp8_block"), tp=8, moe_tp=8).fits
+    )
+    slower = [
+        float(step_time(mixed, replace(one, gpu_weights=share), Pass(batch=8, context=2048)).total)
+        for share in (100, 60, 20)
+    ]
+    assert slower == sorted(slower) and slower[-1] > 2 * slower[0]
+
+
 def test_chance_of_preemption_is_that_of_drawn_lengths() -> None:
     draw, layout = np.random.default_rng(3), ServingLayout(tp=8)
     ask = Traffic(input=Lengths.uniform(800, 1000), output=Lengths.fixed(1000))
@@ -384,6 +426,12 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "vllm deepseek-v3 h200-sxm", {"tp": 8, "ep": 4, "moe_tp": 2}, "give ep 8 (--enable-expert-parallel) or ep 1",
     ),
     "dense model": ("vllm llama-70b h100-sxm", {"tp": 4, "attn_dp": 2}, "no routed experts: ep 1 and attn_dp 2 must be 1"),
+    "weights in host memory": (
+        "sglang deepseek-v3 h200-sxm fp8_block", {"tp": 4, "ep": 4, "gpu_weights": 50}, "and deepseek-v3 has ep 4 and attn_dp 1",
+    ),
+    "room in host memory": (
+        "vllm deepseek-v3 rtx-4090", {"gpu_weights": 1}, "99 % of the weights on 1 GPU(s) are 1",
+    ),
     "budget of a step": (
         "vllm llama-70b h100-sxm", {"tp": 8, "max_batch": 1024, "max_tokens": 512}, "max_tokens 512 is less than the 1024",
     ),

@@ -330,6 +330,22 @@ def test_a_server_that_its_default_share_would_not_start_is_told_a_larger_one() 
     assert "--mem-fraction-static" not in sglang_server.words(easy, easy.pools[0], ModelNames())
 
 
+def test_weights_in_host_memory_are_flags_of_each_engine() -> None:
+    streamed = ServeJob.of(sample_plan(layout=ServingLayout(tp=4, gpu_weights=60)))
+    words = vllm_server.words(streamed, streamed.pools[0], ModelNames())
+    assert 6.3 < float(words[words.index("--cpu-offload-gb") + 1]) < 6.6, "40 % of 68 GB in fp8 over 4 GPUs"
+    fp8 = Precision(weights="fp8_block")
+    layout = ServingLayout(tp=8, moe_tp=8, gpu_weights=50)
+    mixed = ServeJob.of(sample_plan(model="deepseek-v3", engine="sglang", layout=layout, precision=fp8))
+    words = sglang_server.words(mixed, mixed.pools[0], ModelNames())
+    at = words.index("--kt-num-gpu-experts")
+    assert words[at : at + 4] == ["--kt-num-gpu-experts", "128", "--kt-method", "FP8"]
+    for name, plan in (("vllm", streamed.plan), ("sglang", mixed.plan)):
+        assert make_export(plan, name).files
+    with pytest.raises(PlannerError, match="keeps no weights in host memory"):
+        ServeJob.of(sample_plan(engine="trtllm", layout=ServingLayout(tp=8, gpu_weights=50)))
+
+
 @pytest.mark.parametrize("name", ["trtllm replicas", "trtllm pools"])
 def test_what_stands_before_engines_of_trtllm_knows_all_of_them(name: str, tmp_path: Path) -> None:
     for file, text in make_export(PLANS[name], "trtllm").files.items():

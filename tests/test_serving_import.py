@@ -12,6 +12,7 @@ from planner.errors import PlannerError
 from planner.serving.export.serving_folder import make_export
 from planner.serving.readback.serve_reading import ServeRead, ServeSaid, read_serving, starts_servers
 from planner.serving.serve_plan import ServePlan, load_serve_plan
+from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths
 from planner.trainers.reading.given import Given
 from tests.test_serving_export import PLANS
@@ -30,7 +31,12 @@ def read(
 
 def layout(plan: ServePlan) -> dict[str, int]:
     """What differs from one GPU."""
-    return {key: int(value) for key, value in vars(plan.layout).items() if value != 1 and not key.startswith("max_")}
+    plain = vars(ServingLayout())
+    return {
+        key: int(value)
+        for key, value in vars(plan.layout).items()
+        if value != plain[key] and not key.startswith("max_")
+    }
 
 
 def test_a_script_with_variables_and_a_container(tmp_path: Path) -> None:

@@ -79,11 +79,13 @@ def test_the_command_knows_which_plan_it_has(plan: Any, tmp_path: Path, run: Any
     assert set(CHARTS).isdisjoint(SERVING_CHARTS)
 
 
+@pytest.mark.proof
 def test_a_picture(plan: Any, tmp_path: Path) -> None:
     made = plan.report(tmp_path / "step.png", chart="serve-step")
     assert made[:4] == b"\x89PNG" and (tmp_path / "step.png").read_bytes() == made
 
 
+@pytest.mark.proof
 def test_a_plan_that_does_not_serve_says_so_first() -> None:
     short = planner.serve_estimate(model="llama-70b", gpus=1, hardware="h100-sxm", engine="vllm", concurrency=1)
     document = build_serving(short.file, None, lambda _: None)

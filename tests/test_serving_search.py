@@ -88,10 +88,10 @@ def test_a_row_of_a_search_is_what_its_deployment_alone_costs() -> None:
 
 def test_what_does_not_start_is_never_ranked() -> None:
     """Llama 70B in 16 bits needs two of these GPUs: one alone has nothing that starts."""
-    table = answered(model="llama-70b")
+    table = answered(model="llama-70b", weights="bf16")
     assert table.kept and all(plan.prediction is not None and plan.prediction.fits for plan in table.best)
     assert all(plan.layout.engine_gpus == 2 for plan in table.best)
-    none = answered(model="llama-70b", gpus=1)
+    none = answered(model="llama-70b", gpus=1, weights="bf16")
     assert (
         not none.fit and not none.kept and "does not start" in none.best[0].why and "GiB too much" in none.best[0].why
     )
@@ -130,7 +130,7 @@ def test_a_load_ranks_what_keeps_the_limits_by_the_length_of_answers() -> None:
 
 
 def test_littles_law_holds_of_every_plan() -> None:
-    for said in ({}, {"rate": "3/s", "disaggregated": False}):
+    for said in ({"weights": "bf16"}, {"rate": "3/s", "disaggregated": False, "weights": "bf16"}):
         for plan in answered(**said).best:
             found = plan.prediction
             assert found is not None
@@ -145,7 +145,7 @@ def test_littles_law_holds_of_every_plan() -> None:
 
 
 def test_json_says_what_the_table_says() -> None:
-    found = planner.serve(**SMALL)
+    found = planner.serve(**SMALL, top=1)
     data, text = json.loads(json.dumps(found.to_dict())), str(found)
     assert [one["row"]["purpose"] for one in data["plans"]] == list(found.found.purposes)
     for one, plan in zip(data["plans"], found, strict=True):
@@ -257,8 +257,6 @@ def test_the_command_line(run: Any, tmp_path: Any) -> None:
     done = run("serve", *flags, "--weights", "bf16", "--output", str(file), "--json")
     assert done.exit_code == 0, done.output
     assert load_serve_plan(file).to_dict() == json.loads(done.stdout)["plans"][0]["plan"]
-    done = run("serve", *flags, "--weights", "bf16", "--tpot", "1ms")
-    assert done.exit_code == 1 and "times the limit of 1 ms" in done.output
     done = run("serve", "estimate", *flags, "--tp", "2")
     assert done.exit_code == 0 and "Decode step" in done.output and "excludes" not in done.output
     assert run("serve", "--gpus", "2").exit_code == 2 and run("serve", "nonsense").exit_code == 2
@@ -308,23 +306,22 @@ def test_named_splits_and_those_that_break_a_rule() -> None:
 def test_one_thing_changed(tmp_path: Any) -> None:
     plan = planner.serve_estimate(**SMALL, tp=2, concurrency=16)
     plan.save(tmp_path / "serve.yaml")
-    found = planner.serve_what_if(tmp_path / "serve.yaml", hardware=["h200,a100"], weights="fp8", prefix_hit=0.5)
+    found = planner.serve_what_if(tmp_path / "serve.yaml", hardware="a100", weights="fp8", prefix_hit=0.5)
     rows = {one.change: one for one in found.found.rows}
-    assert list(rows) == ["as it is", "hardware h200", "hardware a100", "weights fp8", "prefix hit 0.5"]
+    assert list(rows) == ["as it is", "hardware a100", "weights fp8", "prefix hit 0.5"]
     rate = {
         name: one.plan.prediction.output_tokens_per_second
         for name, one in rows.items()
         if one.plan and one.plan.prediction
     }
-    assert (
-        rate["hardware h200"] > rate["as it is"] > rate["hardware a100"] and rate["prefix hit 0.5"] > rate["as it is"]
-    )
-    limited = planner.serve_what_if(**{**SMALL, "gpus": "1..4"}, tpot=["9ms", "20ms"]).found.rows
-    assert [one.change for one in limited] == ["as it is", "gpus 2", "gpus 4", "tpot 20ms"]
+    assert rate["as it is"] > rate["hardware a100"] and rate["prefix hit 0.5"] > rate["as it is"]
+    limited = planner.serve_what_if(**{**SMALL, "gpus": "1..2"}, tpot=["9ms", "20ms"]).found.rows
+    assert [one.change for one in limited] == ["as it is", "gpus 2", "tpot 20ms"]
     with pytest.raises(PlannerError, match="objective is 'fast'"):
         planner.serve_what_if(plan, objective="fast")
 
 
+@pytest.mark.proof
 def test_the_cheapest_hardware_comes_first() -> None:
     said = {"model": "llama-8b", "engine": "vllm", "rate": "4/s", "tpot": "40ms", "disaggregated": False}
     rows = planner.serve_cheapest("h100-sxm", "l40s", **said).found.rows
@@ -334,18 +331,20 @@ def test_the_cheapest_hardware_comes_first() -> None:
         planner.serve_cheapest("h100-sxm", model="llama-8b")
 
 
-def test_what_would_serve_where_nothing_does() -> None:
-    none = planner.serve(model="llama-70b", gpus=1, hardware="h100-sxm", engine="vllm")
-    assert not none and none.ways and all(one.kept and one.plan for one in none.ways)
-    assert {"fp8", "2 GPUs"} <= {one.change for one in none.ways} and "What would serve" in str(none)
-    assert none.to_dict()["would_serve"][0]["row"]["usd_per_million_output"] > 0
-    with pytest.raises(PlannerError, match="nothing serves that: the nearest: does not start"):
-        none[0]
+def test_what_would_serve_where_nothing_does(run: Any) -> None:
+    flags = ("--model", "llama-70b", "--gpus", "1", "--hardware", "h100-sxm", "--engine", "vllm")
+    done = run("serve", *flags, "--json")
+    data = json.loads(done.stdout)
+    assert done.exit_code == 1 and not data["starts"] and not data["kept"]
+    assert "does not start" in data["plans"][0]["plan"]["why"] and data["plans"][0]["row"]["tokens_per_second"] == 0
+    assert {"fp8", "2 GPUs"} <= {one["change"] for one in data["would_serve"]}
+    assert all(one["kept"] and one["row"]["usd_per_million_output"] > 0 for one in data["would_serve"])
 
 
 # ------------------------------------------------------------------------------------------------ two pools
 
 
+@pytest.mark.proof
 def test_pools_are_set_beside_what_is_aggregated_under_the_same_limits() -> None:
     said = {**SMALL, "gpus": 8, "input": 8192, "ttft": "500ms", "tpot": "8ms", "weights": "bf16"}
     both, apart, none = (planner.serve(**said, disaggregated=value) for value in (None, True, False))
@@ -379,3 +378,17 @@ def test_a_stated_pair_of_pools(tmp_path: Any) -> None:
     assert load_serve_plan(tmp_path / "pools.yaml") == plan.file and "tp 2 x 2 -> tp 2 x 2" in str(plan)
     with pytest.raises(PlannerError, match="the layout takes 8 \\+ 2 GPUs"):
         planner.serve_estimate(**{**said, "prefill": "tp=8"})
+
+
+def test_a_load_that_the_search_chose_is_chosen_again() -> None:
+    plan = planner.serve(**SMALL, weights="bf16", tpot="9ms", disaggregated=False)[0]
+    assert plan.file.chosen_for == "limits"
+    looser = planner.serve_what_if(plan, tpot=["20ms"]).found.rows
+    first, second = (one.plan.prediction.output_tokens_per_second for one in looser if one.plan and one.plan.prediction)
+    assert second > 1.2 * first
+    stated = planner.serve_estimate(**SMALL, tp=2, concurrency=16)
+    assert stated.file.chosen_for == "" and stated.file.traffic.value == 16
+    assert [one.plan.traffic.value for one in planner.serve_what_if(stated, cache="fp8").found.rows if one.plan] == [
+        16,
+        16,
+    ]

@@ -28,7 +28,7 @@ ASKED = (
     "tpot", "percentile", "rate", "concurrency", "offline", "static", "prefix_hit", "speculation", "disaggregated", "price",
 )  # fmt: skip
 """Keywords of every question of serving: the flags in Python spelling."""
-LAYOUT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens")
+LAYOUT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens", "gpu_weights")
 """Fields of a deployment's layout."""
 
 
@@ -239,19 +239,24 @@ def is_serve_plan(path: File) -> bool:
 
 
 def serve_what_if(
-    base: ServePlan | File | None = None, /, *, objective: str = "balanced", progress: Progress = silent, **changes: Any
+    base: ServePlan | File | None = None,
+    /,
+    *,
+    objective: str | None = None,
+    progress: Progress = silent,
+    **changes: Any,
 ) -> Answer[Changed]:
     """The same question with one thing changed, the best plan each: ``serve_what_if(plan, hardware=["h200-sxm"], gpus=[16, 32])``.
 
     With a plan or its file every value is a change; without, the first value of each keyword describes the question. Where there
-    is neither load nor limit, plans are the best for ``objective``. Raises PlannerError.
+    is neither load nor limit, plans are the best for ``objective``: that of the plan, else balanced. Raises PlannerError.
     """
     from planner.questions.serve.show_several import Changed, printed
     from planner.serving.serving_changes import CHANGED, request_of_plan, values_of, what_if
     from planner.serving.serving_search import OBJECTIVES
 
     require_known("serve_what_if", changes, (*ASKED, *LAYOUT))
-    if objective not in OBJECTIVES:
+    if objective is not None and objective not in OBJECTIVES:
         raise PlannerError(f"objective is {objective!r}; it must be {', '.join(OBJECTIVES)}")
     given = {name: values_of(name, value) for name, value in changes.items() if value not in (None, (), [])}
     fixed = {name: values[0] for name, values in given.items() if name not in CHANGED and values}
@@ -262,8 +267,9 @@ def serve_what_if(
         varied = {name: values[1:] for name, values in varied.items()}
     else:
         plan = base if isinstance(base, ServePlan) else load_serve(base)
+        objective = objective or (plan.file.chosen_for if plan.file.chosen_for in OBJECTIVES else None)
         request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
-    return Answer(Changed(what_if(request, varied, objective, progress)), printed)
+    return Answer(Changed(what_if(request, varied, objective or "balanced", progress)), printed)
 
 
 __all__ = [

@@ -12,6 +12,7 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.api.serving_calls import ServePlan
+    from planner.questions.calibrate.serving_fit import ServingFit
     from planner.serving.export.serving_folder import ServeExport
     from planner.serving.measure.beside_plan import Comparison
     from planner.serving.readback.serve_reading import ServeRead
@@ -61,7 +62,7 @@ def import_server(
     from planner.serving.serving_inputs import read_concurrency, read_lengths, read_rate
     from planner.trainers.reading.given import Given, parse_settings
 
-    readers = {
+    readers: dict[str, Callable[[Any], Any]] = {
         "input": partial(read_lengths, what="--input-tokens"), "output": partial(read_lengths, what="--output-tokens"),
         "concurrency": read_concurrency, "rate": read_rate,
     }  # fmt: skip
@@ -122,3 +123,16 @@ def doctor_server(plan: File, measured: File) -> Answer[Comparison]:
 
     found = load_serve_plan(Path(plan))
     return Answer(compare_with(found, read_bench(Path(measured), found.num_gpus)), print_comparison)
+
+
+def calibrate_server(runs: Sequence[tuple[File, File]], *, output: File) -> Answer[ServingFit]:
+    """Correct the host times of an engine with benchmarks of one's own servers and write them to ``output``, an engine file.
+
+    ``runs``: serve plans with the JSON of their benchmarks, two or more. Raises PlannerError, and then nothing is written.
+    """
+    from planner.questions.calibrate.serving_fit import fit_serving, read_served, write_engine
+    from planner.questions.calibrate.serving_show import print_serving_fit
+
+    found = fit_serving(read_served([(Path(plan), Path(bench)) for plan, bench in runs]))
+    write_engine(found, Path(output))
+    return Answer(found, print_serving_fit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -20,13 +20,14 @@ from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile
 from planner.linear_attention import KINDS as LINEAR_KINDS
-from planner.schema import Bytes, Line, Name, Positive, Seconds, Text, check_keys, keys, one_of, read, within
+from planner.schema import Bytes, Line, Name, Positive, Seconds, Text, check_keys, keys, one_of, read, value_of, within
 from planner.serving.serving_layout import WEIGHTS, ServingLayout
 
 HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
 """Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
 token (tokeniser) and of a request (client, server)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
+HOST_WEIGHTS = ("none", "streams", "computes")
 PARTS = ("context", "group", "graphs")
 FORMATS = tuple(dict.fromkeys((*WEIGHTS, "fp8_cache")))
 GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2", "CDNA3", "CDNA4")
@@ -199,6 +200,8 @@ class Engine:
     """Layers that stages do not share evenly go to the first stages; else to those before the last, from behind."""
     fp8_cache_of: tuple[Name, ...] = ()
     """Formats of weights whose published checkpoints come with scales for an fp8 cache, which the engine then takes by default."""
+    host_weights: Annotated[str, one_of(HOST_WEIGHTS)]
+    """Weights in host memory: kernels read them over the link (streams), or the CPU computes their experts (computes)."""
     splits_blocks: bool
     """Scales of a block of 128 x 128 may be cut by the tensor degree."""
     decode_context: bool
@@ -214,6 +217,13 @@ class Engine:
     keys, no experts); in all others a kernel of its own does it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
+    file: str = ""
+    """A user's own file that it was read from: host times over those of a version; '' = as the library has it."""
+
+    @property
+    def label(self) -> str:
+        """What plans call it: name@version, or the file."""
+        return self.file or f"{self.name}@{self.version}"
 
     def fuses(self, weights: str, plain: bool) -> bool:
         """Whether the input of a product in this format is quantised by the kernel before it."""
@@ -321,7 +331,7 @@ class Entry:
 
 
 FACTS = tuple(
-    name for name in Engine.__dataclass_fields__ if name not in ("name", "version", "note", "vendors", "sources")
+    name for name in Engine.__dataclass_fields__ if name not in ("name", "version", "note", "vendors", "sources", "file")
 )
 
 
@@ -331,14 +341,30 @@ def engine_names() -> list[str]:
 
 
 def load_engine(name: str) -> Engine:
-    """An engine by "name" (its newest version) or "name@version".
+    """An engine by "name" (its newest version), "name@version", or the path of a user's own YAML file.
 
     A version newer or older than those known takes the nearest, and the note says so. Raises UnknownNameError, PlannerError.
     """
+    if library.is_file_name(name.strip()):
+        return _own(name.strip())
     engine, _, version = name.strip().partition("@")
     if engine not in engine_names():
         raise UnknownNameError("engine", engine, engine_names())
     return _load(engine, version.strip())
+
+
+def _own(name: str) -> Engine:
+    """A file of ``plan calibrate``: host times over those of the version that it extends. Raises PlannerError."""
+    data = library.read_yaml(library.find("engines", name))
+    data = dict(check_keys(data, ("extends", "host", "source"), name, required=("extends", "host")))
+    base = value_of(Name, data["extends"], name, "extends")
+    if library.is_file_name(base):
+        raise PlannerError(f"{name}: it extends {base}; extend an engine of the library, like vllm@0.33")
+    found = load_engine(base)
+    told = check_keys(data["host"], HOST, f"{name}: host")
+    host = {**found.host, **{key: value_of(Seconds, one, f"{name}: host", key) for key, one in told.items()}}
+    source = value_of(Text, data.get("source", "the file itself"), name, "source")
+    return replace(found, host=host, file=name, note=f"host times of {name}", sources={**found.sources, "host": source})
 
 
 @cache

@@ -41,12 +41,14 @@ from planner.schema import (
     check,
     check_keys,
     keys,
+    one_of,
     plain,
     plain_fields,
     read,
     value_of,
     within,
 )
+from planner.serving.engine import load_engine
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Limits, Traffic
@@ -68,8 +70,10 @@ Figure = Number | None
 EngineName = Annotated[
     str,
     Rule(
-        signs=re.compile(rf"({'|'.join(ENGINES)})(@\d{{1,4}}(\.\d{{1,4}}){{0,3}}((rc|\.post|a|b)\d{{1,3}})?)?"),
-        says=f"one of {', '.join(ENGINES)}, with @ and a version if one is meant, like vllm@0.33",
+        signs=re.compile(
+            rf"({'|'.join(ENGINES)})(@\d{{1,4}}(\.\d{{1,4}}){{0,3}}((rc|\.post|a|b)\d{{1,3}})?)?|[\w./ +-]{{1,200}}\.ya?ml"
+        ),
+        says=f"one of {', '.join(ENGINES)}, with @ and a version if one is meant, like vllm@0.33; or a YAML file",
     ),
 ]
 
@@ -204,6 +208,8 @@ class ServePlan:
     assumptions: tuple[Assumption, ...] = ()
     why: Text = ""
     """Why this layout and not the next."""
+    chosen_for: Annotated[str, one_of("", "offline", "balanced", "interactive", "limits")] = ""
+    """What the load was chosen for by a search; empty: it was asked for."""
 
     def __post_init__(self) -> None:
         if self.limits.percentile not in FIGURES:
@@ -229,7 +235,7 @@ class ServePlan:
     @property
     def engine_name(self) -> str:
         """The engine without its version."""
-        return self.engine.partition("@")[0]
+        return load_engine(self.engine).name if self.engine.endswith((".yaml", ".yml")) else self.engine.partition("@")[0]
 
     @property
     def longest(self) -> int:
@@ -256,6 +262,7 @@ class ServePlan:
             "options": plain_fields(self.options),
             "estimate": None if self.prediction is None else plain(self.prediction),
             "why": self.why,
+            "chosen_for": self.chosen_for,
             "assumptions": plain(self.assumptions),
         }
 

@@ -167,8 +167,13 @@ class Picks:
             following = found[number + 1] if number == 0 and len(found) > 1 else None
             missing = misses(one)
             equal = 0 if number or missing else self._equal(objective, keys[:top])
-            plans.append(plan_of(question, one, f"{missing}." if missing else why_first(one, following, equal)))
+            why = f"{missing}." if missing else why_first(one, following, equal)
+            plans.append(plan_of(question, one, why, chosen_for=self.chosen_for(objective)))
         return plans
+
+    def chosen_for(self, objective: str) -> str:
+        """What loads are chosen for; empty where the load is asked for."""
+        return "" if self.task.loaded else "limits" if self.task.limited else objective
 
     def _equal(self, objective: str, keys: Sequence[Key]) -> int:
         """How many rows after the first are too near to it to be told apart by what the objective is about."""

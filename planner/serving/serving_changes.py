@@ -182,9 +182,9 @@ def what_if(
 
 
 def request_of_plan(plan: ServePlan) -> ServeRequest:
-    """The question that a plan answers: its split and engine are open, its load too where it is of the search's own choice."""
+    """The question that a plan answers: its split is open, its load too where a search chose it."""
     traffic, limits = plan.traffic, plan.limits
-    load: dict[str, Any] = {traffic.load: traffic.value}
+    load: dict[str, Any] = {} if plan.chosen_for else {traffic.load: traffic.value}
     return ServeRequest(
         model=plan.model, gpus=plan.gpus, hardware=plan.hardware, engine=plan.engine, weights=None, input=traffic.input,
         output=traffic.output, ttft=None if np.isinf(limits.ttft) else limits.ttft,

@@ -71,10 +71,15 @@ class ServingLayout:
     receive_interval: Degree = 1
     """Steps between two looks for new requests (SGLang's --scheduler-recv-interval)."""
 
+    gpu_weights: Degree = 100
+    """Percent of the weights of layers, or of routed experts, that GPUs hold; the others stay in host memory."""
+
     def __post_init__(self) -> None:
         for one in fields(self):
             if np.any(np.asarray(getattr(self, one.name)) < 1):
                 raise PlannerError(f"{one.name} must be at least 1")
+        if np.any(np.asarray(self.gpu_weights) > 100):
+            raise PlannerError(f"gpu_weights {np.max(self.gpu_weights)} is a percentage; give 1 to 100")
 
     @property
     def ranks(self) -> Degree:

@@ -81,7 +81,7 @@ def serving_memory(
 def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
     """Fields of ServingMemory on a GPU of one stage."""
     model, engine, layout, speculation = one.model, one.engine, one.layout, one.traffic.speculation
-    weights = weight_bytes(model, one.precision, layout, stage)
+    weights = weight_bytes(model, engine, one.precision, layout, stage)
     draft = draft_bytes(model, one.precision, layout, speculation, stage)
     layers = growing_layers(model, engine, stage.layers, speculation, stage.last)
     per_token = token_bytes(model, one.precision, layout) * layers

@@ -220,7 +220,7 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
     found: list[Engine] = []
     for one in said:
         name, at, version = one.lower().partition("@")
-        engine = load_engine(f"{names.get(name, name)}{at}{version}")
+        engine = load_engine(one if one.endswith((".yaml", ".yml")) else f"{names.get(name, name)}{at}{version}")
         if engine.note:
             assumed.append(
                 Assumption("engine", f"{engine.name} {engine.version}", engine.note, "--engine NAME@VERSION")

@@ -112,7 +112,8 @@ def degrees_text(layout: ServingLayout) -> str:
     words = [
         f"{word} {value}" for name, word in names.items() if (value := int(getattr(layout, name))) > 1 or name == "tp"
     ]
-    return " ".join(words)
+    on_host = 100 - int(layout.gpu_weights)
+    return " ".join([*words, *([f"{on_host} % on host"] if on_host else [])])
 
 
 def layout_text(layout: ServingLayout) -> str:
@@ -149,14 +150,14 @@ def with_ranges(found: ServingEstimate, model: ModelSpec, load: str, pools: bool
     return replace(plain, ranges=ranges, ranges_basis=basis)
 
 
-def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = None) -> ServePlan:
-    """A deployment as a plan of the question's GPUs, or of ``gpus``."""
+def plan_of(question: Question, one: Choice, why: str = "", gpus: int | None = None, chosen_for: str = "") -> ServePlan:
+    """A deployment as a plan of the question's GPUs, or of ``gpus``; ``chosen_for``: where its load is the search's own."""
     engine = one.served.engine
     return ServePlan(
-        model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=f"{engine.name}@{engine.version}",
+        model=question.model, hardware=question.hardware_name, gpus=gpus or question.gpus, engine=engine.label,
         precision=one.served.precision, layout=one.layout, prefill=one.prefill, traffic=one.traffic, limits=one.limits,
         prediction=with_ranges(one.found, question.model, one.traffic.load, one.prefill is not None),
-        assumptions=question.assumptions, why=why,
+        assumptions=question.assumptions, why=why, chosen_for=chosen_for,
     )  # fmt: skip
 
 

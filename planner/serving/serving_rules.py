@@ -18,6 +18,8 @@ from planner.model import ModelSpec
 from planner.rules import divisors
 from planner.serving.engine import FORMATS, Engine
 from planner.serving.serving_layout import Precision, ServingLayout
+from planner.serving.serving_weights import host_bytes
+from planner.units import GIB
 
 BLOCK = 128
 """Weights that share a scale along one side: fp8_block, and groups of int4."""
@@ -237,6 +239,37 @@ def _dense(job: ServingJob, at: Any) -> Iterator[Any]:
     )
 
 
+# ------------------------------------------------------------------------------------------------------------ host memory
+
+
+@rule("weights in host memory")
+def _host_weights(job: ServingJob, at: Any) -> Iterator[Any]:
+    kind = job.engine.host_weights
+    alone = (kind == "streams") | ((kind == "computes") & job.model.is_moe & (at.ep == 1) & (at.attn_dp == 1))
+    yield (at.gpu_weights == 100) | alone
+    if kind == "none":
+        yield f"{job.title} keeps no weights in host memory: gpu_weights {at.gpu_weights} must be 100"
+    else:
+        yield (
+            f"{job.title} computes routed experts of one tensor group on the CPU: gpu_weights {at.gpu_weights} needs routed "
+            f"experts, ep 1 and attn_dp 1, and {job.model.name} has ep {at.ep} and attn_dp {at.attn_dp}; give gpu_weights 100 or "
+            "split experts by moe_tp"
+        )
+
+
+@rule("room in host memory")
+def _host_room(job: ServingJob, at: Any) -> Iterator[Any]:
+    model, hardware = job.model, job.hardware
+    each = host_bytes(model, job.engine, job.precision, at, model.num_layers, model.num_moe_layers) / at.pp
+    whole = each * np.minimum(at.num_gpus, hardware.gpus_per_node)
+    yield whole <= hardware.host_memory
+    used = np.minimum(at.num_gpus, hardware.gpus_per_node)
+    yield (
+        f"{100 - at.gpu_weights} % of the weights on {int(used)} GPU(s) are {whole / GIB:.0f} GiB, and a node of {hardware.name} "
+        f"has {hardware.host_memory / GIB:.0f} GiB of host memory; keep more on the GPUs"
+    )
+
+
 # ------------------------------------------------------------------------------------------------------- batch and budget
 
 
@@ -252,7 +285,7 @@ def _budget(_: ServingJob, at: Any) -> Iterator[Any]:
 
 RULES: tuple[ServingRule, ...] = (
     _vendor, _model, _formats, _heads, _kv_heads, _linear_heads, _context, _attention_dp, _stages, _mlp, _expert_ranks, _experts,
-    _expert_width, _expert_degrees, _dense, _budget,
+    _expert_width, _expert_degrees, _dense, _host_weights, _host_room, _budget,
 )  # fmt: skip
 """In the order in which they are said."""
 

@@ -56,6 +56,7 @@ def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
         layout,
         max_batch=_column(task.pins.get("max_batch", batch), count),
         max_tokens=_column(task.pins.get("max_tokens", tokens), count),
+        gpu_weights=_column(task.pins.get("gpu_weights", 100), count),
     )
     if not count:
         return layout, 0

@@ -78,8 +78,10 @@ class LayerBytes:
     """Attention or linear attention, and all norms of the layer."""
     dense: Floats
     """Dense MLP."""
-    sparse: Floats
-    """Routed and shared experts and their router."""
+    routed: Floats
+    """Routed experts."""
+    shared: Floats
+    """Shared experts and the router."""
 
 
 def layer_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -> LayerBytes:
@@ -106,7 +108,8 @@ def layer_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -
     return LayerBytes(
         mixer=mixer,
         dense=counts.mlp_sharded / tp * linear + counts.mlp_replicated * PLAIN,
-        sparse=routed + counts.shared_experts / tp * linear + counts.router * PLAIN,
+        routed=routed,
+        shared=counts.shared_experts / tp * linear + counts.router * PLAIN,
     )
 
 
@@ -116,11 +119,24 @@ def _tiles(width: int, parts: Any, tile: int) -> Floats:
     return np.ceil(each / tile) * tile / each
 
 
-def weight_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout, stage: Stage) -> Floats:
+def host_bytes(
+    model: ModelSpec, engine: Engine, precision: Precision, layout: ServingLayout, layers: Any, sparse: Any
+) -> Floats:
+    """Bytes of weights of some layers, ``sparse`` of them with routed experts, that a GPU leaves in host memory."""
+    one = layer_bytes(model, precision, layout)
+    found = np.asarray(sparse * one.routed)
+    if engine.host_weights == "streams":
+        found = found + layers * one.mixer + (layers - sparse) * one.dense + sparse * one.shared
+    return found * (1.0 - np.asarray(layout.gpu_weights) / 100.0)
+
+
+def weight_bytes(model: ModelSpec, engine: Engine, precision: Precision, layout: ServingLayout, stage: Stage) -> Floats:
     """Bytes of weights of a GPU of a stage."""
     counts, tp = count_parameters(model), np.asarray(layout.tp, dtype=np.float64)
     layer = layer_bytes(model, precision, layout)
-    found = stage.layers * layer.mixer + (stage.layers - stage.sparse) * layer.dense + stage.sparse * layer.sparse
+    found = stage.layers * layer.mixer + (stage.layers - stage.sparse) * layer.dense
+    found = found + stage.sparse * (layer.routed + layer.shared)
+    found = found - host_bytes(model, engine, precision, layout, stage.layers, stage.sparse)
     front = PLAIN * (counts.input_embedding / tp + counts.position_embedding + counts.vision)
     if stage.first:
         return np.asarray(found + front)
@@ -143,7 +159,7 @@ def draft_bytes(
     if not model.mtp_layers:
         return none + speculation.draft_parameters * PLAIN / tp
     counts, layer = count_parameters(model), layer_bytes(model, precision, layout)
-    inner = layer.sparse if model.is_moe else layer.dense
+    inner = layer.routed + layer.shared if model.is_moe else layer.dense
     joined = (counts.mtp_sharded / tp + counts.mtp_replicated) * PLAIN
     return none + joined + model.layers_per_mtp * (layer.mixer + inner)
 

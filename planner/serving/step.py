@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.serving import host_weights
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
@@ -78,7 +79,13 @@ class _Step:
         linear = attends * self._projections() + dense * self._mlp(
             float(model.ffn_size), self.tp, self.served.precision.weights
         )
-        experts = sparse * self._experts() if model.is_moe else 0.0
+        linear = host_weights.products_seconds(self.served, self.layout, linear)
+        rows = self.tokens * self.attn_dp
+        experts = (
+            sparse * host_weights.experts_seconds(self.served, self.layout, self._experts(), rows)
+            if model.is_moe
+            else 0.0
+        )
         router = (
             sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
             if sparse
@@ -241,6 +248,9 @@ class _Step:
         there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
         """
         m = self.model
+        # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
+        # before it to drain: seven a layer, five more with MLA's compressed states and absorbed heads.
+        gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * self.hardware.graph_launch_floor
         h, rows = float(m.hidden_size), self.tokens
         norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
@@ -249,7 +259,7 @@ class _Step:
         floor = self.hardware.launch_floor
         per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
         per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
-        return attends * per_attention + mlps * per_mlp
+        return gaps + attends * per_attention + mlps * per_mlp
 
     def _communication(self) -> Floats:
         """All-reduces after attention and MLP, or the gathers of attention data parallelism, and messages of pipelines."""

@@ -51,6 +51,7 @@ LAYOUT: tuple[tuple[str, str], ...] = (
     ("moe_tp", "Tensor parallel ranks inside an expert."), ("dcp", "Ranks that share out the cache by position in decode."),
     ("max_batch", "Sequences in one step of an engine at most. [of the engine]"),
     ("max_tokens", "Tokens of one step of a rank at most (chunk size). [of the engine]"),
+    ("gpu_weights", "Percent of layers' weights, or of experts, on GPUs; the rest in host memory. [100]"),
 )  # fmt: skip
 
 
@@ -276,10 +277,12 @@ def changed_options(function: Callable[..., None]) -> Callable[..., None]:
 @serve.command("what-if")
 @click.argument("file", required=False, type=YAML_FILE)
 @changed_options
-@click.option("--objective", type=click.Choice(["offline", "balanced", "interactive"]), default="balanced", show_default=True,
-              help="What plans are the best for where there is neither load nor limit.")  # fmt: skip
+@click.option(
+    "--objective", type=click.Choice(["offline", "balanced", "interactive"]),
+    help="What plans are the best for where there is neither load nor limit. [of the plan, else balanced]",
+)  # fmt: skip
 @JSON
-def what_if(file: Path | None, objective: str, as_json: bool, **changes: Any) -> None:
+def what_if(file: Path | None, objective: str | None, as_json: bool, **changes: Any) -> None:
     """The same question with one thing changed, the best deployment each.
 
     The base is FILE, a plan of --output: then every value of a flag is a change, a row of its own. Without a file the first value

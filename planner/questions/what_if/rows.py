@@ -130,8 +130,8 @@ def row_of(
         row, model=work.model.name, global_batch_size=work.global_batch_size, fits=found.fits, why=_why(variant, found, base),
         rates=rates,
     )  # fmt: skip
-    one, rate, total = found.prediction, found.tokens_per_second, None
-    if one is None or rate is None:
+    one, reached, total = found.prediction, found.tokens_per_second, None
+    if one is None or reached is None:
         return found, row
     if pricing.tokens is not None:
         total = costs(
@@ -139,8 +139,8 @@ def row_of(
         )
     return found, dataclasses.replace(
         row, layout=found.layout, prediction=one, throughput=_relative(found, base), costs=total,
-        same_layout=_same(found, base), usd_per_million_tokens=usd_per_million_tokens(rates, row.num_gpus, rate),
-        kwh_per_million_tokens=kwh_per_million_tokens(rates, row.num_gpus, rate),
+        same_layout=_same(found, base), usd_per_million_tokens=usd_per_million_tokens(rates, row.num_gpus, reached),
+        kwh_per_million_tokens=kwh_per_million_tokens(rates, row.num_gpus, reached),
     )  # fmt: skip
 
 

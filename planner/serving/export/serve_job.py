@@ -12,6 +12,7 @@ from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import violations
+from planner.serving.serving_weights import host_bytes
 from planner.serving.traffic import Speculation
 
 HEADROOM = 64
@@ -103,7 +104,8 @@ class ServeJob:
     def of(plan: ServePlan) -> "ServeJob":
         """The job of a plan. Raises PlannerError when hardware or engine is unknown, or the engine cannot run the layout."""
         hardware, engine = load_hardware(plan.hardware), load_engine(plan.engine)
-        job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=plan.engine.partition("@")[2])
+        software = engine.version if engine.file else plan.engine.partition("@")[2]
+        job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=software)
         problems = [
             problem
             for pool in job.pools
@@ -190,6 +192,12 @@ class ServeJob:
         plan, alone = self.plan, replace(pool.layout, replicas=1)
         found = serving_memory(plan.model, self.hardware, self.engine, plan.precision, alone, plan.traffic)
         return round(float(found.share) - 0.0005, 3) if found.raised else None  # rounded down
+
+    def host_bytes(self, pool: Pool) -> float:
+        """Bytes of weights of layers that a GPU of a pool leaves in host memory, stages at their mean."""
+        model, one = self.plan.model, pool.layout
+        layers, sparse = model.num_layers, model.num_moe_layers
+        return float(host_bytes(model, self.engine, self.plan.precision, one, layers, sparse)) / int(one.pp)
 
     @property
     def length(self) -> int:

@@ -272,7 +272,7 @@ def _notes(job: ServeJob, to: str) -> list[str]:
 def _warnings(plan: ServePlan, to: str) -> list[str]:
     """Versions that the flags were not read of."""
     record = recorded(plan.engine_name)["version"]
-    asked = plan.engine.partition("@")[2]
+    asked = ServeJob.of(plan).software
     found = []
     if plan.prediction is not None and not plan.prediction.fits:
         found.append("by the plan's own prediction this does not start, or holds no request: its memory does not suffice")

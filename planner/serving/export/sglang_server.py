@@ -13,6 +13,8 @@ ROUTER, ROUTER_PROGRAM = "sglang-router", ("python", "-m", "sglang_router.launch
 INSTALL = "pip install 'sglang{pin}'"
 ROUTER_INSTALL = "pip install sglang-router"
 CACHE = {"": "auto", "bf16": "bf16", "fp16": "auto", "fp8": "fp8_e4m3"}
+HOST_METHODS = {"fp8": "FP8", "fp8_block": "FP8", "int4": "RAWINT4", "int8": "AMXINT8"}
+"""Formats of experts on the CPU as KTransformers calls them; BF16 for all others."""
 
 
 def refusals(job: ServeJob) -> list[str]:
@@ -53,6 +55,10 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
         CACHE[job.cache],
     ]
     found += names.quantization
+    if job.host_bytes(pool):
+        kept = job.plan.model.num_experts * int(one.gpu_weights) // 100
+        method = HOST_METHODS.get(job.plan.precision.experts or job.plan.precision.weights, "BF16")
+        found += ["--kt-num-gpu-experts", str(kept), "--kt-method", method, "--kt-weight-path", names.model]
     if (share := job.memory_share(pool)) is not None:
         found += ["--mem-fraction-static", f"{share:g}"]
     if options.prefix_caching is False:

@@ -1,8 +1,10 @@
 """vLLM: words of ``vllm serve``, and its router. [vllm 0.33 engine/arg_utils.py, config/parallel.py, entrypoints/cli/serve.py]"""
 
 import json
+import math
 
 from planner.serving.export.serve_job import ModelNames, Pool, ServeJob
+from planner.units import GIB
 
 PROGRAM = ("vllm", "serve")
 CHECKED = "vllm serve"
@@ -52,6 +54,8 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
     found += ["--max-num-seqs", str(pool.rank_batch), "--max-num-batched-tokens", str(one.max_tokens)]
     found += ["--max-model-len", str(job.length), "--dtype", job.dtype, "--kv-cache-dtype", CACHE[job.cache]]
     found += names.quantization
+    if on_host := job.host_bytes(pool):
+        found += ["--cpu-offload-gb", f"{math.ceil(10.0 * on_host / GIB) / 10.0:g}"]
     if (share := job.memory_share(pool)) is not None:
         found += ["--gpu-memory-utilization", f"{share:g}"]
     for name, value in (

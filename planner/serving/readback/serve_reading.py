@@ -125,7 +125,7 @@ class _Reader:
                 if f"planner would refuse it: {text}" not in self.notes
             ]
         return ServePlan(
-            model=model, hardware=hardware, gpus=self.said.gpus or used, engine=f"{engine.name}@{engine.version}",
+            model=model, hardware=hardware, gpus=self.said.gpus or used, engine=engine.label,
             precision=precision, layout=layouts[-1],
             prefill=layouts[0] if len(layouts) > 1 else None, traffic=self._traffic(told[-1], model),
             options=self._options(options), assumptions=tuple(self.assumptions), why=f"read from {self.path.name}",
@@ -170,12 +170,12 @@ class _Reader:
 
     def _engine(self, name: str) -> Engine:
         told = self.said.engine or (f"{name}@{self.found.version}" if self.found.version else name)
-        if told.partition("@")[0] != name:
-            raise PlannerError(f"{self.path}: it starts {name}, and --engine says {told}")
         engine = load_engine(told)
+        if engine.name != name:
+            raise PlannerError(f"{self.path}: it starts {name}, and --engine says {told}")
         if engine.note:
             self.notes.append(engine.note)
-        if "@" not in told:
+        if "@" not in told and not engine.file:
             self.assume(
                 "engine",
                 f"{engine.name}@{engine.version}",

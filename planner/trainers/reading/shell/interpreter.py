@@ -331,15 +331,15 @@ class _Follower:
                 return
         written = dict(self.script.documents)
         for i, word in enumerate(words[1:], 1):
-            started = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
-            if word in written and started:
+            runs = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
+            if word in written and runs:
                 inner = len(self.script.commands)
                 self.nested(written[word])
                 launched = self.script.commands[inner:]
                 self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
                 return
-        started = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
-        if started or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
+        recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
+        if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words))
 
     def nested(self, text: str) -> None:
