@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
 from planner.serving.candidates import at_loads, row_of, take
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate, running_at_most
+from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.priced_table import joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan

@@ -35,6 +35,7 @@ GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2
 KINDS = ("latent", "sparse", "sinks", "chunked", *LINEAR_KINDS)
 """What a model may have that not every engine runs: MLA, an indexer, attention sinks, chunked attention, linear attention."""
 Count = Annotated[float, within(0, 1e9)]
+Where = Annotated[str, one_of(("all", "plain"))]  # plain: no norm of queries and keys, no MLA, no experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +211,8 @@ class Engine:
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
     """Of KINDS those that it runs."""
-    fused_quantisation: Annotated[
-        dict[str, Annotated[str, one_of(("all", "plain"))]], keys(WEIGHTS, required=False)
-    ] = field(default_factory=dict)
-    """Formats of weights whose inputs are quantised by the kernel before: in all models, or in plain ones (no norm of queries and
-    keys, no experts); in all others a kernel of its own does it."""
+    fused_quantisation: Annotated[dict[str, Where], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Formats whose inputs the kernel before quantises, and in which models; in all others a kernel of its own does it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
     file: str = ""
@@ -330,9 +328,8 @@ class Entry:
     """File and version where it was read."""
 
 
-FACTS = tuple(
-    name for name in Engine.__dataclass_fields__ if name not in ("name", "version", "note", "vendors", "sources", "file")
-)
+NO_FACTS = ("name", "version", "note", "vendors", "sources", "file")
+FACTS = tuple(name for name in Engine.__dataclass_fields__ if name not in NO_FACTS)
 
 
 def engine_names() -> list[str]:

@@ -11,7 +11,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.plan_file import Assumption
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate
+from planner.serving.serving_estimate import estimate
 from planner.serving.pool_search import priced_pools
 from planner.serving.priced_table import Choice
 from planner.serving.result import ServingEstimate

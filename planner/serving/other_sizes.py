@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.plan_file import Assumption
 from planner.serving.candidates import take
-from planner.serving.estimate import estimate
+from planner.serving.serving_estimate import estimate
 from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import Task, score_of
 from planner.serving.published import precision_text

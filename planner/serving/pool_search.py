@@ -16,7 +16,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.serving import pools
 from planner.serving.candidates import loads, row_of, take
-from planner.serving.estimate import running_at_most
+from planner.serving.serving_estimate import running_at_most
 from planner.serving.load import Engine
 from planner.serving.priced_table import Choice, Priced, Task, columns_of, traffic_of
 from planner.serving.result import ServingEstimate

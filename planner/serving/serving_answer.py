@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.errors import PlannerError
 from planner.serving.candidates import row_of
-from planner.serving.estimate import estimate
+from planner.serving.serving_estimate import estimate
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.priced_table import Choice, Priced, Task, joined
 from planner.serving.published import precision_text

@@ -13,7 +13,7 @@ import numpy as np
 from planner.errors import PlannerError, shown
 from planner.rules import divisors
 from planner.serving.candidates import loads
-from planner.serving.estimate import estimate
+from planner.serving.serving_estimate import estimate
 from planner.serving.one_deployment import completed
 from planner.serving.other_sizes import Change, changed
 from planner.serving.priced_table import Choice

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.serving.candidates import at_loads, engine_layouts, row_of, take
-from planner.serving.estimate import estimate, running_at_most
+from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.priced_table import (
     Choice,
     Priced,

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
-from planner.serving.estimate import estimate
+from planner.serving.serving_estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.methods import methods

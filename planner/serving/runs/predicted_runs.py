@@ -14,7 +14,7 @@ import numpy as np
 from planner.errors import PlannerError
 from planner.serving import pools
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate
+from planner.serving.serving_estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.length_columns import columns_of
