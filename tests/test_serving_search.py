@@ -350,7 +350,7 @@ def test_what_would_serve_where_nothing_does(run: Any) -> None:
     data = json.loads(done.stdout)
     assert done.exit_code == 1 and not data["starts"] and not data["kept"]
     assert "does not start" in data["plans"][0]["plan"]["why"] and data["plans"][0]["row"]["tokens_per_second"] == 0
-    assert {"fp8", "2 GPUs"} <= {one["change"] for one in data["would_serve"]}
+    assert {"fp8", "2 GPUs", "50 % of weights on the host"} <= {one["change"] for one in data["would_serve"]}
     assert all(one["kept"] and one["row"]["usd_per_million_output"] > 0 for one in data["would_serve"])
 
 

@@ -27,6 +27,8 @@ from planner.serving.serving_search import splits
 Progress = Callable[[str], None]
 GROWN = (2, 4, 8)
 """Times as many GPUs as were asked for, tried where nothing serves."""
+ON_GPU = (90, 75, 50, 25, 10)
+"""Percent of the weights that stay on GPUs, tried where nothing starts with all of them."""
 FASTER_MEMORY = 1.2
 """Hardware is a way out where its memory is larger or faster than that of the question by this factor."""
 MOST_WAYS = 4
@@ -188,6 +190,13 @@ def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Chang
         for plan in found.others
         if keeps(plan)
     ]
+    for share in () if found.fit else ON_GPU:
+        progress(f"{100 - share} % of the weights in host memory")
+        text = f"{100 - share} % of weights on the host"
+        one = changed(text, f"--gpu-weights {share}", replace(request, layout={**request.layout, "gpu_weights": share}))
+        if one.kept:
+            ways.append(one)
+            break
     for factor in GROWN:
         progress(f"{factor * question.gpus} GPUs")
         text = f"{factor * question.gpus} GPUs"
