@@ -154,6 +154,18 @@ def on_fewest(request: ServeRequest, progress: Progress = lambda _: None) -> Que
     return replace(smaller, assumptions=(assumed, *smaller.assumptions))
 
 
+def fewest_of_others(question: Question, progress: Progress = lambda _: None) -> list[ServePlan]:
+    """The best plan of every quantised format, each on the fewest GPUs that serve the load in it."""
+    found = []
+    for precision in question.others:
+        request = replace(question.request, fixed=precision, weights=None, cache=None, any_number=False)
+        progress(precision_text(precision))
+        gpus = fewest_gpus(ask(request), progress)
+        plan = None if gpus is None else _best_of(ask(replace(request, gpus=gpus, nodes=None)))
+        found += [plan] if plan is not None and keeps(plan) else []
+    return found
+
+
 def _best_of(question: Question, objective: str = "offline") -> ServePlan | None:
     tables = searched(question, None, lambda _: None)[bool(question.disaggregated) :]
     found = best_plans(question, tables, objective, 1)
