@@ -405,7 +405,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "model": ("vllm@0.9 qwen3-next-80b-a3b h100-sxm", {"tp": 2, "ep": 2}, "delta net layers, which vllm 0.9 does not run"),
     "formats": (
         "trtllm llama-70b h100-sxm nvfp4", {"tp": 8},
-        "trtllm 1.3 does not run nvfp4 weights on h100-sxm (Hopper); it runs bf16, fp16, fp8, fp8_block, mxfp4, int4, int8 there",
+        "trtllm 1.3 does not run nvfp4 weights on h100-sxm (Hopper); it runs bf16, fp16, fp8, fp8_block, mxfp4, int4 there",
     ),
     "heads": ("vllm llama-70b h100-sxm", {"tp": 3}, "tp 3 does not divide the 64 heads of llama-3.1-70b; give a tp of 1, 2, 4"),
     "key-value heads": ("vllm qwen2.5-14b h100-sxm", {"tp": 5}, "tp 5 neither divides the 8 key-value heads"),
