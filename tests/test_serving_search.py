@@ -335,6 +335,22 @@ def test_one_thing_changed(tmp_path: Any) -> None:
 
 
 @pytest.mark.proof
+def test_quantised_formats_need_their_own_number_of_gpus() -> None:
+    found = planner.serve(
+        model="llama-70b", hardware="h100-sxm", engine="vllm", rate="10/s", tpot="60ms", fewest_gpus=True, top=1
+    )
+    others = found.found.others
+    assert (
+        others
+        and all(one.gpus <= found[0].file.gpus for one in others)
+        and min(one.gpus for one in others) < found[0].file.gpus
+    )
+    assert " GPUs " in str(found) and all(
+        one.precision.weights != "bf16" or one.precision.cache == "fp8" for one in others
+    )
+
+
+@pytest.mark.proof
 def test_the_cheapest_hardware_comes_first() -> None:
     said = {"model": "llama-8b", "engine": "vllm", "rate": "4/s", "tpot": "40ms", "disaggregated": False}
     rows = planner.serve_cheapest("h100-sxm", "l40s", **said).found.rows
@@ -350,7 +366,7 @@ def test_what_would_serve_where_nothing_does(run: Any) -> None:
     data = json.loads(done.stdout)
     assert done.exit_code == 1 and not data["starts"] and not data["kept"]
     assert "does not start" in data["plans"][0]["plan"]["why"] and data["plans"][0]["row"]["tokens_per_second"] == 0
-    assert {"fp8", "2 GPUs"} <= {one["change"] for one in data["would_serve"]}
+    assert {"fp8", "2 GPUs", "50 % of weights on the host"} <= {one["change"] for one in data["would_serve"]}
     assert all(one["kept"] and one["row"]["usd_per_million_output"] > 0 for one in data["would_serve"])
 
 

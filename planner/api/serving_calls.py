@@ -158,7 +158,7 @@ def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silen
     with ``rate`` or ``concurrency`` those with the shortest answers at that load; with ``fewest_gpus`` on as few GPUs as do. Fields
     of a layout that are given stay. Raises PlannerError.
     """
-    from planner.serving.other_sizes import on_fewest, ways_out
+    from planner.serving.other_sizes import fewest_of_others, on_fewest, ways_out
     from planner.serving.serving_answer import answer
     from planner.serving.serving_question import ask
 
@@ -167,6 +167,8 @@ def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silen
     request = request_of("serve", keywords)
     question = on_fewest(request, progress) if fewest_gpus else ask(request)
     found = answer(question, top, progress)
+    if fewest_gpus:
+        found = replace(found, others=tuple(fewest_of_others(question, progress)))
     return ServePlans(found, () if found.kept else tuple(ways_out(found, progress)))
 
 

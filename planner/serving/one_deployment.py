@@ -27,7 +27,7 @@ from planner.serving.traffic import Traffic
 
 ENGINE = "vllm"
 """The engine of a deployment where none is said."""
-SPLIT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens")
+SPLIT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens", "gpu_weights")
 """Fields of a layout that a user states."""
 LOADS = {"concurrency", "rate", "offline", "static"}
 EACH = 32

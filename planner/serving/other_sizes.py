@@ -27,6 +27,8 @@ from planner.serving.serving_search import splits
 Progress = Callable[[str], None]
 GROWN = (2, 4, 8)
 """Times as many GPUs as were asked for, tried where nothing serves."""
+ON_GPU = (90, 75, 50, 25, 10)
+"""Percent of the weights that stay on GPUs, tried where nothing starts with all of them."""
 FASTER_MEMORY = 1.2
 """Hardware is a way out where its memory is larger or faster than that of the question by this factor."""
 MOST_WAYS = 4
@@ -152,6 +154,18 @@ def on_fewest(request: ServeRequest, progress: Progress = lambda _: None) -> Que
     return replace(smaller, assumptions=(assumed, *smaller.assumptions))
 
 
+def fewest_of_others(question: Question, progress: Progress = lambda _: None) -> list[ServePlan]:
+    """The best plan of every quantised format, each on the fewest GPUs that serve the load in it."""
+    found = []
+    for precision in question.others:
+        request = replace(question.request, fixed=precision, weights=None, cache=None, any_number=False)
+        progress(precision_text(precision))
+        gpus = fewest_gpus(ask(request), progress)
+        plan = None if gpus is None else _best_of(ask(replace(request, gpus=gpus, nodes=None)))
+        found += [plan] if plan is not None and keeps(plan) else []
+    return found
+
+
 def _best_of(question: Question, objective: str = "offline") -> ServePlan | None:
     tables = searched(question, None, lambda _: None)[bool(question.disaggregated) :]
     found = best_plans(question, tables, objective, 1)
@@ -188,6 +202,13 @@ def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Chang
         for plan in found.others
         if keeps(plan)
     ]
+    for share in () if found.fit else ON_GPU:
+        progress(f"{100 - share} % of the weights in host memory")
+        text = f"{100 - share} % of weights on the host"
+        one = changed(text, f"--gpu-weights {share}", replace(request, layout={**request.layout, "gpu_weights": share}))
+        if one.kept:
+            ways.append(one)
+            break
     for factor in GROWN:
         progress(f"{factor * question.gpus} GPUs")
         text = f"{factor * question.gpus} GPUs"
