@@ -16,11 +16,11 @@ from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
 from planner.serving.candidates import at_loads, row_of, take
 from planner.serving.engine import load_engine
-from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.priced_table import joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 from planner.serving.serving_answer import Answered, answer
+from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_search import FINALISTS, OBJECTIVES, chosen, front, priced, ranked, splits, value_of
 

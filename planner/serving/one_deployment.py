@@ -11,12 +11,12 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.plan_file import Assumption
 from planner.serving.engine import load_engine
-from planner.serving.serving_estimate import estimate
 from planner.serving.pool_search import priced_pools
 from planner.serving.priced_table import Choice
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_inputs import read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask

@@ -13,13 +13,13 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.plan_file import Assumption
 from planner.serving.candidates import take
-from planner.serving.serving_estimate import estimate
 from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import Task, score_of
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, best_plans, searched
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_search import splits

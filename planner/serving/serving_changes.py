@@ -13,12 +13,12 @@ import numpy as np
 from planner.errors import PlannerError, shown
 from planner.rules import divisors
 from planner.serving.candidates import loads
-from planner.serving.serving_estimate import estimate
 from planner.serving.one_deployment import completed
 from planner.serving.other_sizes import Change, changed
 from planner.serving.priced_table import Choice
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_inputs import lengths_text, read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
