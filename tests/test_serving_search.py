@@ -16,11 +16,11 @@ from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
 from planner.serving.candidates import at_loads, row_of, take
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate, running_at_most
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.priced_table import joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 from planner.serving.serving_answer import Answered, answer
+from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_search import FINALISTS, OBJECTIVES, chosen, front, priced, ranked, splits, value_of
 
@@ -165,6 +165,19 @@ def test_a_plan_survives_its_file(tmp_path: Any) -> None:
     plan.save(tmp_path / "serve.yaml")
     again = load_serve_plan(tmp_path / "serve.yaml")
     assert again == plan.file and isinstance(again, ServePlan) and again.layout.tp == 2 and again.gpus == 2
+
+
+def test_a_plan_with_something_changed(tmp_path: Any) -> None:
+    plan = planner.serve_estimate(**{**SMALL, "gpus": 4, "tp": 2, "concurrency": 16})
+    plan.save(tmp_path / "serve.yaml")
+    assert planner.serve_estimate(tmp_path / "serve.yaml").file == plan.file
+    more = planner.serve_estimate(tmp_path / "serve.yaml", rate="2/s", cache="fp8").file
+    assert (more.traffic.load, more.traffic.value, more.precision.cache) == ("rate", 2, "fp8")
+    assert (more.layout.tp, more.layout.replicas, more.traffic.input) == (2, 2, plan.file.traffic.input)
+    wider = planner.serve_estimate(plan, tp=4, engine="sglang").file
+    assert (wider.layout.tp, wider.layout.replicas, wider.engine_name) == (4, 1, "sglang")
+    pools = planner.serve_estimate(plan, prefill="tp=2", tp=2, gpus=4)
+    assert planner.serve_estimate(pools, concurrency=8).file.prefill == pools.file.prefill
 
 
 def test_idle_gpus_are_paid_for() -> None:
@@ -322,6 +335,22 @@ def test_one_thing_changed(tmp_path: Any) -> None:
 
 
 @pytest.mark.proof
+def test_quantised_formats_need_their_own_number_of_gpus() -> None:
+    found = planner.serve(
+        model="llama-70b", hardware="h100-sxm", engine="vllm", rate="10/s", tpot="60ms", fewest_gpus=True, top=1
+    )
+    others = found.found.others
+    assert (
+        others
+        and all(one.gpus <= found[0].file.gpus for one in others)
+        and min(one.gpus for one in others) < found[0].file.gpus
+    )
+    assert " GPUs " in str(found) and all(
+        one.precision.weights != "bf16" or one.precision.cache == "fp8" for one in others
+    )
+
+
+@pytest.mark.proof
 def test_the_cheapest_hardware_comes_first() -> None:
     said = {"model": "llama-8b", "engine": "vllm", "rate": "4/s", "tpot": "40ms", "disaggregated": False}
     rows = planner.serve_cheapest("h100-sxm", "l40s", **said).found.rows
@@ -337,7 +366,7 @@ def test_what_would_serve_where_nothing_does(run: Any) -> None:
     data = json.loads(done.stdout)
     assert done.exit_code == 1 and not data["starts"] and not data["kept"]
     assert "does not start" in data["plans"][0]["plan"]["why"] and data["plans"][0]["row"]["tokens_per_second"] == 0
-    assert {"fp8", "2 GPUs"} <= {one["change"] for one in data["would_serve"]}
+    assert {"fp8", "2 GPUs", "50 % of weights on the host"} <= {one["change"] for one in data["would_serve"]}
     assert all(one["kept"] and one["row"]["usd_per_million_output"] > 0 for one in data["would_serve"])
 
 
@@ -392,3 +421,15 @@ def test_a_load_that_the_search_chose_is_chosen_again() -> None:
         16,
         16,
     ]
+
+
+def test_an_interrupt_keeps_what_was_found(run: Any) -> None:
+    def interrupted(text: str) -> None:
+        if "8" in text:
+            raise KeyboardInterrupt
+
+    found = planner.serve_what_if(**{**SMALL, "weights": "bf16"}, cache=["bf16", "fp8"], progress=interrupted).found
+    assert [one.change for one in found.rows] == ["as it is"] and not found.complete
+    assert not planner.serve_cheapest(
+        "h100-sxm", **{**SMALL, "gpus": 1, "hardware": None}, progress=lambda _: interrupted("8")
+    ).found.complete

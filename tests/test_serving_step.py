@@ -15,8 +15,8 @@ from planner.hardware import load_hardware
 from planner.model import load_model
 from planner.serving import load, pools
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate, running_at_most
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Lengths, Speculation, Traffic

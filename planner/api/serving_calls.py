@@ -158,7 +158,7 @@ def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silen
     with ``rate`` or ``concurrency`` those with the shortest answers at that load; with ``fewest_gpus`` on as few GPUs as do. Fields
     of a layout that are given stay. Raises PlannerError.
     """
-    from planner.serving.other_sizes import on_fewest, ways_out
+    from planner.serving.other_sizes import fewest_of_others, on_fewest, ways_out
     from planner.serving.serving_answer import answer
     from planner.serving.serving_question import ask
 
@@ -167,6 +167,8 @@ def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silen
     request = request_of("serve", keywords)
     question = on_fewest(request, progress) if fewest_gpus else ask(request)
     found = answer(question, top, progress)
+    if fewest_gpus:
+        found = replace(found, others=tuple(fewest_of_others(question, progress)))
     return ServePlans(found, () if found.kept else tuple(ways_out(found, progress)))
 
 
@@ -180,14 +182,22 @@ def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ())
     return ServeRequest(**said, layout={name: keywords[name] for name in LAYOUT if keywords.get(name) is not None})
 
 
-def serve_estimate(**keywords: Any) -> ServePlan:
+def serve_estimate(base: ServePlan | File | None = None, /, **keywords: Any) -> ServePlan:
     """One deployment, priced: ``serve_estimate(model="qwen3-32b", gpus=2, tp=2, concurrency=64, engine="vllm@0.33")``.
 
-    What is left out follows from the rest: replicas from the GPUs, one engine at its newest version. Raises PlannerError.
+    What is left out follows from the rest: replicas from the GPUs, one engine at its newest version. ``base`` is a plan or its
+    file; keywords replace what it says. Raises PlannerError.
     """
-    from planner.serving.one_deployment import one_plan
+    from planner.serving.one_deployment import one_plan, said_by
 
-    return ServePlan(one_plan(request_of("serve_estimate", keywords, ("prefill",))), keywords.get("price"))
+    price = keywords.get("price")
+    if base is None:
+        return ServePlan(one_plan(request_of("serve_estimate", keywords, ("prefill",))), price)
+    require_known("serve_estimate", keywords, (*ASKED, *LAYOUT, "prefill"))
+    plan = (base if isinstance(base, ServePlan) else load_serve(base)).file
+    said, kept = said_by(plan, keywords)
+    found = one_plan(replace(request_of("serve_estimate", said, ("prefill",)), fixed=plan.precision))
+    return ServePlan(replace(found, assumptions=(*kept, *found.assumptions)), price)
 
 
 def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any) -> Answer[Changed]:
@@ -202,7 +212,7 @@ def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any)
     request = request_of("serve_cheapest", keywords)
     if request.gpus is None and request.rate is None and request.concurrency is None:
         raise PlannerError("which is cheapest for what? give --gpus, or a load: --rate, like 5/s, or --concurrency")
-    return Answer(Changed(cheapest(request, hardware or priced_hardware(), progress)), printed)
+    return Answer(Changed(*cheapest(request, hardware or priced_hardware(), progress)), printed)
 
 
 def serve_compare(
@@ -269,7 +279,7 @@ def serve_what_if(
         plan = base if isinstance(base, ServePlan) else load_serve(base)
         objective = objective or (plan.file.chosen_for if plan.file.chosen_for in OBJECTIVES else None)
         request = replace(request_of_plan(plan.file), price=fixed.get("price", plan.price))
-    return Answer(Changed(what_if(request, varied, objective or "balanced", progress)), printed)
+    return Answer(Changed(*what_if(request, varied, objective or "balanced", progress)), printed)
 
 
 __all__ = [

@@ -32,6 +32,7 @@ from planner.serving.engine_facts import (
     Graphs,
     Messages,
     Reserve,
+    Where,
     by_card,
     generation,
     is_amd,
@@ -97,11 +98,8 @@ class Engine:
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
     """Of KINDS those that it runs."""
-    fused_quantisation: Annotated[
-        dict[str, Annotated[str, one_of(("all", "plain"))]], keys(WEIGHTS, required=False)
-    ] = field(default_factory=dict)
-    """Formats of weights whose inputs are quantised by the kernel before: in all models, or in plain ones (no norm of queries and
-    keys, no experts); in all others a kernel of its own does it."""
+    fused_quantisation: Annotated[dict[str, Where], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Formats whose inputs the kernel before quantises, and in which models; in all others a kernel of its own does it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
     file: str = ""
@@ -198,11 +196,8 @@ class Entry:
     """File and version where it was read."""
 
 
-FACTS = tuple(
-    name
-    for name in Engine.__dataclass_fields__
-    if name not in ("name", "version", "note", "vendors", "sources", "file")
-)
+NO_FACTS = ("name", "version", "note", "vendors", "sources", "file")
+FACTS = tuple(name for name in Engine.__dataclass_fields__ if name not in NO_FACTS)
 
 
 def engine_names() -> list[str]:

@@ -25,6 +25,7 @@ GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2
 KINDS = ("latent", "sparse", "sinks", "chunked", *LINEAR_KINDS)
 """What a model may have that not every engine runs: MLA, an indexer, attention sinks, chunked attention, linear attention."""
 Count = Annotated[float, within(0, 1e9)]
+Where = Annotated[str, one_of(("all", "plain"))]  # plain: no norm of queries and keys, no MLA, no experts
 
 
 @dataclass(frozen=True, kw_only=True)

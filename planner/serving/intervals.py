@@ -55,7 +55,7 @@ def base_of(quantity: str) -> str:
 
 
 def kind_of(load: str, experts: bool, saturated: bool = False) -> str:
-    """The entry of KINDS of a load of ``Traffic`` (or 'disaggregated', 'mlperf'), a model, and whether requests wait for a place."""
+    """The entry of KINDS of a load of ``Traffic`` (or disaggregated, mlperf), a model, and whether requests wait for a place."""
     name = {"concurrency": "closed", "rate": "open"}.get(load, load)
     return f"{name} {'experts' if experts else 'dense'}{SATURATED if saturated else ''}"
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
@@ -73,8 +74,23 @@ class Engine:
 
     def decode(self, batch: Any) -> Floats:
         """D(B): seconds of one pass over all stages that only decodes."""
-        work = Pass(batch=np.maximum(batch, 1e-6), context=self.context)
-        return np.asarray(step_time(self.served, self.layout, work).total)
+        work = Pass(batch=np.maximum(batch, 1e-6), context=self.context, queries=self.drafted)
+        time = step_time(self.served, self.layout, work)
+        return np.asarray(time.total) + self.draft(np.asarray(batch), time)
+
+    def draft(self, batch: Floats, time: StepTime) -> Floats:
+        """Seconds to propose the tokens of a step: by the model's own module of multi-token prediction a layer and the head each,
+        by a draft model its weights in 16 bits once each; nothing by n-gram lookup."""
+        one, model, hardware = self.traffic.speculation, self.served.model, self.served.hardware
+        if one is None or not one.draft_parameters:
+            return np.zeros_like(batch)
+        if model.mtp_layers:
+            layers = np.asarray(time.total - time.head - time.host) / model.num_layers
+            return one.depth * (model.layers_per_mtp * layers + np.asarray(time.head))
+        ranks = np.asarray(self.layout.ranks, dtype=np.float64)
+        read = 2.0 * one.draft_parameters / (ranks * hardware.memory_bandwidth * hardware.memory_fraction["copy"])
+        work = 2.0 * one.draft_parameters * batch / (ranks * hardware.sustained_flops("bf16"))
+        return one.depth * np.maximum(read, work)
 
     def lock_step(self, requests: Any) -> LockStep:
         """Where prompts stop the decodes, all that waited decode on together and end within the spread of their lengths, which is

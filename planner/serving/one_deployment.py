@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.plan_file import Assumption
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate
 from planner.serving.pool_search import priced_pools
 from planner.serving.priced_table import Choice
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_inputs import read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
@@ -23,6 +27,9 @@ from planner.serving.traffic import Traffic
 
 ENGINE = "vllm"
 """The engine of a deployment where none is said."""
+SPLIT = ("tp", "pp", "replicas", "attn_dp", "ep", "moe_tp", "dcp", "max_batch", "max_tokens", "gpu_weights")
+"""Fields of a layout that a user states."""
+LOADS = {"concurrency", "rate", "offline", "static"}
 EACH = 32
 """Requests in flight at every engine where no load is said."""
 
@@ -122,3 +129,36 @@ def price_again(plan: ServePlan) -> ServePlan:
     require_legal(served, plan.layout, plan.prefill)
     found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
     return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))
+
+
+def said_by(plan: ServePlan, changes: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Assumption, ...]]:
+    """What a plan says as keywords, those of ``changes`` in place of its own; and what of its assumptions still holds.
+
+    Another degree or number of GPUs makes the replicas and the split of experts follow anew; another load replaces the plan's.
+    """
+    changes = {name: value for name, value in changes.items() if value is not None}
+    traffic, limits = plan.traffic, plan.limits
+    split = {name: int(value) for name, value in vars(plan.layout).items() if name in SPLIT}
+    found: dict[str, Any] = {
+        "model": plan.model, "hardware": plan.hardware, "gpus": plan.gpus, "engine": plan.engine, "input": traffic.input,
+        "output": traffic.output, "prefix_hit": traffic.prefix_hit, "speculation": traffic.speculation,
+        "percentile": limits.percentile, **split,
+        **{name: value for name, value in (("ttft", limits.ttft), ("tpot", limits.tpot)) if math.isfinite(value)},
+    }  # fmt: skip
+    if plan.prefill is not None:
+        found["prefill"] = ",".join(
+            f"{name}={int(value)}" for name, value in vars(plan.prefill).items() if name in SPLIT
+        )
+    if not LOADS & changes.keys():
+        found[traffic.load] = traffic.value
+    if {"tp", "pp", "attn_dp", "gpus", "nodes"} & changes.keys():
+        found = {name: value for name, value in found.items() if name not in ("replicas", "ep", "moe_tp")}
+    if "ep" in changes or "moe_tp" in changes:
+        found = {name: value for name, value in found.items() if name not in ("ep", "moe_tp")}
+    if "engine" in changes:
+        found = {name: value for name, value in found.items() if name not in ("max_batch", "max_tokens")}
+    if "nodes" in changes:
+        del found["gpus"]
+    flags = {f"--{name.replace('_', '-')}" for name in changes}
+    kept = tuple(one for one in plan.assumptions if not flags & set(one.flag.replace(",", " ").split()))
+    return {**found, **changes}, kept

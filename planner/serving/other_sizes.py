@@ -13,13 +13,13 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.plan_file import Assumption
 from planner.serving.candidates import take
-from planner.serving.estimate import estimate
 from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import Task, score_of
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, best_plans, searched
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_search import splits
@@ -27,6 +27,8 @@ from planner.serving.serving_search import splits
 Progress = Callable[[str], None]
 GROWN = (2, 4, 8)
 """Times as many GPUs as were asked for, tried where nothing serves."""
+ON_GPU = (90, 75, 50, 25, 10)
+"""Percent of the weights that stay on GPUs, tried where nothing starts with all of them."""
 FASTER_MEMORY = 1.2
 """Hardware is a way out where its memory is larger or faster than that of the question by this factor."""
 MOST_WAYS = 4
@@ -152,6 +154,18 @@ def on_fewest(request: ServeRequest, progress: Progress = lambda _: None) -> Que
     return replace(smaller, assumptions=(assumed, *smaller.assumptions))
 
 
+def fewest_of_others(question: Question, progress: Progress = lambda _: None) -> list[ServePlan]:
+    """The best plan of every quantised format, each on the fewest GPUs that serve the load in it."""
+    found = []
+    for precision in question.others:
+        request = replace(question.request, fixed=precision, weights=None, cache=None, any_number=False)
+        progress(precision_text(precision))
+        gpus = fewest_gpus(ask(request), progress)
+        plan = None if gpus is None else _best_of(ask(replace(request, gpus=gpus, nodes=None)))
+        found += [plan] if plan is not None and keeps(plan) else []
+    return found
+
+
 def _best_of(question: Question, objective: str = "offline") -> ServePlan | None:
     tables = searched(question, None, lambda _: None)[bool(question.disaggregated) :]
     found = best_plans(question, tables, objective, 1)
@@ -188,6 +202,13 @@ def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Chang
         for plan in found.others
         if keeps(plan)
     ]
+    for share in () if found.fit else ON_GPU:
+        progress(f"{100 - share} % of the weights in host memory")
+        text = f"{100 - share} % of weights on the host"
+        one = changed(text, f"--gpu-weights {share}", replace(request, layout={**request.layout, "gpu_weights": share}))
+        if one.kept:
+            ways.append(one)
+            break
     for factor in GROWN:
         progress(f"{factor * question.gpus} GPUs")
         text = f"{factor * question.gpus} GPUs"
@@ -222,25 +243,33 @@ def _stronger(question: Question) -> list[str]:
     return [name for _, name in sorted(found)[:MOST_WAYS]]
 
 
-def cheapest(request: ServeRequest, names: Iterable[str], progress: Progress = lambda _: None) -> list[Change]:
+def cheapest(
+    request: ServeRequest, names: Iterable[str], progress: Progress = lambda _: None
+) -> tuple[list[Change], bool]:
     """Hardware by price: dollars an hour where a load is given, on the fewest GPUs of each that serve it; else dollars of a million
-    tokens on the GPUs of the question. What cannot serve comes last."""
-    rows = []
-    for name in names:
-        progress(name)
-        one = replace(request, hardware=name, intra_node=None, any_number=request.gpus is None)
-        question = ask(one)
-        if question.task.loaded:
-            gpus = fewest_gpus(question, lambda text, name=name: progress(f"{name}: {text}"))  # type: ignore[misc]
-            if gpus is None:
-                rows.append(Change(
-                    change=name, flag=f"--hardware {name}", question=question, plan=None,
-                    why_not=f"does not serve it on up to {question.gpus} GPUs",
-                ))  # fmt: skip
-                continue
-            one = replace(one, gpus=gpus, nodes=None, any_number=False)
-        rows.append(changed(name, f"--hardware {name}", one))
-    return sorted(rows, key=lambda row: (not row.kept, dollars(row)))
+    tokens on the GPUs of the question. What cannot serve comes last. And whether all was looked at: Ctrl-C ends it with what was
+    found."""
+    rows, complete = list[Change](), True
+    try:
+        for name in names:
+            progress(name)
+            rows.append(_on_hardware(request, name, progress))
+    except KeyboardInterrupt:
+        complete = False
+    return sorted(rows, key=lambda row: (not row.kept, dollars(row))), complete
+
+
+def _on_hardware(request: ServeRequest, name: str, progress: Progress) -> Change:
+    """The best deployment on other hardware; under a load on the fewest GPUs of it."""
+    one = replace(request, hardware=name, intra_node=None, any_number=request.gpus is None)
+    question = ask(one)
+    if question.task.loaded:
+        gpus = fewest_gpus(question, lambda text: progress(f"{name}: {text}"))
+        if gpus is None:
+            why = f"does not serve it on up to {question.gpus} GPUs"
+            return Change(change=name, flag=f"--hardware {name}", question=question, plan=None, why_not=why)
+        one = replace(one, gpus=gpus, nodes=None, any_number=False)
+    return changed(name, f"--hardware {name}", one)
 
 
 def dollars(row: Change) -> float:

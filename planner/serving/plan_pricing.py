@@ -5,10 +5,10 @@ from dataclasses import replace
 from planner.hardware import load_hardware
 from planner.serving import pools
 from planner.serving.engine import Engine, load_engine
-from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan, predict_serving
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 
 
 def served_of(plan: ServePlan, engine: Engine | None = None) -> Served:

@@ -16,11 +16,11 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.serving import pools
 from planner.serving.candidates import loads, row_of, take
-from planner.serving.estimate import running_at_most
 from planner.serving.load import Engine
 from planner.serving.priced_table import Choice, Priced, Task, columns_of, traffic_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
+from planner.serving.serving_estimate import running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_search import MOST_RUNNING, front_of, splits

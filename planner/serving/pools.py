@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from planner.serving import load
-from planner.serving.estimate import result, running_at_most
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
+from planner.serving.serving_estimate import result, running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.step import Pass, step_time

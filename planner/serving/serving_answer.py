@@ -10,12 +10,12 @@ import numpy as np
 
 from planner.errors import PlannerError
 from planner.serving.candidates import row_of
-from planner.serving.estimate import estimate
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.priced_table import Choice, Priced, Task, joined
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import Precision
 from planner.serving.serving_question import Question
 from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first

@@ -13,12 +13,12 @@ import numpy as np
 from planner.errors import PlannerError, shown
 from planner.rules import divisors
 from planner.serving.candidates import loads
-from planner.serving.estimate import estimate
 from planner.serving.one_deployment import completed
 from planner.serving.other_sizes import Change, changed
 from planner.serving.priced_table import Choice
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_inputs import lengths_text, read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
@@ -163,12 +163,14 @@ def what_if(
     changes: Mapping[str, Sequence[Any]],
     objective: str,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Change]:
-    """The question as it is, then with every value of every change; each with its best plan."""
+) -> tuple[list[Change], bool]:
+    """The question as it is, then with every value of every change, each with its best plan; and whether all was looked at: Ctrl-C
+    ends it with what was found."""
     progress("as it is")
-    rows = [changed("as it is", "", base, objective)]
-    for name, values in changes.items():
-        for value in values:
+    rows = list[Change]()
+    try:
+        rows.append(changed("as it is", "", base, objective))
+        for name, value in ((name, value) for name, values in changes.items() for value in values):
             flag = f"--{name.replace('_', '-')}"
             text = value if not hasattr(value, "mean") else lengths_text(value)
             progress(f"{flag} {text}")
@@ -178,7 +180,9 @@ def what_if(
             rows.append(
                 changed(f"{flag[2:].replace('-', ' ')} {text}", f"{flag} {text}", replace(base, **said), objective)
             )
-    return rows
+    except KeyboardInterrupt:
+        return rows, False
+    return rows, True
 
 
 def request_of_plan(plan: ServePlan) -> ServeRequest:

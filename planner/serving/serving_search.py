@@ -15,7 +15,6 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.serving.candidates import at_loads, engine_layouts, row_of, take
-from planner.serving.estimate import estimate, running_at_most
 from planner.serving.priced_table import (
     Choice,
     Priced,
@@ -27,6 +26,7 @@ from planner.serving.priced_table import (
     traffic_of,
 )
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import legal

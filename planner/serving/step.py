@@ -38,6 +38,8 @@ class Pass:
     """New tokens of each."""
     cached: Any = 0.0
     """Tokens of each that are in the cache already (earlier chunks, prefix hits)."""
+    queries: Any = 1.0
+    """Tokens of each sequence in the pass: one, and those that a draft proposes."""
     eager: Any = False
     """The engine runs the pass outside CUDA graphs whatever its size."""
 
@@ -67,7 +69,8 @@ class _Step:
         self.batch = np.where(inside, engine.padded(rank_batch, layout, served.hardware), rank_batch)
         self.sequences = rank_batch
         """Sequences that decode on one attention rank, as they are; ``batch`` is what the graph pads them to."""
-        self.tokens = np.maximum(self.batch + self.prompt_tokens, 1.0)
+        self.queries = np.asarray(work.queries, dtype=np.float64)
+        self.tokens = np.maximum(self.batch * self.queries + self.prompt_tokens, 1.0)
         """Rows of the products of one attention rank."""
 
     def time(self) -> StepTime:
@@ -188,7 +191,7 @@ class _Step:
         batch = np.maximum(self.batch, 1.0)
         if m.is_mla:
             seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
-            decode = self.curves.decode_mla_time(batch, heads * dcp, np.maximum(seen / dcp, 1.0), cache)
+            decode = self.curves.decode_mla_time(batch, heads * dcp * self.queries, np.maximum(seen / dcp, 1.0), cache)
             if m.is_sparse:
                 index = batch * context / dcp * (m.index_head_dim + 4.0)
                 decode = decode + self.hardware.launch_floor + self.hardware.memory_time(index, "copy")
@@ -196,7 +199,7 @@ class _Step:
             kv = np.maximum(m.num_kv_heads / self.tp, 1.0)
             decode = self.curves.decode_attention_time(
                 batch=batch,
-                heads=heads * dcp,
+                heads=heads * dcp * self.queries,
                 kv_heads=kv,
                 head_dim=float(m.head_dim),
                 context=np.maximum(context / dcp, 1.0),
@@ -297,7 +300,7 @@ class _Step:
         query, value = (
             (m.kv_lora_rank + m.qk_rope_head_dim, m.kv_lora_rank) if m.is_mla else (m.head_dim, m.value_head_size)
         )
-        heads = ACTIVATION * self.sequences * m.num_heads / self.tp * dcp
+        heads = ACTIVATION * self.sequences * self.queries * m.num_heads / self.tp * dcp
         gathered = self.served.cluster.collective_time("all_gather", heads * query, dcp, 1)
         summed = self.served.cluster.collective_time("reduce_scatter", heads * value, dcp, 1)
         return np.where(dcp > 1.0, m.num_attention_layers * (gathered + summed), 0.0)
@@ -313,7 +316,7 @@ class _Step:
     def _head(self) -> Floats:
         """Output head on the last token of each sequence, its gather, and the sampler's passes over fp32 logits."""
         m = self.model
-        rows = np.maximum(self.sequences + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
+        rows = np.maximum(self.sequences * self.queries + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
         product = self._product(m.vocab_size / self.tp, float(m.hidden_size), "bf16", rows)
         gather = np.where(
             self.tp > 1.0,

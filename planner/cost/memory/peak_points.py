@@ -98,10 +98,10 @@ def shape_parts(
     """Bytes of a stage that depend on the shapes of its layers, (3, N) each.
 
     Stored by its last layer; brought back by recompute; on top of that while its backward pass, and while its forward pass runs;
-    stored by the final norm, and by norm, loss and input of prediction modules; of these in the backward pass of the last one; logits; logits and all that is alive at the peak of
-    the loss; one stage's output; outputs kept less inputs that lie in receive buffers, both per microbatch; T h, an output
-    gradient; logits that stay through the backward pass; what is left of the last layer when its largest unit is reduced;
-    output gradients of all its linear layers.
+    stored by the final norm, and by norm, loss and input of prediction modules; of these in the last one's backward; logits;
+    logits and all that is alive at the peak of the loss; one stage's output; outputs kept less inputs that lie in receive buffers,
+    both per microbatch; T h, an output gradient; logits that stay through the backward pass; what is left of the last layer when
+    its largest unit is reduced; output gradients of all its linear layers.
     """
     stored, working, head_saved = times.last_layer, times.working, times.loss
     model, e = workload.model, workload.element

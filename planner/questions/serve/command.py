@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from planner.terminal.flags import emit, progress
+from planner.terminal.flags import completed, emit, progress
 
-NOTHING_SERVES = 1
-"""Exit code when nothing starts or keeps the limits."""
+NOTHING_SERVES, INTERRUPTED = 1, 130
+"""Exit codes: nothing starts or keeps the limits; stopped with Ctrl-C, what was found is printed."""
 YAML_FILE = click.Path(dir_okay=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 QUESTION: tuple[tuple[str, Any, str, str], ...] = (
@@ -66,7 +66,10 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
         function = click.option(flag(name), name, type=int, metavar="N", help=text)(function)
     for name, kind, value, text in reversed(QUESTION):
         also = ("--network",) if name == "network_bandwidth" else ()
-        function = click.option(flag(name), *also, name, type=kind, metavar=value, help=text)(function)
+        complete = completed(name) if name in ("model", "hardware") else None
+        function = click.option(flag(name), *also, name, type=kind, metavar=value, help=text, shell_complete=complete)(
+            function
+        )
     return function
 
 
@@ -186,6 +189,17 @@ def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **
         sys.exit(NOTHING_SERVES)
 
 
+def _rows(answer: Any, as_json: bool) -> None:
+    """Print rows; exit as there are any that serve, and as all were looked at."""
+    found = answer.found
+    emit(answer, as_json)
+    if not found.complete:
+        click.echo(f"interrupted: {len(found.rows)} rows were found, the others were not looked at", err=True)
+        sys.exit(INTERRUPTED)
+    if not any(one.kept for one in found.rows):
+        sys.exit(NOTHING_SERVES)
+
+
 def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
     """Hardware by price."""
     from planner import api
@@ -196,28 +210,27 @@ def _cheapest(length: str | None, file: Path | None, as_json: bool, flags: dict[
     flags.pop("fewest_gpus")
     with progress("pricing hardware") as say:
         found = api.serve_cheapest(*names, progress=say, output=length, **flags)
-    emit(found, as_json)
-    if not any(one.kept for one in found.found.rows):
-        sys.exit(NOTHING_SERVES)
+    _rows(found, as_json)
 
 
 @serve.command()
+@click.argument("file", required=False, type=YAML_FILE)
 @question_options
 @click.option(
-    "--prefill",
-    metavar="LIST",
-    help="A pool that computes the prompts: tp=4,replicas=2; the other flags are the answers'.",
+    "--prefill", metavar="LIST", help="A pool for the prompts: tp=4,replicas=2; the other flags are the answers'."
 )
 @OUTPUT
 @JSON
-def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """One deployment, priced: latencies, rates, the decode step and memory in parts.
 
-    What is left out follows: replicas from --gpus, experts over all ranks of a stage, batch and chunk of the engine, 32 requests in
+    FILE is a plan of --output; flags replace what it says. What is left out follows: replicas from --gpus, experts over all ranks
+    of a stage, batch and chunk of the engine, 32 requests in
     flight at every engine.
 
     \b
     Examples:
+      plan serve estimate serve.yaml --concurrency 128
       plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
       plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
       plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
@@ -225,11 +238,11 @@ def estimate(outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """
     from planner import api
 
-    length, file = told(outputs)
-    found = api.serve_estimate(output=length, **flags)
-    if file is not None:
-        found.save(file)
-        click.echo(f"wrote {file}", err=True)
+    length, written = told(outputs)
+    found = api.serve_estimate(file, output=length, **flags)
+    if written is not None:
+        found.save(written)
+        click.echo(f"wrote {written}", err=True)
     emit(found, as_json)
 
 
@@ -297,6 +310,4 @@ def what_if(file: Path | None, objective: str | None, as_json: bool, **changes: 
 
     with progress("searching") as say:
         found = api.serve_what_if(file, objective=objective, progress=say, **changes)
-    emit(found, as_json)
-    if not any(one.kept for one in found.found.rows):
-        sys.exit(NOTHING_SERVES)
+    _rows(found, as_json)

@@ -116,6 +116,8 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -
         ">holds": [f"{row.holds:,.0f}" for row in rows],
         ">$/M out": [money(row.usd_per_million_output) for row in rows],
     }
+    if len({row.gpus for row in rows}) > 1:
+        cells = {"=for": cells["=for"], ">GPUs": [str(row.gpus) for row in rows], **cells}
     kept = {name: column for name, column in cells.items() if column}
     found = table(*kept, title=heading, least=min(22, max((len(row.layout) for row in rows), default=6)))
     found.padding = (0, 1, 0, 0)

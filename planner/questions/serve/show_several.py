@@ -95,12 +95,12 @@ def _memory(one: Compared, part: str) -> float:
 class Changed:
     """Changes of one question, each with its best plan."""
 
-    def __init__(self, rows: Sequence[Change]) -> None:
-        self.rows = list(rows)
+    def __init__(self, rows: Sequence[Change], complete: bool = True) -> None:
+        self.rows, self.complete = list(rows), complete
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what ``--json`` prints."""
-        return {"changes": [change_data(one) for one in self.rows]}
+        return {"complete": self.complete, "changes": [change_data(one) for one in self.rows]}
 
     def show(self, console: Console) -> None:
         """One line for each change, with its price; then why some have none."""

@@ -10,12 +10,12 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
-from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.methods import methods
 from planner.serving.runs.run_schema import ServingRow
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_rules import legal
 from planner.serving.traffic import Lengths, Traffic

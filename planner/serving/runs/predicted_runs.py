@@ -14,7 +14,6 @@ import numpy as np
 from planner.errors import PlannerError
 from planner.serving import pools
 from planner.serving.engine import load_engine
-from planner.serving.estimate import estimate
 from planner.serving.result import ServingEstimate
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.length_columns import columns_of
@@ -22,6 +21,7 @@ from planner.serving.runs.mlperf_scenarios import best_within, search_layouts
 from planner.serving.runs.run_schema import LATENCIES, RATES
 from planner.serving.runs.serving_run import ServingRun
 from planner.serving.served import Served
+from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.units import GIGA, KILO
 

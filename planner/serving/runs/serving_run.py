@@ -124,6 +124,8 @@ def _run_of(row: ServingRow) -> ServingRun:
     assumed = [f"key {key} is not read" for key in row.unread]
     try:
         found["model"] = served_model(str(row.get("model")))
+        taken = methods()["models"].get(str(row.get("model")).strip().lower())
+        assumed += [f"model of the shape of {taken['preset']}"] if taken else []
         found["hardware"], said = device(str(row.get("hardware.gpu")))
         assumed += [said] if said else []
         found["engine"] = engine_of(row)
