@@ -267,7 +267,7 @@ def _precision(request: Request, hardware: HardwareProfile, trainer: Trainer, as
     found = trainer.legal.precisions[0]
     if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops:
         found = "fp16"
-    assumed.append(Assumption("precision", found, PRECISIONS[found], "--precision"))
+    assumed.append(Assumption("precision", found, PRECISIONS.get(found, ""), "--precision"))
     return found
 
 
@@ -276,7 +276,7 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
     if request.optimizer is not None:
         return usual_name(request.optimizer)
     found = trainer.legal.fine_tuning.optimizer or "adam"
-    why = "Adam, both moments in bf16" if precision == "bf16_true" and found == "adam" else OPTIMIZERS[found]
+    why = "Adam, both moments in bf16" if precision == "bf16_true" and found == "adam" else OPTIMIZERS.get(found, "")
     assumed.append(Assumption("optimizer", found, why, "--optimizer"))
     return found
 

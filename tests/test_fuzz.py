@@ -87,3 +87,25 @@ def test_a_long_value_of_an_option_is_cut(tmp_path: Path) -> None:
         with pytest.raises(PlannerError) as caught:
             load_trainer(str(path))
         assert len(str(caught.value)) < 1000
+
+
+def test_a_precision_and_an_argument_that_nobody_knows(tmp_path: Path) -> None:
+    """Found by fuzz: trainer 60150, configuration 556743."""
+    (tmp_path / "mine.yaml").write_text(json.dumps({"extends": "megatron", "precisions": ["yes"]}))
+    with pytest.raises(PlannerError, match="yes"):
+        api.estimate(model="llama-8b", gpus=8, hardware="h100-sxm", trainer=str(tmp_path / "mine.yaml"))
+    flag = "--tensor-model-parallel-size" + "x" * 3000
+    (tmp_path / "train.sh").write_text(f"python pretrain_gpt.py --num-layers 32 --hidden-size 4096 {flag} 2\n")
+    with pytest.raises(PlannerError) as caught:
+        api.import_config(tmp_path / "train.sh", model="llama-8b", gpus=8, hardware="h100-sxm")
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_row_with_a_long_name_is_named_by_its_number(tmp_path: Path) -> None:
+    """Found by fuzz: runs 70643."""
+    data = {**stored("runs")[0]}
+    rows = [{**data["rows"][0], "id": "x" * 100_000, "model": {"attention": {1: 2}}}]
+    (tmp_path / "runs.yaml").write_text(json.dumps({**data, "rows": rows}, default=str))
+    with pytest.raises(PlannerError, match="row 1: ") as caught:
+        read_runs([tmp_path / "runs.yaml"])
+    assert len(str(caught.value)) < 1000

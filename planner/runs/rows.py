@@ -206,7 +206,7 @@ def rows_from_dict(data: Mapping[str, Any], *, where: str = "runs", source: str 
     rows, seen = [], set()
     for number, entry in enumerate(found["rows"], start=1):
         name = entry.get("id") if isinstance(entry, Mapping) else None
-        here = f"{where}: row {name}" if isinstance(name, str) else f"{where}: row {number}"
+        here = f"{where}: row {name}" if isinstance(name, str) and len(name) <= 200 else f"{where}: row {number}"
         merged = _merge(found.get("defaults") or {}, value_of(_ROW, entry, here, "") or {})
         _require(merged, ("id", "model", "parallel", "batch", "measured"), here)
         if merged["id"] in seen:

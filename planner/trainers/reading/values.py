@@ -72,8 +72,8 @@ def uneven(layers: Sequence[int]) -> dict[str, int]:
 def not_priced(where: str, names: Sequence[str], settings: Sequence[str]) -> PlannerError:
     """What is raised for arguments that decide memory or degrees and that a plan cannot say; ``settings``: for --set."""
     decide = "decides memory or degrees and is" if len(names) == 1 else "decide memory or degrees and are"
-    sets = " ".join(f"--set {one}=false" for one in settings)
-    return PlannerError(f"{where}: {', '.join(names)} {decide} not priced; {sets} imports the job without")
+    sets = " ".join(f"--set {one[:80]}=false" for one in settings)
+    return PlannerError(f"{where}: {', '.join(one[:80] for one in names)} {decide} not priced; {sets} imports the job without")
 
 
 def stage_ends(layers: Sequence[int], where: str) -> dict[str, int]:
