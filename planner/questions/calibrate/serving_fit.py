@@ -109,7 +109,8 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
             f"one run does not tell the host from the GPU; measure {FEWEST} or more, of few and of many requests at once"
         )
     base = load_engine(engines.pop())
-    shares = np.array([_host_share(one.plan) for one in runs])
+    doubled = replace(base, host=_slower(base, 2.0))
+    shares = np.array([_tpot(one.plan, doubled) / _tpot(one.plan, base) - 1.0 for one in runs])
     gaps = np.array(
         [math.log(one.tpot / one.plan.prediction.latency("tpot")) for one in runs if one.plan.prediction is not None]
     )
@@ -130,9 +131,7 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
         notes.append(
             f"kernels take {kernels:.2f} times as long as priced: not written, measure the GPU with 'plan profile'"
         )
-    times = {
-        name: value * (host if name in ("step", "sequence", "launch") else 1.0) for name, value in base.host.items()
-    }
+    times = _slower(base, host)
     extra = _first_token(runs, replace(base, host=times), notes)
     times["first_token"] = max(times["first_token"] + extra, 0.0)
     engine = replace(base, host=times)
@@ -144,10 +143,11 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
     )  # fmt: skip
 
 
-def _host_share(plan: ServePlan) -> float:
-    assert plan.prediction is not None
-    whole = sum(plan.prediction.step_s.values())
-    return plan.prediction.step_s["host"] / whole if whole > 0 else 0.0
+def _slower(engine: Engine, host: float) -> dict[str, float]:
+    """Host times of an engine whose host takes ``host`` times as long."""
+    return {
+        name: value * (host if name in ("step", "sequence", "launch") else 1.0) for name, value in engine.host.items()
+    }
 
 
 def _factors(shares: Any, gaps: Any) -> tuple[float, float, float]:
