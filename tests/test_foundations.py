@@ -315,7 +315,7 @@ def test_trainer_extends(tmp_path: Path) -> None:
     loop = tmp_path / "loop.yaml"
     loop.write_text(f"extends: {loop}\n")
     assert sentence(load_trainer, str(loop)) == (
-        f"{loop}: extends is {str(loop)!r}; it must name a trainer, at most four levels deep"
+        f"{loop}: extends is {shown(str(loop))}; it must name a trainer, at most four levels deep"
     )
     loop.write_text("extends: [megatron]\n")
     assert "extends is ['megatron']; it must name a trainer" in sentence(load_trainer, str(loop))
