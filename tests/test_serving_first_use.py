@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from rich.console import Console
 import planner
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.serving.serve_plan import load_serve_plan
 from planner.serving.serving_answer import answer
+from planner.serving.serving_inputs import lengths_text
 from planner.serving.serving_question import ServeRequest, ask
+from planner.serving.traffic import Lengths
 
 
 def said(*words: str) -> str:
@@ -44,13 +48,15 @@ def test_an_answer_of_one_token_is_refused() -> None:
         ask(ServeRequest(model="llama-8b", gpus=1, hardware="h100-sxm", output=1))
 
 
-def test_no_more_in_flight_than_the_cache_holds() -> None:
+@pytest.mark.parametrize("which", ["large batch", "large chunk"])
+def test_no_more_in_flight_than_the_cache_holds(which: str) -> None:
     """A larger batch takes memory from the cache: what is ranked was counted with its own batch limit."""
-    question = ask(ServeRequest(model="deepseek-v3", gpus=16, hardware="h100-sxm", engine="trtllm"))
-    found = answer(question)
+    small: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "b200-sxm", "weights": "nvfp4"}
+    large: dict[str, Any] = {"model": "deepseek-v3", "gpus": 16, "hardware": "h100-sxm", "cache": "fp8"}
+    found = answer(ask(ServeRequest(**(large if which == "large batch" else small), engine="trtllm")))
     for plan in [*found.best, *found.others, *found.front]:
         assert plan.prediction is not None
-        assert plan.traffic.value <= plan.prediction.max_concurrency + 1
+        assert plan.traffic.value <= plan.prediction.max_concurrency
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
@@ -108,3 +114,19 @@ def test_one_gpu_is_one() -> None:
     request: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "mi300x", "engine": "trtllm"}
     with pytest.raises(PlannerError, match="on 1 GPU is legal"):
         answer(ask(ServeRequest(**request)))
+
+
+def test_two_pools_need_two_gpus() -> None:
+    with pytest.raises(PlannerError, match="two pools need two GPUs or more, and there is 1"):
+        answer(ask(ServeRequest(model="llama-8b", gpus=1, hardware="h100-sxm", disaggregated=True)))
+
+
+def test_lengths_of_one_value_are_one_number() -> None:
+    assert lengths_text(Lengths.uniform(1.6, 2.4)) == "2" and lengths_text(Lengths.uniform(8, 12)) == "8 to 12"
+
+
+def test_an_imported_plan_names_its_hardware_as_other_plans_do(tmp_path: Path) -> None:
+    line, out = tmp_path / "serve.sh", tmp_path / "today.yaml"
+    line.write_text("vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2\n")
+    done = CliRunner().invoke(main, ["import", str(line), "--hardware", "h100", "--output", str(out)])
+    assert not isinstance(done.exception, Exception) and load_serve_plan(out).hardware == "h100-sxm", done.output

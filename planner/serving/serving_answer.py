@@ -233,6 +233,8 @@ def closest(question: Question, top: int) -> list[ServePlan]:
 
 def _nothing_legal(question: Question) -> str:
     """Why no split is legal: what every engine says of the one that the fixed degrees make."""
+    if question.disaggregated and question.gpus < 2:
+        return "two pools need two GPUs or more, and there is 1; leave --disaggregated out, or give more --gpus"
     said = [sentence for one in question.served() for sentence in _refused(question, one)]
     reasons = "; ".join(dict.fromkeys(said)) or "the fixed degrees leave no split"
     return f"no split of {question.model.name} on {plural(question.gpus, 'GPU')} is legal: {reasons}"

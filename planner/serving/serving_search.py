@@ -103,7 +103,16 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = ()) -> Priced:
     varied = take(layout, rows)
     budget = (np.asarray(varied.max_tokens) * np.tile(chunks, len(best))).astype(np.int64)
     varied = replace(varied, max_tokens=np.clip(budget, *CHUNKS_WITHIN))
-    return below(found, _at_loads(one, task, varied, at_loads(most[rows]), dict.fromkeys(counts, 0)))
+    return below(
+        found,
+        _at_loads(
+            one,
+            task,
+            varied,
+            at_loads(np.minimum(most[rows], _with_its_batch(one, task, varied, most[rows]))),
+            dict.fromkeys(counts, 0),
+        ),
+    )
 
 
 def _with_its_batch(one: Served, task: Task, layout: ServingLayout, most: Any) -> Any:
