@@ -52,7 +52,7 @@ def test_an_answer_of_one_token_is_refused() -> None:
 def test_no_more_in_flight_than_the_cache_holds(which: str) -> None:
     """A larger batch takes memory from the cache: what is ranked was counted with its own batch limit."""
     small: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "b200-sxm", "weights": "nvfp4"}
-    large: dict[str, Any] = {"model": "deepseek-v3", "gpus": 16, "hardware": "h100-sxm", "cache": "fp8"}
+    large: dict[str, Any] = {"model": "deepseek-v3", "gpus": 16, "hardware": "h100-sxm"}
     found = answer(ask(ServeRequest(**(large if which == "large batch" else small), engine="trtllm")))
     for plan in [*found.best, *found.others, *found.front]:
         assert plan.prediction is not None

@@ -112,7 +112,7 @@ def _figures(row: ServeRow, found: ServePrediction) -> list[Figure]:
             LATENCY_TEXT[name].capitalize(), mean if math.isfinite(mean) else None, "seconds",
             f"mean; p99 {shown(tail, 'seconds') if math.isfinite(tail) else 'without end'}", alarm=not row.limits_kept,
         ))  # fmt: skip
-    figures.append(Figure("Requests at once", found.max_concurrency, "count", "that the cache of all engines holds"))
+    figures.append(Figure("Requests at once", found.max_concurrency, "count", "of this length, by cache and batch limit"))
     figures.append(
         Figure(
             "Memory",
