@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated
 
 import numpy as np
@@ -80,14 +81,20 @@ class Graphs:
 
     def sizes(self, most: float) -> Floats:
         """All sizes up to ``most``."""
-        found: list[float] = []
-        ends = [one[0] for one in self.grid[1:]] + [most + 1.0]
-        for (start, step), end in zip(self.grid, ends, strict=True):
-            size = start
-            while size < min(end, most + 1.0):
-                found.append(size)
-                size += step or size
-        return np.unique(np.asarray(found or [0.0], dtype=np.float64))
+        return _captured(self.grid, most)
+
+
+@cache
+def _captured(grid: tuple[tuple[float, float], ...], most: float) -> Floats:
+    """Sizes on the grid up to ``most``: every step of every engine asks for them."""
+    found: list[float] = []
+    ends = [one[0] for one in grid[1:]] + [most + 1.0]
+    for (start, step), end in zip(grid, ends, strict=True):
+        size = start
+        while size < min(end, most + 1.0):
+            found.append(size)
+            size += step or size
+    return np.unique(np.asarray(found or [0.0], dtype=np.float64))
 
 
 @dataclass(frozen=True, kw_only=True)

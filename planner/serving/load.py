@@ -26,8 +26,8 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
-ROUNDS = 4
-"""Rounds of the fixed point: B settles within a thousandth after three."""
+ROUNDS = 3
+"""Rounds of the fixed point: B settles within a thousandth."""
 BISECTIONS = 30
 SATURATED = 0.995
 """Share of the capacity above which an open loop has no steady state."""
