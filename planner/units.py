@@ -110,3 +110,8 @@ def format_count(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.4g}{unit}"
     return f"{value:.4g}"
+
+
+def plural(number: float, word: str) -> str:
+    """'1 cell', '3 cells'."""
+    return f"{number:,.0f} {word}" + ("" if number == 1 else "s")

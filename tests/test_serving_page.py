@@ -49,6 +49,11 @@ def test_numbers_are_those_of_the_plan(plan: Any, document: Document) -> None:
     assert [one.name for one in document.charts] == list(SERVING_CHARTS)
 
 
+def test_headings_are_filled_in(document: Document) -> None:
+    assert document.chart("serve-load").cells()[0][0] == "requests in flight"
+    assert not re.search(r"\{\w+\}", markdown(document))
+
+
 def test_all_formats_show_the_same(document: Document) -> None:
     data = json.loads(json.dumps(document.to_dict()))
     text, words = page(document, ""), markdown(document)

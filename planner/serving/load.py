@@ -3,7 +3,7 @@
 Symbols: N requests in one engine, X requests/s, I prompt tokens that are computed, O output tokens, B sequences that decode, D(B)
 seconds of a pass that only decodes, S seconds that one prompt adds to the passes, Q prompts waiting or in progress.
 
-    decode      TPOT = D(B) / (1 - X S)              of each second X S goes to prompts
+    decode      TPOT = D(B) / (1 - h X S)            of each second X S goes to prompts, h = (N - 1) / N of it to those of others
     in decode   B = X (O - 1) TPOT                   Little's law of the decode phase
     prompts     TTFT = residual + D + S (1 + Q - X S / 2), Q = X (TTFT - residual - D)    one queue, service S
     closed      N = X (TTFT + (O - 1) TPOT)          Little's law of the whole
@@ -164,12 +164,13 @@ def _mixing(engine: Engine, requests: Any) -> Flow:
     """Prompts run beside the decodes, which they lengthen."""
     batch = np.maximum(requests * 0.95, 1e-6)
     output = np.maximum(engine.output - 1.0, 0.0)
+    others = others_of(requests)
     for _ in range(ROUNDS):
         decode = engine.decode(batch)
         added, own = engine.prompt(batch, decode)
         base = engine.receive * decode + own
-        rate = closed_rate(requests, base, added, output * decode / engine.speed)
-        tpot = decode / engine.speed / (1.0 - rate * added)
+        rate = closed_rate(requests, base, added, output * decode / engine.speed, others)
+        tpot = decode / engine.speed / (1.0 - others * rate * added)
         batch = np.clip(rate * output * tpot, 1e-6, requests)
     wait = queue_wait(rate, added, requests)
     return Flow(
@@ -210,17 +211,22 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     )
 
 
+def others_of(requests: Any) -> Floats:
+    """(N - 1) / N, the part of the prompts that are another request's: no request waits for its own while it decodes."""
+    return np.asarray(np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0))
+
+
 def queue_wait(rate: Any, added: Any, requests: Any) -> Floats:
     """Wait for the prompts ahead: R - S with R = S (1 - u / 2) / (1 - u (N - 1) / N), u = X S."""
     busy = rate * added
-    others = np.maximum(requests - 1.0, 0.0) / np.maximum(requests, 1.0)
+    others = others_of(requests)
     return np.asarray(np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0))
 
 
-def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: float = 1.0) -> Floats:
+def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any) -> Floats:
     """X that solves N = X (base + wait(X) + O D / (1 - h X S)), by bisection: the right side grows with X up to X = 1 / S.
 
-    ``held`` h: 1 where prompts lengthen the decodes of their engine, 0 where they are computed elsewhere.
+    ``held`` h: the part of the prompts that lengthens the decodes of a request; 0 where they are computed elsewhere.
     """
     low = np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(base), np.shape(added)))
     high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low

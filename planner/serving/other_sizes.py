@@ -204,7 +204,7 @@ def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Chang
     ]
     for share in () if found.fit else ON_GPU:
         progress(f"{100 - share} % of the weights in host memory")
-        text = f"{100 - share} % of weights on the host"
+        text = f"{100 - share} % on the host"
         one = changed(text, f"--gpu-weights {share}", replace(request, layout={**request.layout, "gpu_weights": share}))
         if one.kept:
             ways.append(one)

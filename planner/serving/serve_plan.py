@@ -136,8 +136,8 @@ class ServePrediction:
 
     @property
     def memory_peak_gib(self) -> float:
-        """What the engine takes of the fullest GPU."""
-        return sum(self.memory_gib.values())
+        """What the engine takes of the fullest GPU, or would take: a cache below zero is what is missing."""
+        return sum(size for size in self.memory_gib.values() if size > 0)
 
     def latency(self, name: str, figure: str = "mean") -> float:
         """Seconds of one of LATENCIES; infinite where it has no end."""

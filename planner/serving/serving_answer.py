@@ -22,6 +22,7 @@ from planner.serving.serving_reasons import TIED, disaggregated_text, misses, wh
 from planner.serving.serving_rows import plan_of
 from planner.serving.serving_rules import violations
 from planner.serving.serving_search import CHUNKS, OBJECTIVES, chosen, front_of, priced, ranked, splits, value_of
+from planner.units import plural
 
 AT_LIMITS, AT_LOAD = "at the limits", "at this load"
 MOST_FRONT = 16
@@ -232,9 +233,11 @@ def closest(question: Question, top: int) -> list[ServePlan]:
 
 def _nothing_legal(question: Question) -> str:
     """Why no split is legal: what every engine says of the one that the fixed degrees make."""
+    if question.disaggregated and question.gpus < 2:
+        return "two pools need two GPUs or more, and there is 1; leave --disaggregated out, or give more --gpus"
     said = [sentence for one in question.served() for sentence in _refused(question, one)]
     reasons = "; ".join(dict.fromkeys(said)) or "the fixed degrees leave no split"
-    return f"no split of {question.model.name} on {question.gpus} GPUs is legal: {reasons}"
+    return f"no split of {question.model.name} on {plural(question.gpus, 'GPU')} is legal: {reasons}"
 
 
 def _refused(question: Question, one: Served) -> Sequence[str]:

@@ -206,7 +206,7 @@ def lengths_text(lengths: Lengths) -> str:
         return f"{lengths.mean:,.0f}"
     low, high = 2.0 * lengths.mean - lengths.longest, lengths.longest
     if low >= 1 and abs((low**2 + low * high + high**2) / 3.0 / lengths.squared - 1.0) < 1e-6:
-        return f"{low:,.0f} to {high:,.0f}"
+        return f"{low:,.0f} to {high:,.0f}" if f"{low:.0f}" != f"{high:.0f}" else f"{high:,.0f}"
     return f"mean {lengths.mean:,.0f} (longest {lengths.longest:,.0f})"
 
 

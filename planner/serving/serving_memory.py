@@ -95,7 +95,7 @@ def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
     held = weights + draft
     room = total - held - peak - context - group - graphs - SPARE
     whole = _whole(one, held, peak, graphs)
-    taken = _share(one) * whole[0] - whole[1]
+    taken = np.minimum(_share(one) * whole[0], whole[0]) - whole[1]  # a share of less than nothing is no smaller lack
     longest = per_token * (one.traffic.input.mean + one.traffic.output.mean) + per_sequence
     cache = np.where(taken >= longest, taken, np.maximum(taken, room))
     spread = np.sqrt((LOOSE[0] * held) ** 2 + (LOOSE[1] * (peak + graphs)) ** 2 + (LOOSE[2] * (context + group)) ** 2)

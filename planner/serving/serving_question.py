@@ -30,7 +30,7 @@ from planner.serving.serving_inputs import (
 )
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.serving.traffic import Limits, Traffic
-from planner.units import format_seconds, parse
+from planner.units import format_seconds, parse, plural
 
 INPUT, OUTPUT = 2048.0, 256.0
 """Tokens where none are given: a chat with some context. [Azure's 2023 trace of conversations: 1,155 in, 211 out on average]"""
@@ -289,6 +289,11 @@ def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
         assumed.append(
             Assumption("lengths", text, "one number is a mean", ", ".join(f"--{name} fixed:N" for name in varied))
         )
+    if lengths["output"].mean < 2.0:
+        raise PlannerError(
+            f"--output is {lengths['output'].mean:g} token; it must be 2 or more: an answer of one token has no "
+            "time per output token"
+        )
     longest = lengths["input"].longest + lengths["output"].longest
     if longest > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length:,} tokens that {model.name} was published for"
@@ -316,8 +321,8 @@ def traffic_text(traffic: Traffic, loaded: bool) -> str:
     words = [f"{lengths_text(traffic.input)} tokens in", f"{lengths_text(traffic.output)} out"]
     if loaded:
         words.append({
-            "concurrency": f"{traffic.value:,.0f} requests in flight", "rate": f"{traffic.value:g} requests/s",
-            "offline": f"{traffic.value:,.0f} requests at once", "static": f"one batch of {traffic.value:,.0f}",
+            "concurrency": f"{plural(traffic.value, 'request')} in flight", "rate": f"{traffic.value:g} requests/s",
+            "offline": f"{plural(traffic.value, 'request')} at once", "static": f"one batch of {traffic.value:,.0f}",
         }[traffic.load])  # fmt: skip
     words += [f"{100 * traffic.prefix_hit:g} % of prompts from the prefix cache"] if traffic.prefix_hit else []
     if one := traffic.speculation:

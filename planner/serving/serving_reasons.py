@@ -20,6 +20,16 @@ ONE = ("attention", "communication", "host")
 """Parts that take; the others take."""
 TIED = 0.1
 """Deployments that differ by less count as equal: about the median error of predicted throughput in families that were left out."""
+HELD_TEXT = {
+    "weights": "weights",
+    "draft": "draft model",
+    "activations": "activations",
+    "graphs": "CUDA graphs",
+    "reserve": "context and reserve",
+}
+"""What a GPU holds beside the cache."""
+SMALLEST = 0.05 * GIB
+"""What is less is left out of a sentence."""
 NEAR = 0.97
 """What reaches this part of a limit is bound by it."""
 SMALL = 0.005
@@ -47,17 +57,21 @@ def binding(one: Choice) -> str:
             return f"{name} {format_seconds(value)} is all but its limit of {format_seconds(limit)}: more load would break it."
     most = _number(one.found.max_concurrency)
     if one.traffic.load == "concurrency" and one.traffic.value >= 0.9 * most:
+        limit = _number(one.layout.max_batch)
+        if most >= limit * _number(one.layout.replicas):
+            return f"The batch is full: an engine runs {limit:,.0f} requests at most (--max-batch)."
         return f"The cache is full: it holds {most:,.0f} requests of this length."
     share, name = max((_number(getattr(one.found.step, part.name)), part.name) for part in fields(StepTime))
     total = _number(one.found.step.total)
     return (
-        f"{PART_TEXT[name].capitalize()} take {100 * share / total:.0f} % of a decode step of {format_seconds(total)}."
+        f"{takes(name).capitalize()} {100 * share / total:.0f} % of a decode step of {format_seconds(total)}."
         if total
         else ""
     )
 
 
-def _takes(part: str) -> str:
+def takes(part: str) -> str:
+    """The part of a step and its verb."""
     return f"{PART_TEXT[part]} {'takes' if part in ONE else 'take'}"
 
 
@@ -76,7 +90,7 @@ def against(first: Choice, second: Choice) -> str:
     mine, theirs = _shares(first), _shares(second)
     share, name = max((theirs[part] - mine[part], part) for part in mine)
     if share > SMALL:
-        said += f"; {_takes(name)} {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
+        said += f"; {takes(name)} {100 * theirs[name]:.0f} % of its step against {100 * mine[name]:.0f} %"
     return f"{said}."
 
 
@@ -103,10 +117,9 @@ def disaggregated_text(loaded: bool, together: Choice, apart: Choice) -> str:
         [_number(one.found.e2e.mean) for one in (apart, together)],
         [one.total for one in (apart, together)],
     )
-    wins = times[0] < times[1] if loaded else rates[0] > rates[1]
     mine, theirs = times if loaded else rates
     what = "time of a request" if loaded else "tokens/s"
-    word = "wins" if wins else "loses"
+    word = "counts as equal" if abs(mine / theirs - 1.0) < TIED else "wins" if (mine < theirs) == loaded else "loses"
     return f"Disaggregated {word}: {names} has {_percent(mine / theirs - 1.0)} {what} against {name_of(together)}."
 
 
@@ -115,12 +128,12 @@ def misses(one: Choice) -> str:
     found = one.found
     if not bool(np.all(np.asarray(found.fits))):
         memory = found.memory
-        parts = {
-            name: _number(getattr(memory, name)) for name in ("weights", "draft", "activations", "graphs", "reserve")
-        }
+        parts = {name: _number(getattr(memory, name)) for name in HELD_TEXT}
         short = sum(parts.values()) - memory.usable
         largest = ", ".join(
-            f"{name} {size / GIB:.1f} GiB" for name, size in sorted(parts.items(), key=lambda pair: -pair[1])[:2]
+            f"{HELD_TEXT[name]} {size / GIB:.1f} GiB"
+            for name, size in sorted(parts.items(), key=lambda pair: -pair[1])
+            if size >= SMALLEST
         )
         if short > 0:
             return f"does not start: {short / GIB:.1f} GiB too much for {memory.usable / GIB:.1f} GiB ({largest})"

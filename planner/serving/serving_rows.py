@@ -20,7 +20,8 @@ DEFINITIONS = (
     "TTFT: time to first token, queue and client included. TPOT: time per output token after the first, (e2e - TTFT) / (O - 1).",
     "tok/s: output tokens; of a GPU: over all GPUs of all pools, idle ones too; of a user: 1 / TPOT. load: requests in "
     "flight, or those "
-    "that arrive; holds: requests of this length that the cache holds. Dollars and energy: of those GPUs all the time.",
+    "that arrive; holds: requests of this length that run at once, by cache and batch limit. Dollars and energy: of those "
+    "GPUs all the time.",
 )
 """What the headings of the tables mean, where tools differ."""
 

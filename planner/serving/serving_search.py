@@ -87,6 +87,7 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = ()) -> Priced:
     starts = np.flatnonzero(broadcast(memory.fits, counts["legal"]) & (most >= 1.0))
     counts["fitting"] = len(starts)
     layout, most = take(layout, starts), np.minimum(most[starts], task.pins.get("max_batch", MOST_RUNNING))
+    most = np.minimum(most, _with_its_batch(one, task, layout, most))
     layout = replace(layout, replicas=_replicas(task, layout))
     if task.loaded:
         return _table(one, task, _with_batch(layout, task), np.full(len(starts), task.traffic.value), counts)
@@ -102,7 +103,23 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = ()) -> Priced:
     varied = take(layout, rows)
     budget = (np.asarray(varied.max_tokens) * np.tile(chunks, len(best))).astype(np.int64)
     varied = replace(varied, max_tokens=np.clip(budget, *CHUNKS_WITHIN))
-    return below(found, _at_loads(one, task, varied, at_loads(most[rows]), dict.fromkeys(counts, 0)))
+    return below(
+        found,
+        _at_loads(
+            one,
+            task,
+            varied,
+            at_loads(np.minimum(most[rows], _with_its_batch(one, task, varied, most[rows]))),
+            dict.fromkeys(counts, 0),
+        ),
+    )
+
+
+def _with_its_batch(one: Served, task: Task, layout: ServingLayout, most: Any) -> Any:
+    """What runs at once with the batch limit raised to ``most``: a larger batch takes room from the cache."""
+    raised = replace(layout, max_batch=np.maximum(layout.max_batch, np.asarray(most).astype(np.int64)))
+    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, raised, task.traffic)
+    return np.maximum(running_at_most(one, raised, task.traffic, memory), 1.0)
 
 
 def _replicas(task: Task, layout: ServingLayout) -> NDArray[np.int64]:

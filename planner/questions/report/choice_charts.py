@@ -17,7 +17,7 @@ from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
 from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 from planner.search import SAFE
-from planner.units import GIB
+from planner.units import GIB, plural
 
 LISTED = 5
 """Plans in the list of alternatives."""
@@ -30,11 +30,6 @@ MOST_SOURCES = 14
 HELD_BACK = "Offload that saves less than a tenth is not taken: it hangs on the host's memory and PCIe."
 CLOSE = 0.1
 """Errors up to this count as close."""
-
-
-def plural(number: int, word: str) -> str:
-    """'1 cell', '3 cells'."""
-    return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
 # ------------------------------------------------------------------------------------------------ TP x PP

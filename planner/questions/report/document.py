@@ -153,10 +153,11 @@ def _texts() -> dict[str, Any]:
 def chart(name: str, reading: str, rows: Sequence[tuple[Value, ...]], notes: Sequence[str] = (), **more: Any) -> Chart:
     """A chart with the title, columns and notes of charts.yaml; ``more``: its facts, and its table where that has other rows."""
     said = _texts()[name]
-    named: dict[str, Any] = {"columns": columns(said["columns"]), "notes": (*notes, *said.get("notes", ()))}
+    facts = more.get("facts", {})
+    named: dict[str, Any] = {"columns": columns(said["columns"].format(**facts)), "notes": (*notes, *said.get("notes", ()))}
     if "table" in more:
-        named["table_columns"] = columns(said.get("table", said["columns"]))
-    title = said["title"].format(**more.get("facts", {}))
+        named["table_columns"] = columns(said.get("table", said["columns"]).format(**facts))
+    title = said["title"].format(**facts)
     named |= {"short": said.get("short", title), "docs": said.get("docs", "")}
     return Chart(name=name, title=title, reading=reading, rows=rows, **{**named, **more})
 

@@ -26,7 +26,7 @@ from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, answer
 from planner.serving.serving_changes import request_of_plan
 from planner.serving.serving_question import ServeRequest, ask, limits_text, traffic_text
-from planner.serving.serving_reasons import PART_TEXT
+from planner.serving.serving_reasons import PART_TEXT, takes
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_of_plan
 from planner.serving.traffic import Traffic
 
@@ -112,7 +112,7 @@ def _figures(row: ServeRow, found: ServePrediction) -> list[Figure]:
             LATENCY_TEXT[name].capitalize(), mean if math.isfinite(mean) else None, "seconds",
             f"mean; p99 {shown(tail, 'seconds') if math.isfinite(tail) else 'without end'}", alarm=not row.limits_kept,
         ))  # fmt: skip
-    figures.append(Figure("Requests at once", found.max_concurrency, "count", "that the cache of all engines holds"))
+    figures.append(Figure("Requests at once", found.max_concurrency, "count", "of this length, by cache and batch limit"))
     figures.append(
         Figure(
             "Memory",
@@ -208,8 +208,9 @@ def _step_chart(found: ServePrediction) -> Chart:
     rows: list[tuple[Value, ...]] = [
         (PART_TEXT[one], found.step_s[one], found.step_s[one] / total) for one in STEP_PARTS if found.step_s[one] > 0
     ]
-    largest = max(rows, key=lambda row: float(row[1] or 0))
-    reading = f"{str(largest[0]).capitalize()} take {shown(largest[2], 'share')} of a decode step of {shown(total, 'seconds')}."
+    largest = max(STEP_PARTS, key=lambda part: found.step_s[part])
+    share = shown(found.step_s[largest] / total, "share")
+    reading = f"{takes(largest).capitalize()} {share} of a decode step of {shown(total, 'seconds')}."
     return chart("serve-step", reading, rows)
 
 

@@ -99,7 +99,7 @@ def _verdict(found: Answered) -> list[str]:
     return lines
 
 
-def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -> Table:
+def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False, without: Sequence[str] = ()) -> Table:
     """One line for each deployment, at most 120 columns."""
     figure = rows[0].figure if rows else "mean"
     mark = "" if figure == "mean" else f" {figure}"
@@ -118,7 +118,7 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False) -
     }
     if len({row.gpus for row in rows}) > 1:
         cells = {"=for": cells["=for"], ">GPUs": [str(row.gpus) for row in rows], **cells}
-    kept = {name: column for name, column in cells.items() if column}
+    kept = {name: column for name, column in cells.items() if column and name not in without}
     found = table(*kept, title=heading, least=min(22, max((len(row.layout) for row in rows), default=6)))
     found.padding = (0, 1, 0, 0)
     for number_, row in enumerate(zip(*kept.values(), strict=True)):
@@ -147,6 +147,9 @@ def print_parts(console: Console, plan: ServePlan) -> None:
     """Latencies, the decode step and memory of one plan."""
     found = plan.prediction
     assert found is not None
+    if not found.fits:  # what does not start has no times
+        console.print(memory_table(plan, found))
+        return
     console.print(latency_table(found))
     if found.ranges and (ends := found.ranges.get("output_tokens_per_second")):
         console.print(
@@ -194,8 +197,8 @@ def memory_table(plan: ServePlan, found: ServePrediction) -> Table:
             )
     shown.add_row("together", f"{found.memory_peak_gib:.2f} GiB", f"of {found.memory_limit_gib:.2f} GiB", style="bold")
     shown.add_row("cache of one engine", f"{found.cache_tokens:,.0f} tokens", "")
-    shown.add_row("requests of this length in the cache of all", f"{found.max_concurrency:,.0f}", "")
-    if found.preemption > 0.0005:
+    shown.add_row("requests of this length that run at once", f"{found.max_concurrency:,.0f}", "")
+    if found.fits and found.preemption > 0.0005:
         shown.add_row("chance that a step finds it full", percent(found.preemption), "")
     return shown
 
@@ -224,7 +227,8 @@ def print_plan(console: Console, plan: ServePlan, price: float | None = None) ->
     console.print(rows_table([row], "This deployment"))
     if plan.why:
         console.print(escape(plan.why))
-    console.print(rates_line(row))
+    if row.fits:
+        console.print(rates_line(row))
     print_parts(console, plan)
     if plan.assumptions:
         console.print(assumptions_table(plan.assumptions))
@@ -232,9 +236,9 @@ def print_plan(console: Console, plan: ServePlan, price: float | None = None) ->
 
 
 def ways_table(ways: Sequence[Change]) -> Table:
-    """Changes that serve, each with its best plan and its price."""
+    """Changes that serve, each with its best plan and its price; a format that changes is the change."""
     rows = [row_of_plan(one.plan, one.question.rates, one.change) for one in ways if one.plan is not None]
-    return rows_table(rows, "What would serve", purposes=True)
+    return rows_table(rows, "What would serve", purposes=True, without=("weights", ">user"))
 
 
 def rates_line(row: ServeRow) -> str:

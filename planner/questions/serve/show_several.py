@@ -52,12 +52,12 @@ class ComparedSplits:
             ">load",
             ">tok/s",
             ">tok/s/GPU",
-            ">tok/s/user",
+            ">user",
             ">TTFT",
             ">TPOT",
-            ">weights",
-            ">cache, GiB",
-            ">comm. of a step",
+            ">weights, GiB",
+            ">cache",
+            ">comm.",
             ">$/M out",
         )
         shown = table(*headings, title=f"Splits, {question.engines[0].name} {question.engines[0].version}")
@@ -69,7 +69,7 @@ class ComparedSplits:
             shown.add_row(
                 escape(one.text), row.load, number(row.tokens_per_second), number(row.tokens_per_second_per_gpu),
                 number(row.tokens_per_second_per_user), time(row.ttft_s), time(row.tpot_s),
-                f"{_memory(one, 'weights'):.1f}", f"{_memory(one, 'cache'):.1f} of {row.memory_limit_gib:.1f}",
+                f"{_memory(one, 'weights'):.1f}", f"{_memory(one, 'cache'):.1f}",
                 percent(row.communication_share), money(row.usd_per_million_output), style="" if shown.row_count else "bold",
             )  # fmt: skip
         console.print(shown)

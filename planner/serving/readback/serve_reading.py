@@ -109,6 +109,8 @@ class _Reader:
         if self.said.hardware is None:
             self.assume("hardware", hardware, "the file does not say it", "--hardware")
         profile = load_hardware(hardware)
+        if not hardware.endswith((".yaml", ".yml")):
+            hardware = profile.name  # what people call it is not what plans are compared by
         told = [told_by(one, model, self.settings(one)) for one in servers]
         layouts = [self._layout(one, part, engine, profile) for one, part in zip(servers, told, strict=True)]
         for part in told:

@@ -1,0 +1,132 @@
+"""What a newcomer meets in the first minutes of ``plan serve``: sentences, sums and limits of answers at the edges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import planner
+from planner.commands.main import main
+from planner.errors import PlannerError
+from planner.serving.serve_plan import load_serve_plan
+from planner.serving.serving_answer import answer
+from planner.serving.serving_inputs import lengths_text
+from planner.serving.serving_question import ServeRequest, ask
+from planner.serving.traffic import Lengths
+
+
+def said(*words: str) -> str:
+    """What ``plan serve`` prints."""
+    done = CliRunner().invoke(main, ["serve", *words])
+    assert not isinstance(done.exception, Exception), done.output
+    return done.output
+
+
+def test_one_request_in_flight_never_waits_for_its_own_prompt() -> None:
+    found = planner.serve_estimate(
+        model="llama-8b",
+        hardware="h100-sxm",
+        engine="vllm",
+        tp=1,
+        input="fixed:100k",
+        output="fixed:256",
+        concurrency=1,
+    ).file.prediction
+    assert found is not None
+    assert found.tpot_s["mean"] == pytest.approx(sum(found.step_s.values()), rel=1e-6)
+    assert found.requests_per_second * found.e2e_s["mean"] == pytest.approx(
+        1.0, rel=0.07
+    )  # the client is beside the loop
+
+
+def test_an_answer_of_one_token_is_refused() -> None:
+    with pytest.raises(PlannerError, match="--output is 1 token; it must be 2 or more"):
+        ask(ServeRequest(model="llama-8b", gpus=1, hardware="h100-sxm", output=1))
+
+
+@pytest.mark.parametrize("which", ["large batch", "large chunk"])
+def test_no_more_in_flight_than_the_cache_holds(which: str) -> None:
+    """A larger batch takes memory from the cache: what is ranked was counted with its own batch limit."""
+    small: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "b200-sxm", "weights": "nvfp4"}
+    large: dict[str, Any] = {"model": "deepseek-v3", "gpus": 16, "hardware": "h100-sxm"}
+    found = answer(ask(ServeRequest(**(large if which == "large batch" else small), engine="trtllm")))
+    for plan in [*found.best, *found.others, *found.front]:
+        assert plan.prediction is not None
+        assert plan.traffic.value <= plan.prediction.max_concurrency
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_what_is_missing_is_the_sum_of_the_parts_less_the_card(engine: str) -> None:
+    plan = planner.serve_estimate(model="llama-70b", hardware="h100-sxm", engine=engine, tp=1)
+    found = plan.file.prediction
+    assert found is not None and not found.fits
+    parts = {name: size for name, size in found.memory_gib.items() if name != "cache"}
+    assert found.memory_peak_gib == pytest.approx(sum(parts.values()))
+    assert min(parts.values()) >= 0
+    assert f"{found.memory_peak_gib - found.memory_limit_gib:.1f} GiB too much" in plan.file.why
+
+
+def test_what_does_not_start_has_no_times() -> None:
+    text = said("estimate", "--model", "llama-70b", "--gpus", "1", "--hardware", "h100-sxm", "--engine", "vllm")
+    assert "nine of ten" not in text and "Decode step" not in text
+    assert "Memory of the fullest GPU" in text
+
+
+WORDS: list[tuple[list[str], str, str]] = [
+    (["--input", "fixed:128k", "--concurrency", "1"], "Attention takes ", "Attention take "),
+    (["--concurrency", "1"], ", 1 request in flight", "1 requests"),
+    (
+        ["--concurrency", "4", "--max-batch", "4"],
+        "The batch is full: an engine runs 4 requests at most",
+        "cache is full",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "right", "wrong"), WORDS)
+def test_sentences_agree_with_their_numbers(more: list[str], right: str, wrong: str) -> None:
+    text = said("estimate", "--model", "llama-8b", "--hardware", "h100-sxm", "--engine", "vllm", "--tp", "1", *more)
+    assert right in text and wrong not in text
+
+
+WIDE = [
+    (["--model", "llama-70b", "--gpus", "1"], "What would serve"),
+    (["--model", "deepseek-v3", "--gpus", "8", "--engine", "sglang"], "What would serve"),
+    (["compare", "--model", "mixtral-8x7b", "--gpus", "8", "--engine", "vllm"], "Splits"),
+]
+
+
+@pytest.mark.parametrize(("words", "heading"), WIDE)
+def test_tables_keep_their_last_column_at_120(words: list[str], heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.terminal.flags.console", lambda: Console(highlight=False, width=120, no_color=True))
+    lines = said(*words, "--hardware", "h100-sxm").splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(heading))
+    end = next(number for number, line in enumerate(lines) if number > at + 5 and not line.strip())
+    assert any("$/M out" in line for line in lines[at:end])
+    assert "…" not in "".join(lines[at:end])
+
+
+def test_one_gpu_is_one() -> None:
+    request: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "mi300x", "engine": "trtllm"}
+    with pytest.raises(PlannerError, match="on 1 GPU is legal"):
+        answer(ask(ServeRequest(**request)))
+
+
+def test_two_pools_need_two_gpus() -> None:
+    with pytest.raises(PlannerError, match="two pools need two GPUs or more, and there is 1"):
+        answer(ask(ServeRequest(model="llama-8b", gpus=1, hardware="h100-sxm", disaggregated=True)))
+
+
+def test_lengths_of_one_value_are_one_number() -> None:
+    assert lengths_text(Lengths.uniform(1.6, 2.4)) == "2" and lengths_text(Lengths.uniform(8, 12)) == "8 to 12"
+
+
+def test_an_imported_plan_names_its_hardware_as_other_plans_do(tmp_path: Path) -> None:
+    line, out = tmp_path / "serve.sh", tmp_path / "today.yaml"
+    line.write_text("vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2\n")
+    done = CliRunner().invoke(main, ["import", str(line), "--hardware", "h100", "--output", str(out)])
+    assert not isinstance(done.exception, Exception) and load_serve_plan(out).hardware == "h100-sxm", done.output
