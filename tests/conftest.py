@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from planner.commands import main as cli
 from planner.questions.accuracy.prediction import Pair, pairs_of
+from planner.questions.accuracy.serving_errors import ServingPair
+from planner.questions.accuracy.training_and_serving import serving_pairs, shipped_serving
 from planner.runs import Run, read_runs
 
 hypothesis.settings.register_profile("same", derandomize=True)
@@ -75,6 +77,12 @@ def every_run() -> list[Run]:
 def every_pair(every_run: list[Run]) -> list[Pair]:
     """All published runs with their predictions."""
     return pairs_of(every_run)
+
+
+@pytest.fixture(scope="session")
+def every_serving_pair() -> list[ServingPair]:
+    """All serving runs that come along, with their predictions."""
+    return serving_pairs(shipped_serving())
 
 
 @pytest.fixture(scope="session")

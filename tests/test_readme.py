@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.questions.accuracy.prediction import pairs_of
+from planner.questions.accuracy.training_and_serving import serving_pairs, shipped_serving
 from planner.runs import read_runs
 from tools.update_readme import updated
 
@@ -40,12 +41,17 @@ def test_commands_run(page, run, tmp_path, monkeypatch, request):
     if "plan accuracy" in lines:  # all published runs, as test_accuracy_gate.py has read and predicted them
         every_run, every_pair = (request.getfixturevalue(name) for name in ("every_run", "every_pair"))
         monkeypatch.setattr(
-            "planner.runs.read_runs",
+            "planner.questions.accuracy.training_and_serving.read_runs",
             lambda paths, generic: read_runs(paths, generic=generic) if paths or generic else every_run,
         )
         monkeypatch.setattr(
-            "planner.questions.accuracy.prediction.pairs_of",
+            "planner.questions.accuracy.training_and_serving.pairs_of",
             lambda runs: every_pair if runs is every_run else pairs_of(runs),
+        )
+        served = request.getfixturevalue("every_serving_pair")
+        monkeypatch.setattr(
+            "planner.questions.accuracy.training_and_serving.serving_pairs",
+            lambda files: served if files == shipped_serving() else serving_pairs(files),
         )
     for line in lines:
         result = run(*shlex.split(line)[1:])
