@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from planner.serving.serve_plan import load_serve_plan
 from planner.serving.serving_answer import answer
 from planner.serving.serving_inputs import lengths_text
 from planner.serving.serving_question import ServeRequest, ask
+from planner.serving.serving_reasons import TIED
 from planner.serving.traffic import Lengths
 
 
@@ -130,3 +132,13 @@ def test_an_imported_plan_names_its_hardware_as_other_plans_do(tmp_path: Path) -
     line.write_text("vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2\n")
     done = CliRunner().invoke(main, ["import", str(line), "--hardware", "h100", "--output", str(out)])
     assert not isinstance(done.exception, Exception) and load_serve_plan(out).hardware == "h100-sxm", done.output
+
+
+@pytest.mark.parametrize(("model", "gpus", "concurrency"), [("deepseek-v3", 16, 64), ("llama-8b", 8, 3)])
+def test_pools_win_or_lose_by_more_than_counts_as_equal(model: str, gpus: int, concurrency: int) -> None:
+    request: dict[str, Any] = {"model": model, "gpus": gpus, "hardware": "h200-sxm", "engine": "vllm"}
+    text = answer(ask(ServeRequest(**request, concurrency=concurrency))).beside
+    change = re.search(r"has ([+-][0-9.]+) % time of a request", text)
+    assert change is not None, text
+    longer = float(change[1]) / 100.0
+    assert ("equal" in text) == (abs(longer) < TIED) and ("wins" in text) == (longer <= -TIED)

@@ -23,7 +23,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
         "weights",
         str,
         "NAME",
-        "bf16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, others beside it]",
+        "bf16, fp16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, others beside it]",
     ),
     ("cache", str, "NAME", "Keys and values: bf16, fp16, fp8. [of the engine]"),
     ("input", str, "N", "Prompt tokens: 2048, 8k, uniform:800-1000, @file of lengths. [2048]"),
