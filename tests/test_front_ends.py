@@ -37,8 +37,8 @@ def known(name: str) -> dict[str, dict[str, str]]:
 def mine(name: str) -> list[ExportJob]:
     """Plans of the set that a target takes; of the servers, which take all, every tenth."""
     target = load_target(name)
-    cases = [job for job in jobs() if job.plan.trainer in target.trainers and not target.refusals(job)]
-    return cases[::10] if name in ("vllm", "sglang") else cases
+    cases = [job for job in jobs() if job.plan.trainer in target.trainers]
+    return [job for job in cases[:: 10 if name in ("vllm", "sglang") else 1] if not target.refusals(job)]
 
 
 # ------------------------------------------------------------------------------------------------ names
