@@ -118,19 +118,19 @@ class Engine:
         An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
         S = T(0, n). With attention data parallelism attn_dp prompts run at once.
         """
-        number, tokens = self.chunks(batch)
         mixes = self.served.engine.mixes_prefill
-        done = (number - 1.0) / 2.0 * tokens + self.hit
-        work = Pass(
-            batch=np.maximum(batch, 1e-6) if mixes else 1e-6,
-            context=self.context,
-            prompts=1.0,
-            prompt_tokens=tokens,
-            cached=done,
-        )
-        whole = np.asarray(step_time(self.served, self.layout, work).total)
+        number, whole = self.passes(batch if mixes else 0.0)
         added = np.maximum(whole - decode, 0.0) if mixes else whole
         return number * added * self.together(batch) / self.dp, number * whole
+
+    def passes(self, batch: Any) -> tuple[Floats, Floats]:
+        """Passes of one prompt beside ``batch`` decodes, and the mean seconds of one."""
+        number, tokens = self.chunks(batch)
+        done = (number - 1.0) / 2.0 * tokens + self.hit
+        work = Pass(
+            batch=np.maximum(batch, 1e-6), context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done
+        )
+        return number, np.asarray(step_time(self.served, self.layout, work).total)
 
     def together(self, batch: Any) -> Floats:
         """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
@@ -298,6 +298,11 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
     passes = number * np.ceil(inside / packed)
     decodes = half if engine.served.engine.mixes_prefill else 0.0
     return flow.prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
+
+
+def with_burst(flow: Flow, initial: Floats, waves: float) -> Flow:
+    """The flow of a short run: the first of its ``waves`` takes ``initial`` to the first token, where that is longer."""
+    return replace(flow, ttft=flow.ttft + np.maximum(initial - flow.ttft, 0.0) / waves)
 
 
 def static(engine: Engine, requests: Any, most: Any) -> Flow:

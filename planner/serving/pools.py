@@ -20,7 +20,6 @@ from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
 CONNECTION = 2e-3
@@ -47,7 +46,7 @@ def estimate(
         seconds = answers.decode(batch)
         base = own + sent + seconds
         if traffic.load == "rate":
-            rate = np.minimum(load_value, 0.995 * workers / service)
+            rate = np.minimum(load_value, load.SATURATED * workers / service)
         else:
             rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
         tpot = seconds / answers.speed
@@ -68,8 +67,7 @@ def estimate(
         decode=seconds,
     )
     if traffic.waves is not None and traffic.load == "concurrency":
-        burst = service / workers * (inside + 1.0) / 2.0 + base
-        flow = replace(flow, ttft=flow.ttft + np.maximum(burst - flow.ttft, 0.0) / traffic.waves)
+        flow = load.with_burst(flow, service / workers * (inside + 1.0) / 2.0 + base, traffic.waves)
     found = result(answers, memory, most, flow)
     if traffic.load != "rate":
         return found
@@ -79,15 +77,7 @@ def estimate(
 
 def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
     """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
-    number, tokens = engine.chunks(0.0)
-    work = Pass(
-        batch=1e-6,
-        context=engine.context,
-        prompts=1.0,
-        prompt_tokens=tokens,
-        cached=(number - 1.0) / 2.0 * tokens + engine.hit,
-    )
-    whole = np.asarray(step_time(engine.served, engine.layout, work).total)
+    number, whole = engine.passes(0.0)
     return number * whole / (engine.dp * engine.pp), number * whole
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     else:
         flow = load.closed(engine, each, room)
         if traffic.waves is not None:
-            initial = load.burst(engine, each, room, flow)
-            flow = replace(flow, ttft=flow.ttft + np.maximum(initial - flow.ttft, 0.0) / traffic.waves)
+            flow = load.with_burst(flow, load.burst(engine, each, room, flow), traffic.waves)
     return result(engine, memory, most, flow)
 
 
