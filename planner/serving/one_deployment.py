@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.keywords import flag_of
 from planner.plan_file import Assumption
 from planner.serving.engine import load_engine
 from planner.serving.pool_search import priced_pools
@@ -159,6 +160,6 @@ def said_by(plan: ServePlan, changes: Mapping[str, Any]) -> tuple[dict[str, Any]
         found = {name: value for name, value in found.items() if name not in ("max_batch", "max_tokens")}
     if "nodes" in changes:
         del found["gpus"]
-    flags = {f"--{name.replace('_', '-')}" for name in changes}
+    flags = {flag_of(name) for name in changes}
     kept = tuple(one for one in plan.assumptions if not flags & set(one.flag.replace(",", " ").split()))
     return {**found, **changes}, kept

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlannerError, shown
+from planner.keywords import flag_of
 from planner.rules import divisors
 from planner.serving.candidates import loads
 from planner.serving.one_deployment import completed
@@ -145,7 +146,7 @@ def values_of(name: str, said: Any) -> list[Any]:
                 low, high = int(ends[1]), int(ends[2])
                 if not 1 <= low <= high:
                     raise PlannerError(
-                        f"--{name.replace('_', '-')} {part.strip()} goes down; write it like 8..64, which doubles"
+                        f"{flag_of(name)} {part.strip()} goes down; write it like 8..64, which doubles"
                     )
                 found += [low * 2**n for n in range(32) if low * 2**n <= high]
             elif part not in (None, ""):
@@ -171,7 +172,7 @@ def what_if(
     try:
         rows.append(changed("as it is", "", base, objective))
         for name, value in ((name, value) for name, values in changes.items() for value in values):
-            flag = f"--{name.replace('_', '-')}"
+            flag = flag_of(name)
             text = value if not hasattr(value, "mean") else lengths_text(value)
             progress(f"{flag} {text}")
             said: dict[str, Any] = {name: value}

@@ -12,6 +12,7 @@ from planner.costs import Rates, rates_of
 from planner.defaults import hardware_asked
 from planner.errors import PlannerError, UnknownNameError, listed, shown
 from planner.hardware import OVER, HardwareProfile, load_hardware
+from planner.keywords import flag_of
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.serving.engine import Engine, engine_names, load_engine
@@ -165,7 +166,7 @@ def layout_pins(said: Mapping[str, Any]) -> dict[str, int]:
     for name, value in said.items():
         if value is None:
             continue
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
             raise PlannerError(f"{flag} is {shown(value)}; it must be a whole number from 1 to {2**20}")
         found[name] = value

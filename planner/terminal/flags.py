@@ -50,7 +50,7 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-_JOB: tuple[tuple[str, Any, str, str], ...] = (
+JOB_FLAGS: tuple[tuple[str, Any, str, str], ...] = (
     ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
     ("gpus", int, "N", "GPUs in the job."),
     ("nodes", int, "N", "Nodes in place of --gpus: all their GPUs."),
@@ -105,7 +105,7 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
     """Flags that say what is trained and where; with ``required``, the model and the number of GPUs must be given."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        for name, kind, value, text in reversed(_JOB):
+        for name, kind, value, text in reversed(JOB_FLAGS):
             needed = required and name == "model"
             function = click.option(
                 flag_of(name), *ALSO.get(name, ()), name, required=needed, type=kind, metavar=value, help=text,

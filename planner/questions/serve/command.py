@@ -7,17 +7,20 @@ from typing import Any
 
 import click
 
-from planner.terminal.flags import completed, emit, progress
+from planner.keywords import flag_of
+from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, progress
 
 NOTHING_SERVES, INTERRUPTED = 1, 130
 """Exit codes: nothing starts or keeps the limits; stopped with Ctrl-C, what was found is printed."""
 YAML_FILE = click.Path(dir_okay=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
+OF_JOB = {one[0]: one for one in JOB_FLAGS}
+"""Flags that a job of training has too."""
 QUESTION: tuple[tuple[str, Any, str, str], ...] = (
-    ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
+    OF_JOB["model"],
     ("gpus", int, "N", "GPUs to use at most."),
-    ("nodes", int, "N", "Nodes in place of --gpus: all their GPUs."),
-    ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
+    OF_JOB["nodes"],
+    OF_JOB["hardware"],
     ("engine", str, "NAME", "vllm, sglang, trtllm, with @VERSION; several with commas. [all, newest]"),
     (
         "weights",
@@ -41,7 +44,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
     ("percentile", str, "P", "What the limits hold for: mean, p50, p90, p99. [mean]"),
     ("price", float, "USD", "Dollars per GPU-hour. [of the profile]"),
     ("intra_node", str, "LINK", "Link inside a node: pcie, nvlink, '200 GB/s'. [of the profile]"),
-    ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
+    OF_JOB["network_bandwidth"],
 )
 """Flags of a question of serving: keyword of the API, type, value and help."""
 LAYOUT: tuple[tuple[str, str], ...] = (
@@ -55,21 +58,15 @@ LAYOUT: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def flag(name: str) -> str:
-    """A keyword as it is typed."""
-    return f"--{name.replace('_', '-')}"
-
-
 def question_options(function: Callable[..., None]) -> Callable[..., None]:
     """Flags that say what is served, where, and what is asked of it."""
     for name, text in reversed(LAYOUT):
-        function = click.option(flag(name), name, type=int, metavar="N", help=text)(function)
+        function = click.option(flag_of(name), name, type=int, metavar="N", help=text)(function)
     for name, kind, value, text in reversed(QUESTION):
-        also = ("--network",) if name == "network_bandwidth" else ()
         complete = completed(name) if name in ("model", "hardware") else None
-        function = click.option(flag(name), *also, name, type=kind, metavar=value, help=text, shell_complete=complete)(
-            function
-        )
+        function = click.option(
+            flag_of(name), *ALSO.get(name, ()), name, type=kind, metavar=value, help=text, shell_complete=complete
+        )(function)
     return function
 
 
@@ -282,7 +279,7 @@ def changed_options(function: Callable[..., None]) -> Callable[..., None]:
     for name, kind, value, text in reversed((*QUESTION, ("output", str, "N", "Generated tokens, likewise. [256]"))):
         once = name in ("model", "nodes", "price")
         function = click.option(
-            flag(name), name, type=kind if once else str, multiple=not once, metavar=value, help=text
+            flag_of(name), name, type=kind if once else str, multiple=not once, metavar=value, help=text
         )(function)  # fmt: skip
     return function
 
