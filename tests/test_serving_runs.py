@@ -66,7 +66,7 @@ def test_a_row_becomes_what_an_estimate_takes() -> None:
     )
     assert found.traffic.input.mean == pytest.approx(0.9 * 1024) and found.traffic.input.longest == 1024
     assert (
-        found.formats == {"weights": "fp8", "cache": "fp8"} and found.max_tokens == 8192
+        found.formats == {"weights": "fp8", "cache": "fp8"} and found.launch.max_tokens == 8192
     )  # flags of its launch scripts
     assert found.kind == "closed" and found.family == "llama-3.1-70b h100-sxm vllm"
 

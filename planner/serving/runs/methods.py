@@ -36,14 +36,40 @@ def method_of(row: ServingRow) -> dict[str, Any]:
     return dict(next((one for pattern, one in _sources() if pattern.search(text)), {}))
 
 
-def settings_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Mapping[str, Any]:
-    """Flags that the method of a row's source gives an engine: kv, max_tokens; empty = its defaults."""
-    weights = str(row.get("precision.weights") or "")
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Flags that a server was started with, where they are known."""
+
+    cache: str = ""
+    """Format of the cache."""
+    max_tokens: int | None = None
+    """Token budget of a step; None = the engine's default."""
+    receive: int = 1
+    """Steps between two looks for new requests."""
+    receive_spread: int = 1
+    """The same where attention data parallelism waits until every rank has a prompt."""
+
+
+def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Launch:
+    """Flags of a row, and those that the method of its source gives an engine: the first line of its settings that fits."""
+    weights, flight = str(row.get("precision.weights") or ""), row.get("load.value") or 0.0
+    lengths = tuple(row.get(f"load.{side}") for side in ("isl", "osl"))
     for one in method_of(row).get("settings", ()):
         fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
-        if fits and hardware.arch.startswith(one.get("arch", "")):
-            return one
-    return {}
+        if fits and hardware.arch.startswith(one.get("arch", "")) and lengths == tuple(one.get("lengths", lengths)):
+            break
+    else:
+        one = {}
+    tokens = one.get("max_tokens", 0)
+    if "tokens_above" in one:  # beside the prompt and a token of each sequence
+        tokens = max(tokens, int(one["tokens_above"] + flight + (lengths[0] or 0)))
+    receive = max((steps for least, steps in one.get("receive", ()) if flight >= least), default=1)
+    return Launch(
+        cache=one.get("kv", ""),
+        max_tokens=row.get("load.max_tokens") or tokens or None,
+        receive=receive,
+        receive_spread=one.get("receive_spread", receive),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def _same(case: Case) -> tuple[object, ...]:
         row.get("load.max_batch"),
         str(row.get("options").get("max_num_seqs")),
     )
-    return run.traffic, case.layouts, run.split.prefill, run.max_tokens, run.receive, own
+    return run.traffic, case.layouts, run.split.prefill, run.launch, own
 
 
 def _estimated(served: Served, cases: Sequence[Case]) -> ServingEstimate:
@@ -175,7 +175,7 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
     hardware, traffic, run = case.served.hardware, case.run.traffic, case.run
     plain = ServingLayout(**vars(degrees))
     batch = float(case.served.engine.default_max_batch(hardware, plain))
-    tokens = run.max_tokens or float(case.served.engine.default_max_tokens(hardware, plain))
+    tokens = run.launch.max_tokens or float(case.served.engine.default_max_tokens(hardware, plain))
     stated = run.row.get("load.max_batch") or _whole(run.row.get("options").get("max_num_seqs"))
     if stated:
         batch = float(stated)
@@ -183,7 +183,8 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
         batch = max(batch, TUNED_BATCH * degrees.attn_dp)
     elif traffic and run.kind != "open":
         batch = max(batch, math.ceil(traffic.value / degrees.replicas))
-    return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), "receive_interval": run.receive}
+    receive = run.launch.receive_spread if degrees.attn_dp > 1 else run.launch.receive
+    return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), "receive_interval": receive}
 
 
 def _whole(value: object) -> int | None:
@@ -207,10 +208,9 @@ def _taken(found: ServingEstimate, start: int, stop: int) -> int:
 
 
 def _answer(case: Case, found: ServingEstimate, column: int, start: int) -> ServingAnswer:
-    layout = case.layouts[column - start]
-    return _said(
-        case.run, figures(found, column, layout.num_gpus), _at(found.fits, column), _at(found.saturated, column), layout
-    )
+    layout, prefill = case.layouts[column - start], case.run.split.prefill
+    gpus = layout.num_gpus + (prefill.num_gpus if prefill is not None else 0)
+    return _said(case.run, figures(found, column, gpus), _at(found.fits, column), _at(found.saturated, column), layout)
 
 
 def _said(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from planner.model import ModelSpec
 from planner.serving.runs.layout_of_row import Split, split_of
 from planner.serving.runs.littles_law import all_at_once, broken
 from planner.serving.runs.memory_floor import impossible
-from planner.serving.runs.methods import EngineOf, device, engine_of, method_of, methods, settings_of
+from planner.serving.runs.methods import EngineOf, Launch, device, engine_of, launch_of, method_of, methods
 from planner.serving.runs.run_models import formats, served_model
 from planner.serving.runs.run_schema import ServingRow, read_serving_file
 from planner.serving.traffic import Lengths, Speculation, Traffic
@@ -39,10 +39,8 @@ class ServingRun:
     formats: Mapping[str, str]
     """Fields of ``Precision`` that are known; without ``cache`` it is what the engine takes by itself."""
     split: Split
-    max_tokens: int | None = None
-    """Token budget of a step as the row or its method states it; None = the engine's default."""
-    receive: int = 1
-    """Steps between two looks for new requests, as its method states it."""
+    launch: Launch = field(default_factory=Launch)
+    """Flags of the server as the row or its method states them."""
     traffic: Traffic | None = None
     """Of a row of MLPerf with the lengths of its data set."""
     assumed: tuple[str, ...] = ()
@@ -129,13 +127,9 @@ def _run_of(row: ServingRow) -> ServingRun:
         found["hardware"], said = device(str(row.get("hardware.gpu")))
         assumed += [said] if said else []
         found["engine"] = engine_of(row)
-        settings = settings_of(row, found["engine"].name, found["model"].name, found["hardware"])
-        found["formats"] = ({"cache": settings["kv"]} if "kv" in settings else {}) | formats(
-            row, found["model"], found["hardware"]
-        )
-        found["max_tokens"] = row.get("load.max_tokens") or settings.get("max_tokens")
-        flight = row.get("load.value") or 0.0
-        found["receive"] = max((steps for least, steps in settings.get("receive", ()) if flight >= least), default=1)
+        found["launch"] = launch_of(row, found["engine"].name, found["model"].name, found["hardware"])
+        cache = found["launch"].cache
+        found["formats"] = ({"cache": cache} if cache else {}) | formats(row, found["model"], found["hardware"])
         found["split"] = split_of(row, found["model"], found["hardware"])
         found["traffic"], said = traffic_of(row, found["split"])
         first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
