@@ -39,7 +39,7 @@ def test_one_request_in_flight_never_waits_for_its_own_prompt() -> None:
         concurrency=1,
     ).file.prediction
     assert found is not None
-    assert found.tpot_s["mean"] == pytest.approx(sum(found.step_s.values()), rel=1e-6)
+    assert found.tpot_s["mean"] == pytest.approx(sum(found.step_s.values()), rel=1e-5)
     assert found.requests_per_second * found.e2e_s["mean"] == pytest.approx(
         1.0, rel=0.07
     )  # the client is beside the loop

@@ -15,6 +15,8 @@ from planner.hardware import load_hardware
 from planner.model import load_model
 from planner.serving import load, pools
 from planner.serving.engine import load_engine
+from planner.serving.engine_passes import Engine
+from planner.serving.lock_step import bulk_of
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_layout import Precision, ServingLayout
@@ -137,7 +139,7 @@ def test_more_in_flight_is_more_throughput_and_more_latency() -> None:
 
 def test_the_queue_by_hand() -> None:
     """M/D/1: the mean wait is u S / (2 (1 - u)); a closed loop of one request never waits."""
-    engine = load.Engine(
+    engine = Engine(
         DENSE, ServingLayout(tp=8, max_batch=256), Traffic(input=Lengths.fixed(4096), output=Lengths.fixed(64))
     )
     flow = load.opened(engine, 2.0, 256.0)
@@ -166,13 +168,13 @@ def test_equal_lengths_in_an_engine_whose_prompts_stop_the_decodes() -> None:
     together, apart = estimate(one, layout, equal), estimate(one, layout, spread)
     assert float(together.ttft.mean) > 2.0 * float(apart.ttft.mean)
     assert float(together.tpot.mean) < float(apart.tpot.mean)
-    assert load.Engine(one, layout, equal).lock_step(32.0).bulk == 32.0
+    assert bulk_of(Engine(one, layout, equal), 32.0).size == 32.0
 
 
 def test_a_short_run_starts_with_a_burst() -> None:
     layout = ServingLayout(tp=8, max_batch=256)
     steady, short = (estimate(DENSE, layout, closed_loop(128.0, waves=waves)) for waves in (None, 4.0))
-    engine = load.Engine(DENSE, layout, closed_loop(128.0))
+    engine = Engine(DENSE, layout, closed_loop(128.0))
     service = float(engine.prompt(128.0, engine.decode(128.0))[0])
     added = float(short.ttft.mean) - float(steady.ttft.mean)
     assert 0.5 * 64 * service / 4 < added < 1.5 * 64 * service / 4
@@ -184,7 +186,7 @@ def test_a_static_batch_is_its_prompts_and_its_decodes() -> None:
         Traffic(input=Lengths.fixed(512), output=Lengths.fixed(128), load="static", value=16.0),
     )
     found = estimate(DENSE, layout, traffic)
-    engine = load.Engine(DENSE, layout, traffic)
+    engine = Engine(DENSE, layout, traffic)
     assert float(found.e2e.mean) == pytest.approx(float(found.ttft.mean) + 127 * float(engine.decode(16.0)))
     one_pass = step_time(DENSE, layout, Pass(batch=1e-6, context=engine.context, prompts=16.0, prompt_tokens=512.0))
     assert float(found.ttft.mean) == pytest.approx(float(one_pass.total))
@@ -297,7 +299,7 @@ def test_context_parallel_decode_pays_for_its_exchanges() -> None:
 def test_prompts_hold_up_all_groups_of_a_pipeline() -> None:
     """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass only a p-th."""
     traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(100))
-    one, four = (load.Engine(DENSE, ServingLayout(tp=2, pp=pp, max_batch=1024), traffic) for pp in (1, 4))
+    one, four = (Engine(DENSE, ServingLayout(tp=2, pp=pp, max_batch=1024), traffic) for pp in (1, 4))
     assert float(one.together(50.0)) == pytest.approx(1.0)
     assert float(four.together(0.01)) == pytest.approx(1.0, rel=1e-3)
     assert float(four.together(400.0)) == pytest.approx(0.25)

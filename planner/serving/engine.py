@@ -50,8 +50,6 @@ class Engine:
     """As it was asked for; the newest known where none was."""
     note: str = ""
     """What was assumed of an unknown version."""
-    vendors: tuple[Name, ...]
-    """Of the devices it runs on."""
     max_batch: Cases
     """Default of the largest batch of an attention rank."""
     max_tokens: Cases
@@ -76,6 +74,8 @@ class Engine:
     """The host prepares a step while the GPU computes the one before."""
     host: Annotated[dict[str, Seconds], keys(HOST)]
     """Host times by name of HOST."""
+    device_step: Cases = ()
+    """Seconds of a step that no kernel explains, by card."""
     block_tokens: Count
     """Tokens of one block of the cache."""
     frees_windows: bool
@@ -109,6 +109,12 @@ class Engine:
     def label(self) -> str:
         """What plans call it: name@version, or the file."""
         return self.file or f"{self.name}@{self.version}"
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """Of the devices that it has formats for."""
+        generations = [one for least in self.formats.values() for one in least]
+        return tuple(dict.fromkeys("AMD" if is_amd(one) else "NVIDIA" for one in generations))
 
     def fuses(self, weights: str, plain: bool) -> bool:
         """Whether the input of a product in this format is quantised by the kernel before it."""
@@ -196,7 +202,7 @@ class Entry:
     """File and version where it was read."""
 
 
-NO_FACTS = ("name", "version", "note", "vendors", "sources", "file")
+NO_FACTS = ("name", "version", "note", "sources", "file")
 FACTS = tuple(name for name in Engine.__dataclass_fields__ if name not in NO_FACTS)
 
 
@@ -235,7 +241,7 @@ def _own(name: str) -> Engine:
 @cache
 def _load(name: str, version: str) -> Engine:
     path = library.find("engines", name)
-    data = check_keys(library.read_yaml(path), ("name", "vendors", "newest", "oldest", "facts"), path.name)
+    data = check_keys(library.read_yaml(path), ("name", "newest", "oldest", "facts"), path.name)
     facts = check_keys(data["facts"], FACTS, f"{path.name}: facts")
     asked = _numbers(version) if version else _numbers(str(data["newest"]))
     if not asked:
@@ -256,7 +262,7 @@ def _load(name: str, version: str) -> Engine:
             raise PlannerError(f"{where}: no value for version {version}")
         values[fact], sources[fact] = known[-1].value, f"since {known[-1].since}: {known[-1].source}"
     whole = {
-        "name": name, "version": version or str(data["newest"]), "note": note, "vendors": data["vendors"],
+        "name": name, "version": version or str(data["newest"]), "note": note,
         "sources": sources, **values,
     }  # fmt: skip
     return read(Engine, whole, path.name)

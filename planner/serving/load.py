@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.serving.result import StepTime
-from planner.serving.served import Served
-from planner.serving.serving_layout import ServingLayout
+from planner.serving.engine_passes import Engine
+from planner.serving.lock_step import bulk_of, train_of
 from planner.serving.step import Pass, step_time
-from planner.serving.traffic import Traffic
 
 ROUNDS = 3
 """Rounds of the fixed point: B settles within a thousandth."""
 BISECTIONS = 30
+LAST = 0.995
+"""Percentile of the steady part of a short run from which on its first wave decides."""
 SATURATED = 0.995
 """Share of the capacity above which an open loop has no steady state."""
 
@@ -38,9 +38,10 @@ class Flow:
     """Steady state of one engine; seconds, requests/s, sequences."""
 
     ttft: Floats
+    """Mean, over the first wave of a short run too."""
     tpot: Floats
     wait: Floats
-    """The part of ttft that queues."""
+    """The part of ttft that queues, after the first wave."""
     rate: Floats
     """X."""
     running: Floats
@@ -51,103 +52,24 @@ class Flow:
     """S."""
     decode: Floats
     """D(B)."""
+    chance: Any = 1.0
+    """Of a request to queue at all."""
+    first: Any = 0.0
+    """Mean time to first token of the first wave of a short run, which comes at once."""
+    waves: float = np.inf
+    """Waves of a short run."""
 
-
-class Engine:
-    """One engine under a kind of requests: seconds of its passes as functions of the batch."""
-
-    def __init__(self, served: Served, layout: ServingLayout, traffic: Traffic) -> None:
-        self.served, self.layout, self.traffic = served, layout, traffic
-        self.input = traffic.input.mean * (1.0 - traffic.prefix_hit)
-        self.hit = traffic.input.mean * traffic.prefix_hit
-        self.output = traffic.output.mean
-        self.context = traffic.input.mean + traffic.output.squared / (2.0 * traffic.output.mean)
-        """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
-        self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
-        self.pp = np.asarray(layout.pp, dtype=np.float64)
-        self.receive = 0.5 * np.asarray(layout.receive_interval, dtype=np.float64) + served.engine.overlap_scheduler
-        """Decodes that a request waits before a pass can take it: half of the one in progress, and the next one too where the host
-        prepares it while the GPU computes the one before."""
-        self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
-        self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
-        self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
-
-    def decode(self, batch: Any) -> Floats:
-        """D(B): seconds of one pass over all stages that only decodes."""
-        work = Pass(batch=np.maximum(batch, 1e-6), context=self.context, queries=self.drafted)
-        time = step_time(self.served, self.layout, work)
-        return np.asarray(time.total) + self.draft(np.asarray(batch), time)
-
-    def draft(self, batch: Floats, time: StepTime) -> Floats:
-        """Seconds to propose the tokens of a step: by the model's own module of multi-token prediction a layer and the head each,
-        by a draft model its weights in 16 bits once each; nothing by n-gram lookup."""
-        one, model, hardware = self.traffic.speculation, self.served.model, self.served.hardware
-        if one is None or not one.draft_parameters:
-            return np.zeros_like(batch)
-        if model.mtp_layers:
-            layers = np.asarray(time.total - time.head - time.host) / model.num_layers
-            return one.depth * (model.layers_per_mtp * layers + np.asarray(time.head))
-        ranks = np.asarray(self.layout.ranks, dtype=np.float64)
-        read = 2.0 * one.draft_parameters / (ranks * hardware.memory_bandwidth * hardware.memory_fraction["copy"])
-        work = 2.0 * one.draft_parameters * batch / (ranks * hardware.sustained_flops("bf16"))
-        return one.depth * np.maximum(read, work)
-
-    def lock_step(self, requests: Any) -> LockStep:
-        """Where prompts stop the decodes, all that waited decode on together and end within the spread of their lengths, which is
-        sqrt(12 Var[O]) decodes wide: a decode ends g = N / (sqrt(12 Var[O])) requests, between 1 and N, whose next prompts come at
-        once. A prompt holds up all but those of its own passes and of later ones of the same bulk."""
-        requests = np.maximum(requests, 1.0)
-        width = np.maximum(np.sqrt(12.0 * self.traffic.output.variation) * self.output, 1.0)
-        bulk = np.clip(requests / width, 1.0, requests)
-        packed = np.clip(np.floor(self.budget / self.input) * self.dp, 1.0, bulk)
-        return LockStep(bulk=bulk, share=(requests - bulk + 0.5 * (bulk - packed)) / requests)
-
-    def chunks(self, batch: Any) -> tuple[Floats, Floats]:
-        """Passes that one prompt takes, and its tokens in each."""
-        room = self.budget
-        if self.served.engine.mixes_prefill:
-            room = np.maximum(self.budget - np.asarray(batch) / (self.dp * self.pp), 1.0)
-        if not self.served.engine.chunked_prefill:
-            room = np.maximum(room, self.input)
-        number = np.ceil(self.input / room)
-        return number, self.input / number
-
-    def prompt(self, batch: Any, decode: Floats) -> tuple[Floats, Floats]:
-        """S, what one prompt adds to the engine's time, and the seconds of its own passes.
-
-        An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
-        S = T(0, n). With attention data parallelism attn_dp prompts run at once.
-        """
-        mixes = self.served.engine.mixes_prefill
-        number, whole = self.passes(batch if mixes else 0.0)
-        added = np.maximum(whole - decode, 0.0) if mixes else whole
-        return number * added * self.together(batch) / self.dp, number * whole
-
-    def passes(self, batch: Any) -> tuple[Floats, Floats]:
-        """Passes of one prompt beside ``batch`` decodes, and the mean seconds of one."""
-        number, tokens = self.chunks(batch)
-        done = (number - 1.0) / 2.0 * tokens + self.hit
-        work = Pass(
-            batch=np.maximum(batch, 1e-6), context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done
-        )
-        return number, np.asarray(step_time(self.served, self.layout, work).total)
-
-    def together(self, batch: Any) -> Floats:
-        """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
-        with a prompt holds up all of them, unless another has one too. (1 - (1 - f)^p) / (f p) where a pass has one with the
-        chance f = B / (O p): from 1, when prompts are rare, to 1 / p."""
-        chance = np.clip(np.asarray(batch) / (np.maximum(self.output, 1.0) * self.pp), 1e-6, 1.0 - 1e-12)
-        return np.asarray(-np.expm1(self.pp * np.log1p(-chance)) / (chance * self.pp))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockStep:
-    """How far requests of an engine whose prompts stop the decodes start and end together."""
-
-    bulk: Any
-    """g: requests that end in the same step."""
-    share: Any
-    """Part of the prompts' time that falls into decodes."""
+    def ttft_at(self, level: float) -> Floats:
+        """The percentile ``level`` of the time to first token: P(wait > t) = c exp(-c t / mean), c the chance to wait, as in M/G/1;
+        requests of the first wave are served at even intervals, after all others have been."""
+        share = 1.0 / self.waves
+        mean = self.ttft - np.maximum(self.first - self.ttft, 0.0) * share / (1.0 - share) if share < 1.0 else self.ttft
+        queued = np.where(np.isinf(self.wait), 0.0, self.wait)
+        chance = np.clip(self.chance, 1e-9, 1.0)
+        rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
+        steady = mean - queued + queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
+        late = 2.0 * self.first * max(level - (1.0 - share), 0.0) / share if share else 0.0
+        return np.maximum(steady, late)
 
 
 def closed(engine: Engine, requests: Any, most: Any) -> Flow:
@@ -157,22 +79,25 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
     flow = _mixing(engine, inside) if engine.served.engine.mixes_prefill else _stopping(engine, inside)
     outside = np.maximum(requests - inside, 0.0)
     late = outside / flow.rate
-    return replace(flow, ttft=flow.ttft + late, wait=flow.wait + late, waiting=outside)
+    chance = np.where(outside > 0.0, 1.0, flow.chance)
+    return replace(flow, ttft=flow.ttft + late, wait=flow.wait + late, waiting=outside, chance=chance)
 
 
 def _mixing(engine: Engine, requests: Any) -> Flow:
     """Prompts run beside the decodes, which they lengthen."""
     batch = np.maximum(requests * 0.95, 1e-6)
     output = np.maximum(engine.output - 1.0, 0.0)
-    others = others_of(requests)
+    busy = np.zeros(())
     for _ in range(ROUNDS):
-        decode = engine.decode(batch)
-        added, own = engine.prompt(batch, decode)
-        base = engine.receive * decode + own
-        rate = closed_rate(requests, base, added, output * decode / engine.speed, others)
-        tpot = decode / engine.speed / (1.0 - others * rate * added)
+        decode = engine.decode(batch, busy)
+        added, own = engine.prompt(batch, decode, busy)
+        train = train_of(engine, requests, batch)
+        base, least = engine.receive * decode + own, added * (train.own - 1.0 + train.ahead)
+        rate = closed_rate(requests, base, added, output * decode / engine.speed, train.share, least)
+        busy = rate * added
+        tpot = decode / engine.speed / (1.0 - train.share * rate * added)
         batch = np.clip(rate * output * tpot, 1e-6, requests)
-    wait = queue_wait(rate, added, requests)
+    wait = np.maximum(queue_wait(rate, added, requests), least)
     return Flow(
         ttft=base + wait,
         tpot=tpot,
@@ -182,18 +107,21 @@ def _mixing(engine: Engine, requests: Any) -> Flow:
         waiting=0.0 * wait,
         prompt=added,
         decode=decode,
+        chance=np.maximum(busy, -np.expm1(1.0 - train.own - train.ahead)),
     )
 
 
 def _stopping(engine: Engine, requests: Any) -> Flow:
     """Prompts stop the decodes: all requests that are not prompts decode together, TPOT = D(N) + share N S / (O - 1)."""
     output = np.maximum(engine.output - 1.0, 0.0)
-    decode = engine.decode(requests)
-    added, own = engine.prompt(requests, decode)
-    step = engine.lock_step(requests)
+    step, busy = bulk_of(engine, requests), np.zeros(())
+    for _ in range(ROUNDS):
+        decode = engine.decode(requests, busy)
+        added, own = engine.prompt(requests, decode, busy)
+        busy = requests * added / (requests * added + output * decode / engine.speed)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
-    base = engine.receive * decode + own + 0.5 * (step.bulk - 1.0) * added
-    at_random = (requests - step.bulk) / np.maximum(requests - 1.0, 1.0)
+    base = engine.receive * decode + own + (0.5 * (step.size + step.packed) - 1.0) * added
+    at_random = (requests - step.size) / np.maximum(requests - 1.0, 1.0)
     wait = np.zeros_like(base)
     for _ in range(2 * ROUNDS):
         rate = requests / (base + wait + output * tpot)
@@ -202,12 +130,13 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     return Flow(
         ttft=base + wait,
         tpot=tpot,
-        wait=wait + 0.5 * (step.bulk - 1.0) * added,
+        wait=wait + (0.5 * (step.size + step.packed) - 1.0) * added,
         rate=rate,
         running=requests,
         waiting=0.0 * wait,
         prompt=added,
         decode=decode,
+        chance=np.where(step.size > 1.5, 1.0, busy),
     )
 
 
@@ -223,7 +152,7 @@ def queue_wait(rate: Any, added: Any, requests: Any) -> Floats:
     return np.asarray(np.maximum(added * ((1.0 - 0.5 * busy * others) / (1.0 - busy * others) - 1.0), 0.0))
 
 
-def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any) -> Floats:
+def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any, least: Any = 0.0) -> Floats:
     """X that solves N = X (base + wait(X) + O D / (1 - h X S)), by bisection: the right side grows with X up to X = 1 / S.
 
     ``held`` h: the part of the prompts that lengthens the decodes of a request; 0 where they are computed elsewhere.
@@ -232,7 +161,8 @@ def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any) -
     high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        inside = middle * (base + queue_wait(middle, added, requests) + decodes / (1.0 - held * middle * added))
+        wait = np.maximum(queue_wait(middle, added, requests), least)
+        inside = middle * (base + wait + decodes / (1.0 - held * middle * added))
         low, high = np.where(inside < requests, middle, low), np.where(inside < requests, high, middle)
     return 0.5 * (low + high)
 
@@ -263,10 +193,10 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
     over = rate >= full.rate * SATURATED
     output = np.maximum(engine.output - 1.0, 0.0)
-    batch = np.ones_like(full.rate)
+    batch, busy = np.ones_like(full.rate), np.zeros(())
     for _ in range(2 * ROUNDS):
-        decode = engine.decode(batch)
-        added, own = engine.prompt(batch, decode)
+        decode = engine.decode(batch, busy)
+        added, own = engine.prompt(batch, decode, busy)
         busy = np.minimum(rate * added, SATURATED)
         tpot = decode / engine.speed / (1.0 - busy)
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
@@ -282,6 +212,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
         waiting=np.where(over, np.inf, rate * wait),
         prompt=added,
         decode=np.where(over, full.decode, decode),
+        chance=busy,
     )
 
 
@@ -300,9 +231,15 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
     return flow.prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
 
 
-def with_burst(flow: Flow, initial: Floats, waves: float) -> Flow:
-    """The flow of a short run: the first of its ``waves`` takes ``initial`` to the first token, where that is longer."""
-    return replace(flow, ttft=flow.ttft + np.maximum(initial - flow.ttft, 0.0) / waves)
+def with_burst(engine: Engine, flow: Flow, initial: Floats, waves: float) -> Flow:
+    """The flow of a short run of ``waves`` W: the first takes ``initial`` to the first token, where that is longer, and while the
+    last ends places stay empty, half of the time over which W waves have spread: X N e2e / e2e' W / (W + spread / 2)."""
+    first = np.maximum(initial, flow.ttft)
+    ttft = flow.ttft + (first - flow.ttft) / waves
+    decodes = np.maximum(engine.output - 1.0, 0.0) * flow.tpot
+    spread = np.minimum(np.sqrt(12.0 * engine.traffic.output.variation * waves), 1.0)
+    rate = flow.rate * (flow.ttft + decodes) / (ttft + decodes) * waves / (waves + 0.5 * spread)
+    return replace(flow, ttft=ttft, rate=rate, first=first, waves=waves)
 
 
 def static(engine: Engine, requests: Any, most: Any) -> Flow:

@@ -16,7 +16,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.serving import pools
 from planner.serving.candidates import loads, row_of, take
-from planner.serving.load import Engine
+from planner.serving.engine_passes import Engine
 from planner.serving.priced_table import Choice, Priced, Task, columns_of, traffic_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
@@ -71,7 +71,7 @@ def _prefills(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp
     """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT."""
     service, own = (
         np.broadcast_to(np.asarray(value, dtype=np.float64), (np.size(layout.tp),))
-        for value in pools.prompt_time(Engine(one, layout, task.traffic))
+        for value in pools.prompt_time(Engine(one, layout, task.traffic), 1.0)
     )
     each = 1.0 / (service * np.asarray(layout.engine_gpus))
     rows = front_of(1.0 / own, each)

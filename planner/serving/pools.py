@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.serving import load
+from planner.serving.engine_passes import Engine
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
@@ -34,21 +35,22 @@ def estimate(
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
     most = running_at_most(served, decode, traffic, memory)
     alone = replace(traffic, speculation=None)
-    prompts, answers = load.Engine(served, prefill, alone), load.Engine(served, decode, traffic)
+    prompts, answers = Engine(served, prefill, alone), Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
-    service, own = prompt_time(prompts)
     sent = transfer_time(served, prefill, decode, traffic, memory)
     output = np.maximum(answers.output - 1.0, 0.0)
     room = np.maximum(most, 1.0) * decoders
     inside = np.minimum(load_value, room) if traffic.load != "rate" else room
-    batch = np.maximum(0.9 * inside / decoders, 1e-6)
+    batch, busy = np.maximum(0.9 * inside / decoders, 1e-6), np.zeros(())
     for _ in range(load.ROUNDS):
+        service, own = prompt_time(prompts, busy)
         seconds = answers.decode(batch)
         base = own + sent + seconds
         if traffic.load == "rate":
             rate = np.minimum(load_value, load.SATURATED * workers / service)
         else:
             rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
+        busy = np.minimum(rate * service / workers, 1.0)
         tpot = seconds / answers.speed
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
     if traffic.load == "rate":
@@ -67,7 +69,7 @@ def estimate(
         decode=seconds,
     )
     if traffic.waves is not None and traffic.load == "concurrency":
-        flow = load.with_burst(flow, service / workers * (inside + 1.0) / 2.0 + base, traffic.waves)
+        flow = load.with_burst(answers, flow, service / workers * (inside + 1.0) / 2.0 + base, traffic.waves)
     found = result(answers, memory, most, flow)
     if traffic.load != "rate":
         return found
@@ -75,9 +77,10 @@ def estimate(
     return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
 
 
-def prompt_time(engine: load.Engine) -> tuple[Any, Any]:
-    """Seconds that a prompt takes of a worker that does nothing else, and of its own passes: attn_dp prompts go at once."""
-    number, whole = engine.passes(0.0)
+def prompt_time(engine: Engine, busy: Any) -> tuple[Any, Any]:
+    """Seconds that a prompt takes of a worker without decodes, and of its own passes: attn_dp prompts go at once. ``busy``: share
+    of the time that the worker computes."""
+    number, whole = engine.passes(0.0, busy)
     return number * whole / (engine.dp * engine.pp), number * whole
 
 

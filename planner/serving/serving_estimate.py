@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from planner.serving import load
+from planner.serving.engine_passes import Engine
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
@@ -14,8 +15,7 @@ from planner.serving.serving_memory import preemption_chance, serving_memory
 from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
-TAILS = {"p50": float(np.log(2.0)), "p90": float(np.log(10.0)), "p99": float(np.log(100.0))}
-"""Percentiles of an exponential wait over its mean."""
+LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
 def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any = None) -> ServingEstimate:
@@ -26,7 +26,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
     most = running_at_most(served, layout, traffic, memory)
-    engine = load.Engine(served, layout, traffic)
+    engine = Engine(served, layout, traffic)
     each = load_value / np.asarray(layout.replicas, dtype=np.float64)
     room = np.maximum(most, 1.0)
     if traffic.load == "static":
@@ -38,7 +38,7 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
     else:
         flow = load.closed(engine, each, room)
         if traffic.waves is not None:
-            flow = load.with_burst(flow, load.burst(engine, each, room, flow), traffic.waves)
+            flow = load.with_burst(engine, flow, load.burst(engine, each, room, flow), traffic.waves)
     return result(engine, memory, most, flow)
 
 
@@ -53,15 +53,14 @@ def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, mem
     return np.minimum(np.asarray(layout.max_batch, dtype=np.float64), np.asarray(memory.capacity) / held)
 
 
-def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flow) -> ServingEstimate:
+def result(engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow) -> ServingEstimate:
     """An estimate from the flow of one engine, with the client's part of the time to first token."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
     host, outside = served.engine.host, traffic.client == "http" and traffic.load != "static"
     client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
     ttft = flow.ttft + client
-    queued = np.where(np.isinf(flow.wait), 0.0, flow.wait)
-    plain = ttft - queued
+    at = {name: flow.ttft_at(level) + client for name, level in LEVELS.items()}
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
     rest = np.maximum(output - 1.0, 0.0) * flow.tpot
@@ -70,7 +69,7 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
     share = np.minimum(flow.rate * flow.tpot, 1.0)
     saturated = np.isinf(flow.waiting) if traffic.load == "rate" else flow.waiting > 0.5
     return ServingEstimate(
-        ttft=Quantiles(mean=ttft, **{name: plain + queued * tail for name, tail in TAILS.items()}),
+        ttft=Quantiles(mean=ttft, **at),
         tpot=Quantiles(mean=flow.tpot, p50=flow.tpot, p90=flow.tpot, p99=flow.tpot),
         itl=Quantiles(
             mean=flow.tpot,
@@ -78,7 +77,7 @@ def result(engine: load.Engine, memory: ServingMemory, most: Any, flow: load.Flo
             p90=np.where(share > 0.1, mixed, flow.decode),
             p99=np.where(share > 0.01, mixed, flow.decode),
         ),
-        e2e=Quantiles(mean=ttft + rest, **{name: plain + queued * tail + rest for name, tail in TAILS.items()}),
+        e2e=Quantiles(mean=ttft + rest, **{name: first + rest for name, first in at.items()}),
         requests_per_second=rate,
         output_tokens_per_second=rate * output,
         total_tokens_per_second=rate * total,

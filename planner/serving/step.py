@@ -14,6 +14,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.serving import host_weights
+from planner.serving.curves.decode_curves import JOINED_BY, TABLE_ROWS
+from planner.serving.engine_facts import by_card
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
@@ -40,6 +42,8 @@ class Pass:
     """Tokens of each that are in the cache already (earlier chunks, prefix hits)."""
     queries: Any = 1.0
     """Tokens of each sequence in the pass: one, and those that a draft proposes."""
+    clock: Any = 1.0
+    """Rate of the tensor cores over that of a short burst."""
     eager: Any = False
     """The engine runs the pass outside CUDA graphs whatever its size."""
 
@@ -47,6 +51,12 @@ class Pass:
 def step_time(served: Served, layout: ServingLayout, work: Pass) -> StepTime:
     """Parts of the seconds that one pass takes through all stages; shapes broadcast over layout and work."""
     return _Step(served, layout, work).time()
+
+
+def core_bound(rows: Any) -> Floats:
+    """How far products of so many rows are bound by tensor cores: 0 up to TABLE_ROWS, where they wait for weights, 1 from two
+    doublings above."""
+    return np.clip(np.log2(np.maximum(rows, 1.0) / TABLE_ROWS) / JOINED_BY, 0.0, 1.0)
 
 
 class _Step:
@@ -82,10 +92,11 @@ class _Step:
         linear = attends * self._projections() + dense * self._mlp(
             float(model.ffn_size), self.tp, self.served.precision.weights
         )
-        linear = host_weights.products_seconds(self.served, self.layout, linear)
+        linear = host_weights.products_seconds(self.served, self.layout, linear * self._slower(self.tokens))
         rows = self.tokens * self.attn_dp
+        chosen = rows * model.top_k / max(model.num_experts, 1)
         experts = (
-            sparse * host_weights.experts_seconds(self.served, self.layout, self._experts(), rows)
+            sparse * host_weights.experts_seconds(self.served, self.layout, self._experts() * self._slower(chosen), rows)
             if model.is_moe
             else 0.0
         )
@@ -110,6 +121,10 @@ class _Step:
         return replace(parts, host=self._host(np.asarray(parts.total)))
 
     # ------------------------------------------------------------------------------------------------ products
+
+    def _slower(self, rows: Any) -> Floats:
+        """Time of products of so many rows at the clock of the pass, over that of a short burst."""
+        return 1.0 + (1.0 / np.asarray(self.work.clock, dtype=np.float64) - 1.0) * core_bound(rows)
 
     def _product(self, n: Any, k: Any, weights: str, tokens: Any = None) -> Floats:
         plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
@@ -221,7 +236,7 @@ class _Step:
                 **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
                 head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
             )  # fmt: skip
-        return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill, 0.0)
+        return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill / self.work.clock, 0.0)
 
     def _linear_attention(self) -> tuple[Floats, Floats]:
         """One layer of linear attention: its recurrence, and its projections."""
@@ -332,6 +347,7 @@ class _Step:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
         own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
+        own = own + by_card(self.served.engine.device_step, self.hardware, self.ranks)
         waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 

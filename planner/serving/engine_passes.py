@@ -1,0 +1,102 @@
+"""Seconds of the passes of one engine under a kind of requests, as functions of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.serving.result import StepTime
+from planner.serving.served import Served
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.step import Pass, core_bound, step_time
+from planner.serving.traffic import Traffic
+
+
+class Engine:
+    """One engine under a kind of requests: seconds of its passes as functions of the batch."""
+
+    def __init__(self, served: Served, layout: ServingLayout, traffic: Traffic) -> None:
+        self.served, self.layout, self.traffic = served, layout, traffic
+        self.input = traffic.input.mean * (1.0 - traffic.prefix_hit)
+        self.hit = traffic.input.mean * traffic.prefix_hit
+        self.output = traffic.output.mean
+        self.context = traffic.input.mean + traffic.output.squared / (2.0 * traffic.output.mean)
+        """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
+        self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
+        self.pp = np.asarray(layout.pp, dtype=np.float64)
+        self.receive = 0.5 * np.asarray(layout.receive_interval, dtype=np.float64) + served.engine.overlap_scheduler
+        """Decodes that a request waits before a pass can take it: half of the one in progress, and the next one too where the host
+        prepares it while the GPU computes the one before."""
+        self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
+        self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
+        self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
+
+    def decode(self, batch: Any, busy: Any = 0.0) -> Floats:
+        """D(B): seconds of one pass over all stages that only decodes; ``busy``: share of the time that goes to prompts."""
+        clock = self.clock(batch, busy)
+        work = Pass(batch=np.maximum(batch, 1e-6), context=self.context, queries=self.drafted, clock=clock)
+        time = step_time(self.served, self.layout, work)
+        return np.asarray(time.total) + self.draft(np.asarray(batch), time)
+
+    def draft(self, batch: Floats, time: StepTime) -> Floats:
+        """Seconds to propose the tokens of a step: by the model's own module of multi-token prediction a layer and the head each,
+        by a draft model its weights in 16 bits once each; nothing by n-gram lookup."""
+        one, model, hardware = self.traffic.speculation, self.served.model, self.served.hardware
+        if one is None or not one.draft_parameters:
+            return np.zeros_like(batch)
+        if model.mtp_layers:
+            layers = np.asarray(time.total - time.head - time.host) / model.num_layers
+            return one.depth * (model.layers_per_mtp * layers + np.asarray(time.head))
+        ranks = np.asarray(self.layout.ranks, dtype=np.float64)
+        read = 2.0 * one.draft_parameters / (ranks * hardware.memory_bandwidth * hardware.memory_fraction["copy"])
+        work = 2.0 * one.draft_parameters * batch / (ranks * hardware.sustained_flops("bf16"))
+        return one.depth * np.maximum(read, work)
+
+    def clock(self, batch: Any, busy: Any) -> Floats:
+        """Rate of the tensor cores over that of a short burst: a device at its power limit slows them down in proportion to the
+        share of the time that they are busy, ``busy`` with prompts, else with decodes of many rows."""
+        rows = np.asarray(batch) * self.drafted / (self.dp * self.pp)
+        cores = busy + (1.0 - busy) * core_bound(rows)
+        return np.asarray(1.0 - (1.0 - self.served.hardware.sustained_clock) * np.clip(cores, 0.0, 1.0))
+
+    def room(self, batch: Any) -> Floats:
+        """Tokens of prompts that fit a pass of one attention rank beside ``batch`` decodes."""
+        room = self.budget
+        if self.served.engine.mixes_prefill:
+            room = np.maximum(self.budget - np.asarray(batch) / (self.dp * self.pp), 1.0)
+        return room if self.served.engine.chunked_prefill else np.maximum(room, self.input)
+
+    def chunks(self, batch: Any) -> tuple[Floats, Floats]:
+        """Passes that one prompt takes, and its tokens in each."""
+        number = np.ceil(self.input / self.room(batch))
+        return number, self.input / number
+
+    def prompt(self, batch: Any, decode: Floats, busy: Any = 0.0) -> tuple[Floats, Floats]:
+        """S, what one prompt adds to the engine's time, and the seconds of its own passes.
+
+        An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
+        S = T(0, n). With attention data parallelism attn_dp prompts run at once.
+        """
+        mixes = self.served.engine.mixes_prefill
+        number, whole = self.passes(batch if mixes else 0.0, busy)
+        added = np.maximum(whole - decode, 0.0) if mixes else whole
+        return number * added * self.together(batch) / self.dp, number * whole
+
+    def passes(self, batch: Any, busy: Any = 0.0) -> tuple[Floats, Floats]:
+        """Passes of one prompt beside ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``."""
+        number, tokens = self.chunks(batch)
+        done = (number - 1.0) / 2.0 * tokens + self.hit
+        work = Pass(
+            batch=np.maximum(batch, 1e-6), context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done,
+            clock=self.clock(batch, busy),
+        )  # fmt: skip
+        return number, np.asarray(step_time(self.served, self.layout, work).total)
+
+    def together(self, batch: Any) -> Floats:
+        """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
+        with a prompt holds up all of them, unless another has one too. (1 - (1 - f)^p) / (f p) where a pass has one with the
+        chance f = B / (O p): from 1, when prompts are rare, to 1 / p."""
+        chance = np.clip(np.asarray(batch) / (np.maximum(self.output, 1.0) * self.pp), 1e-6, 1.0 - 1e-12)
+        return np.asarray(-np.expm1(self.pp * np.log1p(-chance)) / (chance * self.pp))

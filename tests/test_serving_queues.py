@@ -1,0 +1,102 @@
+"""Queues of serving against requests one by one, percentiles of short runs, and the clock of a busy device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from request_simulation import Loop
+from test_serving_step import DENSE, closed_loop
+
+from planner.serving import load
+from planner.serving.engine_passes import Engine
+from planner.serving.lock_step import prompts_per_decode, train_of
+from planner.serving.serving_estimate import estimate
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.step import Pass, step_time
+from planner.serving.traffic import Lengths, Traffic
+
+STEADY = replace(DENSE, hardware=replace(DENSE.hardware, sustained_clock=1.0))
+"""A device that keeps its clock: the simulation's passes know no load."""
+
+
+def lengths(tokens: float, low: float) -> Lengths:
+    return Lengths.fixed(tokens) if low == 1.0 else Lengths.uniform(low * tokens, tokens)
+
+
+@pytest.mark.parametrize("low", [1.0, 0.8])
+@pytest.mark.parametrize(("prompt", "budget"), [(1024, 8192), (1024, 2560), (4096, 2048)])
+@pytest.mark.parametrize("requests", [8, 48])
+def test_the_closed_loop_is_that_of_requests_one_by_one(low: float, prompt: int, budget: int, requests: int) -> None:
+    layout = ServingLayout(tp=2, max_batch=256, max_tokens=budget)
+    traffic = Traffic(input=lengths(prompt, low), output=lengths(256, low), value=float(requests), waves=10.0)
+    engine = Engine(STEADY, layout, traffic)
+    batches, tokens = np.array([1e-6, 8.0, 48.0]), np.array([0.0, 1.0, 512.0, 2048.0, 8192.0])
+    table = [
+        step_time(
+            STEADY, layout,
+            Pass(batch=batches, context=engine.context, prompts=max(n / prompt, 1.0), prompt_tokens=min(n, prompt)),
+        ).total
+        for n in tokens
+    ]  # fmt: skip
+    rows = np.array(table).T
+
+    def seconds(batch: int, new: float) -> float:
+        return float(np.interp(batch, batches, [np.interp(new, tokens, row) for row in rows]))
+
+    ttft, tpot = Loop(seconds, requests, budget, (prompt, 256), low).run()
+    flow = load.closed(engine, traffic.value, 256.0)
+    flow = load.with_burst(engine, flow, load.burst(engine, traffic.value, 256.0, flow), 10.0)
+    assert float(flow.ttft) == pytest.approx(ttft, rel=0.35)
+    assert float(flow.tpot) == pytest.approx(tpot, rel=0.06)
+
+
+def test_a_train_of_equal_prompts_by_hand() -> None:
+    """Two prompts fit a pass: a request waits for the other one in its own, and but for the first two of 8 for two in progress."""
+    layout = ServingLayout(tp=8, max_batch=256, max_tokens=2 * 1024 + 8)
+    equal = Engine(DENSE, layout, Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(256), value=8.0))
+    train = train_of(equal, 8.0, 8.0)
+    assert float(train.own) == pytest.approx(2.0) and float(train.ahead) == pytest.approx(2.0 * 6.0 / 8.0)
+    assert float(train.share) == pytest.approx(6.0 / 8.0)
+    alone = train_of(equal, 1.0, 1.0)
+    assert float(alone.own) == 1.0 and float(alone.ahead) == float(alone.share) == 0.0
+    spread = Engine(DENSE, layout, Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(128, 384), value=8.0))
+    assert float(prompts_per_decode(spread, 8.0)) == pytest.approx(8.0 / 256.0)  # for ever: out of step
+    short = Engine(DENSE, layout, replace(spread.traffic, output=Lengths.uniform(240, 272), waves=4.0))
+    assert float(prompts_per_decode(short, 64.0)) == pytest.approx((2.0 * 2.0 - 1.0) / 4.0 * 64.0 / 32.0)
+
+
+def test_percentiles_of_the_first_token() -> None:
+    """M/G/1: nobody waits with chance 1 - c; the first wave of a short run is its last percentiles and not its median."""
+    flow = load.Flow(**dict.fromkeys(("tpot", "rate", "running", "waiting", "prompt", "decode"), 1.0), ttft=3.0, wait=1.0)
+    assert float(flow.ttft_at(0.5)) == pytest.approx(2.0 + np.log(2.0))
+    rare = replace(flow, chance=0.25)
+    assert float(rare.ttft_at(0.5)) == pytest.approx(2.0)
+    assert float(rare.ttft_at(0.99)) == pytest.approx(2.0 + 4.0 * np.log(25.0))
+    engine = Engine(DENSE, ServingLayout(tp=8, max_batch=64), closed_loop(8.0))
+    short = load.with_burst(engine, rare, 13.0, 10.0)
+    assert float(short.ttft) == pytest.approx(3.0 + 10.0 / 10.0)
+    assert float(short.ttft_at(0.5)) == pytest.approx(2.0)
+    assert float(short.ttft_at(0.99)) == pytest.approx(2.0 * 13.0 * 0.9)  # nine tenths of the way through the wave
+    assert float(short.rate) < float(rare.rate)
+
+
+def test_a_busy_device_computes_at_its_sustained_clock() -> None:
+    """Products of many rows at c of the burst's rate where prompts take all the time; decodes of few rows wait for weights."""
+    layout = ServingLayout(tp=1, max_batch=256)
+    engine = Engine(DENSE, layout, Traffic(input=Lengths.fixed(4096), output=Lengths.fixed(64)))
+    clock = DENSE.hardware.sustained_clock
+    assert float(engine.clock(8.0, 0.0)) == 1.0 and float(engine.clock(8.0, 1.0)) == pytest.approx(clock)
+    assert float(engine.clock(512.0, 0.0)) == pytest.approx(clock)
+    work = Pass(batch=1e-6, context=1.0, prompts=1.0, prompt_tokens=4096.0)
+    fast, slow = (step_time(DENSE, layout, one) for one in (work, replace(work, clock=clock)))
+    assert float(slow.linear) == pytest.approx(float(fast.linear) / clock, rel=1e-3)
+    assert float(slow.memory_bound) == float(fast.memory_bound)
+    assert float(engine.decode(8.0, 1.0)) == pytest.approx(float(engine.decode(8.0, 0.0)))
+
+
+def test_a_short_run_has_empty_places_at_its_end() -> None:
+    layout = ServingLayout(tp=8, max_batch=256)
+    rates = [float(estimate(DENSE, layout, closed_loop(64.0, waves=waves)).requests_per_second) for waves in (2.0, 10.0, 1000.0)]
+    assert rates[0] < rates[1] < rates[2]
