@@ -32,6 +32,7 @@ from planner.serving.engine_facts import (
     Graphs,
     Messages,
     Reserve,
+    Shortfall,
     Where,
     by_card,
     generation,
@@ -74,8 +75,8 @@ class Engine:
     """The host prepares a step while the GPU computes the one before."""
     host: Annotated[dict[str, Seconds], keys(HOST)]
     """Host times by name of HOST."""
-    device_step: Cases = ()
-    """Seconds of a step that no kernel explains, by card."""
+    shortfall: Shortfall = field(default_factory=Shortfall)
+    """Against the measured kernels."""
     block_tokens: Count
     """Tokens of one block of the cache."""
     frees_windows: bool
@@ -181,6 +182,11 @@ class Engine:
         if weights in self.fp8_cache_of:
             return "fp8"
         return weights if weights in ("bf16", "fp16") else "bf16"
+
+    def prompt_rate(self, hardware: HardwareProfile, layout: ServingLayout) -> Floats:
+        """Rate of the kernels of prompts over that of the measured ones."""
+        rate = by_card(self.shortfall.prompts, hardware, layout.ranks)
+        return np.where(rate > 0.0, rate, 1.0)
 
     def runs(self, form: str, hardware: HardwareProfile) -> bool:
         """Whether a format of FORMATS runs on a device, natively or with weights that are expanded on the way."""

@@ -150,6 +150,16 @@ class Reserve:
     """Bytes by card."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shortfall:
+    """By how much an engine falls short of the measured kernels on some devices, as its published runs show."""
+
+    step: Cases = ()
+    """Seconds of a step that no kernel explains."""
+    prompts: Cases = ()
+    """Part of the rate of products and attention that prompts reach; no case: all of it."""
+
+
 def is_amd(name: str) -> bool:
     """Whether a generation is of AMD."""
     return name.startswith("CDNA")

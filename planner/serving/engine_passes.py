@@ -90,7 +90,7 @@ class Engine:
         done = (number - 1.0) / 2.0 * tokens + self.hit
         work = Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done,
-            clock=self.clock(batch, busy),
+            clock=self.clock(batch, busy) * self.served.engine.prompt_rate(self.served.hardware, self.layout),
         )  # fmt: skip
         return number, np.asarray(step_time(self.served, self.layout, work).total)
 

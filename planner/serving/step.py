@@ -347,7 +347,7 @@ class _Step:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
         own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
-        own = own + by_card(self.served.engine.device_step, self.hardware, self.ranks)
+        own = own + by_card(self.served.engine.shortfall.step, self.hardware, self.ranks)
         waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 
