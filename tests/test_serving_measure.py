@@ -53,10 +53,10 @@ def test_known_delays_are_measured(chunked: bool) -> None:
     assert len(run.done) == 12 and not run.stopped and server.most == 4, "never more in flight than asked for"
     assert all(one.output_tokens == 6 and len(one.gaps) == 5 and 20 <= one.input_tokens <= 40 for one in run.done)
     for one in run.done:
-        assert one.ttft >= 0.03 and min(one.gaps) >= 0.005 and sum(one.gaps) >= 0.05 * 0.9
+        assert one.ttft >= 0.03 and one.latency >= 0.03 + 5 * 0.01, "a late look shortens the gap behind it, never the whole"
         assert one.latency == pytest.approx(one.ttft + sum(one.gaps))
         assert one.tpot == pytest.approx(sum(one.gaps) / 5), "the first token is left out"
-    assert found.latencies["e2e"]["mean"] >= found.latencies["ttft"]["mean"] + 5 * 0.009
+    assert found.latencies["e2e"]["mean"] >= 0.03 + 5 * 0.01
     assert found.rates["output_tokens_per_second"] == pytest.approx(6 * found.rates["requests_per_second"])
     concurrency = found.rates["requests_per_second"] * found.latencies["e2e"]["mean"]
     assert 0 < concurrency <= 4.0, "Little's law: no more in flight than asked for"
