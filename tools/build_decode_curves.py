@@ -1,5 +1,6 @@
 """Fit measured kernels of serving into ``profiles/decode/*.yaml``.
 
+\b
     python tools/build_decode_curves.py DIRECTORY [device ...]
 
 DIRECTORY holds decode/*.csv, hybrid/*.csv, moe_a2a.csv and sources.yaml: public measurements, one row each. The planner never needs
@@ -131,7 +132,7 @@ def errors_table(folder: Path = OUTPUT) -> str:
     return "\n".join(lines)
 
 
-@click.command(help=__doc__.partition("\n")[0])
+@click.command(help=__doc__)
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("devices", nargs=-1)
 def main(directory: Path, devices: tuple[str, ...]) -> None:

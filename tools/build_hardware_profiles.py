@@ -1,10 +1,11 @@
 """Thin and fit raw measurement tables into ``profiles/hardware/*.yaml``.
 
+\b
     python tools/build_hardware_profiles.py DIRECTORY [name ...]
 
 DIRECTORY holds gemm.csv, attention.csv, membound.csv, moe_gemm.csv, collectives.csv, specs.yaml and sources.yaml: public
 measurements, one row each, with a source code. The planner itself never needs them. Every fit is made on a random half
-(seed 0) and scored on the other half, the errors are written beside the constants, then it is repeated on all rows.
+(seed 0) and scored on the other half, the errors are written with the constants, then it is repeated on all rows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import yaml
 from scipy.optimize import least_squares
@@ -1038,9 +1040,11 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
     return data
 
 
-def main(arguments: list[str]) -> None:
+@click.command(help=__doc__)
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("only", metavar="[NAME]...", nargs=-1)
+def main(directory: Path, only: tuple[str, ...]) -> None:
     """Build all files, or those named."""
-    directory, only = Path(arguments[0]), arguments[1:]
     raw = {
         name: table(directory, f"{name}.csv") for name in ("gemm", "attention", "membound", "moe_gemm", "collectives")
     }
@@ -1065,4 +1069,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
