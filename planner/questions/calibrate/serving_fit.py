@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from planner import library
+from planner.error_bars import Z90
 from planner.errors import PlannerError
 from planner.serving.engine import Engine, load_engine
 from planner.serving.measure.bench_files import read_bench
@@ -35,8 +36,6 @@ LEAST_SHARE = 0.03
 """A host that takes less than this part of the steps of all runs is not told by them."""
 MOST_DOUBT = 0.25
 """Standard deviation of ln k above which the runs hardly tell it."""
-NINETY = 1.645
-"""Standard deviations that nine of ten values lie within."""
 FEWEST = 2
 ROUNDS = 30
 
@@ -135,7 +134,7 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
     extra = _first_token(runs, replace(base, host=times), notes)
     times["first_token"] = max(times["first_token"] + extra, 0.0)
     engine = replace(base, host=times)
-    spread = host * math.exp(-NINETY * doubt), host * math.exp(NINETY * doubt)
+    spread = host * math.exp(-Z90 * doubt), host * math.exp(Z90 * doubt)
     rows = tuple((one.source, one.tpot, _tpot(one.plan, base), _tpot(one.plan, engine)) for one in runs)
     return ServingFit(
         base=base, engine=engine, host=host, host_range=spread, kernels=kernels,
