@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planner.keywords import flag_of
-from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, progress
+from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, option_meant, progress
 
 NOTHING_SERVES, INTERRUPTED = 1, 130
 """Exit codes: nothing starts or keeps the limits; stopped with Ctrl-C, what was found is printed."""
@@ -94,13 +94,7 @@ class ServeGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            word = error.option_name.lstrip("-").replace("_", "-").lower()
-            meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
-            if meant is None:
-                raise click.UsageError(error.format_message(), error.ctx) from None
-            raise click.UsageError(
-                f"No such option '{error.option_name}'. Did you mean '{meant}'?", error.ctx
-            ) from None
+            raise option_meant(error, MEANT) or click.UsageError(error.format_message(), error.ctx) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in ("-h", "--help"):
