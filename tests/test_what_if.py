@@ -18,8 +18,8 @@ from planner.plan_file import load_plan
 from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of, on_cluster, resolved_of
 from planner.questions.report import scaling
+from planner.questions.what_if.changed_rows import Pricing, row_of
 from planner.questions.what_if.changes import INPUTS, Variant, apply, base_variant, read_values
-from planner.questions.what_if.rows import Pricing, row_of
 from tests.samples import HARDWARE, MODELS
 
 SMALL = ("--model", "llama-3.2-1b", "--gpus", "8", "--global-batch-size", "64")

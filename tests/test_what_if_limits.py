@@ -15,9 +15,9 @@ from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.questions.best_plan import best_of
 from planner.questions.what_if import inverse as limits
+from planner.questions.what_if.changed_rows import Pricing, row_of
 from planner.questions.what_if.changes import Value, apply, base_variant
 from planner.questions.what_if.inverse import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
-from planner.questions.what_if.rows import Pricing, row_of
 from planner.search import Pins
 from tests.samples import HARDWARE
 

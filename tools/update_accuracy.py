@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
+from planner.questions.accuracy.accuracy_page import scatter  # noqa: E402
 from planner.questions.accuracy.bounds import BOUNDS  # noqa: E402
-from planner.questions.accuracy.page import scatter  # noqa: E402
 from planner.questions.accuracy.prediction import Pair, pairs_of  # noqa: E402
 from planner.questions.accuracy.summary import summarise  # noqa: E402
 from planner.runs import read_runs  # noqa: E402

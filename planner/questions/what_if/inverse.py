@@ -11,8 +11,8 @@ from planner.costs import DAY, HOUR
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
+from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import Value, Variant, apply
-from planner.questions.what_if.rows import Pricing, Row, row_of
 from planner.search import Pins
 
 EVERY_NODE = 16
