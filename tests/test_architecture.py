@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from planner import library
-from planner.trainer import BESIDE, FACTS, load_trainer
+from planner.trainer import FACTS, OTHER_KEYS, load_trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "planner"
@@ -364,7 +364,7 @@ def test_trainer_file_is_sourced(name: str) -> None:
     path = library.find("trainers", name)
     text, data = path.read_text(encoding="utf-8"), library.read_yaml(path)
     assert load_trainer(name).name == name
-    assert set(data) - {"extends"} <= {*FACTS, *BESIDE}
+    assert set(data) - {"extends"} <= {*FACTS, *OTHER_KEYS}
     assert text.startswith("# "), "says in its first line what it describes"
     # Each key's figure comes from the file's own source, or from a comment on its line or above its block.
     unsourced = []

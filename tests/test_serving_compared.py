@@ -17,7 +17,7 @@ from planner.questions.calibrate.serving_fit import _factors, fit_serving, read_
 from planner.serving.engine import Engine, load_engine
 from planner.serving.export.serving_folder import make_export
 from planner.serving.measure.bench_files import BenchResult
-from planner.serving.measure.beside_plan import compare_with
+from planner.serving.measure.plan_comparison import compare_with
 from planner.serving.plan_pricing import priced
 from planner.serving.serve_plan import FIGURES, LATENCIES, ServePlan
 from planner.serving.serving_layout import Precision, ServingLayout
@@ -27,7 +27,7 @@ from tests.serve_samples import sample_plan
 PLAN = priced(sample_plan())
 
 
-# ------------------------------------------------------------------------------------------------ beside a plan
+# ------------------------------------------------------------------------------------------------ compared with a plan
 
 
 def as_measured(plan: ServePlan) -> BenchResult:

@@ -18,8 +18,8 @@ from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.serving.measure.bench_files import BenchResult, bench_of_data, figures, read_bench, result_of, written
 from planner.serving.measure.bench_prompts import Form, requests
-from planner.serving.measure.beside_plan import compare_with
 from planner.serving.measure.load_driver import Drive, Driven, drive
+from planner.serving.measure.plan_comparison import compare_with
 from planner.serving.measure.stream_client import Address, Answer
 from planner.serving.plan_pricing import priced
 from planner.serving.serve_plan import FIGURES, LATENCIES

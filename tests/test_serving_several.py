@@ -121,7 +121,7 @@ def test_pools_are_set_beside_what_is_aggregated_under_the_same_limits() -> None
     assert both[0].row.tokens_per_second == best
     word = "wins" if apart[0].row.tokens_per_second > none[0].row.tokens_per_second else "loses"
     assert f"Disaggregated {word}" in str(both) and f"Disaggregated {word}" in str(apart)
-    assert not none.found.beside
+    assert not none.found.pools_note
 
 
 def test_pools_keep_littles_law_at_every_load() -> None:

@@ -10,7 +10,7 @@ from sentences import sentence
 
 from planner import library
 from planner.errors import shown
-from planner.trainer import BESIDE, load_trainer, merged, trainer_from_dict
+from planner.trainer import OTHER_KEYS, load_trainer, merged, trainer_from_dict
 
 
 def trainer_data(name: str = "megatron") -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_trainer_refuses(change: dict[str, Any], message: str) -> None:
 
 def test_trainer_needs_every_key() -> None:
     data = trainer_data()
-    for key in data.keys() - {"terms", *BESIDE}:
+    for key in data.keys() - {"terms", *OTHER_KEYS}:
         cut = {name: value for name, value in data.items() if name != key}
         assert sentence(trainer_from_dict, cut, where="t") == f"t: missing key '{key}'"
     assert sentence(trainer_from_dict, 3, where="t") == "t: expected a mapping of keys to values, found int"

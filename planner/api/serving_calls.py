@@ -15,7 +15,7 @@ from planner.keywords import require_known
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.questions.serve.show_several import Changed, ComparedSplits, PlansBeside
+    from planner.questions.serve.show_several import Changed, ComparedPlans, ComparedSplits
     from planner.serving import serve_plan
     from planner.serving.other_sizes import Change
     from planner.serving.serving_answer import Answered
@@ -217,19 +217,19 @@ def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any)
 
 def serve_compare(
     *plans: ServePlan | File, splits: Sequence[str] = (), **keywords: Any
-) -> Answer[ComparedSplits] | Answer[PlansBeside]:
-    """Splits beside each other: ``serve_compare(model="llama-70b", gpus=8, hardware="a100", splits=["tp=8", "tp=4,pp=2"])``.
+) -> Answer[ComparedSplits] | Answer[ComparedPlans]:
+    """Splits compared: ``serve_compare(model="llama-70b", gpus=8, hardware="a100", splits=["tp=8", "tp=4,pp=2"])``.
 
     Without ``splits`` every one of tensor ranks, stages and replicas that takes all GPUs; with plans or their files those instead.
     At the load that is given, else each at the load at which it answers most. Raises PlannerError.
     """
-    from planner.questions.serve.show_several import ComparedSplits, PlansBeside, printed
+    from planner.questions.serve.show_several import ComparedPlans, ComparedSplits, printed
     from planner.serving.serving_changes import compare_splits
 
     if plans:
         require_known("serve_compare", keywords, ("price",))
         read = [one if isinstance(one, ServePlan) else load_serve(one) for one in plans]
-        return Answer(PlansBeside([one.priced for one in read]), printed)
+        return Answer(ComparedPlans([one.priced for one in read]), printed)
     return Answer(ComparedSplits(*compare_splits(request_of("serve_compare", keywords), splits)), printed)
 
 

@@ -2,7 +2,7 @@
 
 Splits of both pools are chosen apart, those that no other beats in speed and in work per GPU; then all their pairs are priced
 with every
-share of the GPUs, at every load. What comes out stands beside the best aggregated deployments under the same limits.
+share of the GPUs, at every load. What comes out is compared with the best aggregated deployments under the same limits.
 """
 
 from __future__ import annotations

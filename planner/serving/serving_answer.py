@@ -44,7 +44,7 @@ class Answered:
     """They keep the limits, and keep up."""
     front: tuple[ServePlan, ...]
     """From the fastest for a user to the most tokens/s."""
-    beside: str
+    pools_note: str
     """Two pools against none, where both were looked at."""
     others: tuple[ServePlan, ...]
     """The best in every quantised format, for the first purpose."""
@@ -91,7 +91,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     return Answered(
         question=question, best=tuple(plans), purposes=tuple(named), fit=fit,
         kept=any(np.any(one["score"] <= 1.0) for one in main), front=tuple(plan_of(question, picks.known[key]) for key in points),
-        others=tuple(others), beside=_beside(question, both, objectives[0]), looked_at=sum(one.looked_at for one in tables),
+        others=tuple(others), pools_note=_pools_note(question, both, objectives[0]), looked_at=sum(one.looked_at for one in tables),
         legal=sum(one.legal for one in tables), fitting=sum(one.fitting for one in tables),
         priced=sum(len(one) for one in tables), seconds=clock.perf_counter() - started,
     )  # fmt: skip
@@ -195,7 +195,7 @@ def best_plans(question: Question, tables: Sequence[Priced], objective: str, top
     return picks.plans(question, objective, picks.best(objective, top + 1), top)
 
 
-def _beside(question: Question, tables: Sequence[Priced], objective: str) -> str:
+def _pools_note(question: Question, tables: Sequence[Priced], objective: str) -> str:
     """Two pools against none, in a sentence."""
     if len(tables) < 2:
         return ""

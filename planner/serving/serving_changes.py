@@ -1,4 +1,4 @@
-"""Several deployments beside each other: the same question with one thing changed, and stated splits at one load."""
+"""Several deployments compared: the same question with one thing changed, and stated splits at one load."""
 
 from __future__ import annotations
 

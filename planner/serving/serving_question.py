@@ -233,7 +233,7 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
 def _precision(
     request: ServeRequest, model: ModelSpec, hardware: HardwareProfile, assumed: list[Assumption]
 ) -> tuple[Precision, tuple[Precision, ...]]:
-    """The main format, and the quantised ones to set beside it."""
+    """The main format, and the quantised ones to compare it with."""
     if request.fixed is not None:
         said = {"weights": request.weights, "cache": request.cache}
         kept = {

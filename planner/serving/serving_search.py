@@ -41,7 +41,7 @@ FINALISTS = 8
 FEW = 8
 """Of the loads every so many-th is looked at of all splits: factors of four."""
 CHUNKS, CHUNKS_WITHIN = (0.25, 0.5, 2.0), (512, 2**16)
-"""Token budgets of a step that are tried beside the engine's default, as factors, and the least and the largest."""
+"""Token budgets of a step that are tried in addition to the engine's default, as factors, and the least and the largest."""
 MOST_RUNNING = 2**15
 """Sequences that an engine is asked to run at once at most."""
 

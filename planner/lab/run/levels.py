@@ -310,7 +310,7 @@ def named(wanted: str) -> Level | None:
     if wanted != "auto" and wanted not in names:
         known = ", ".join(f"{level.name} ({level.what})" for level in LEVELS)
         nearest = nearest_first(wanted, ["auto", *names])[0]
-        raise PlannerError(f"unknown rung '{wanted}', nearest: {nearest}; known: auto (the highest possible), {known}")
+        raise PlannerError(f"unknown level '{wanted}', nearest: {nearest}; known: auto (the highest possible), {known}")
     return names.get(wanted)
 
 
@@ -332,7 +332,7 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
         if not obstacle and level.name != "meta" and task.machine.device == "cpu" and not hardware.is_cpu:
             obstacle = f"there is no GPU here and the plan is for {hardware.name}, whose times a CPU says nothing about"
         if not obstacle:
-            return level, "; ".join(passed) if passed else "the highest rung, and this machine can run it"
+            return level, "; ".join(passed) if passed else "the highest level, and this machine can run it"
         passed.append(f"not {level.name}: {obstacle}")
     raise PlannerError(f"nothing can be run here: {'; '.join(passed)}")
 

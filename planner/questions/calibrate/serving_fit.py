@@ -23,7 +23,7 @@ from planner.error_bars import Z90
 from planner.errors import PlannerError
 from planner.serving.engine import Engine, load_engine
 from planner.serving.measure.bench_files import read_bench
-from planner.serving.measure.beside_plan import compare_with
+from planner.serving.measure.plan_comparison import compare_with
 from planner.serving.plan_pricing import priced
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 
@@ -33,16 +33,16 @@ HOST_PRIOR, KERNEL_PRIOR = 0.7, 0.1
 """How far hosts and GPUs of one kind differ: standard deviations of the logarithms of k and g. Hosts of clouds differ by a factor
 of two in the rate of one core; clocks and power limits of one card by a tenth."""
 LEAST_SHARE = 0.03
-"""A host that takes less than this part of the steps of all runs is not told by them."""
+"""A host that takes less than this part of the steps of all runs is not determined by them."""
 MOST_DOUBT = 0.25
-"""Standard deviation of ln k above which the runs hardly tell it."""
+"""Standard deviation of ln k above which the runs hardly determine it."""
 FEWEST = 2
 ROUNDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedRun:
-    """One benchmark beside its plan."""
+    """One benchmark with its plan."""
 
     source: str
     plan: ServePlan
@@ -89,12 +89,12 @@ def read_served(pairs: Sequence[tuple[Path, Path]]) -> list[ServedRun]:
     found = []
     for plan_file, bench in pairs:
         plan = load_serve_plan(plan_file)
-        beside = compare_with(plan, read_bench(bench, plan.num_gpus), causes=False)
-        tpot = beside.result.latencies.get("tpot", {}).get("mean")
+        compared = compare_with(plan, read_bench(bench, plan.num_gpus), causes=False)
+        tpot = compared.result.latencies.get("tpot", {}).get("mean")
         if tpot is None:
             raise PlannerError(f"{bench}: it holds no mean time per output token, from which the host is fitted")
-        ttft = beside.result.latencies.get("ttft", {}).get("mean")
-        found.append(ServedRun(source=str(bench), plan=beside.plan, tpot=tpot, ttft=ttft))
+        ttft = compared.result.latencies.get("ttft", {}).get("mean")
+        found.append(ServedRun(source=str(bench), plan=compared.plan, tpot=tpot, ttft=ttft))
     return found
 
 

@@ -126,7 +126,7 @@ class Diagnosis:
     basis: str
     """Runs behind the interval of the step time."""
     traced: Traced | None = None
-    """Traces of the run beside the plan."""
+    """Traces of the run, compared with the plan."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""

@@ -26,7 +26,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
         "weights",
         str,
         "NAME",
-        "bf16, fp16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, others beside it]",
+        "bf16, fp16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, and others]",
     ),
     ("cache", str, "NAME", "Keys and values: bf16, fp16, fp8. [of the engine]"),
     ("input", str, "N", "Prompt tokens: 2048, 8k, uniform:800-1000, @file of lengths. [2048]"),
@@ -125,7 +125,7 @@ OUTPUT = click.option(
 )  # fmt: skip
 
 
-def told(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
+def lengths_and_file(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
     """Lengths and file of --output, which may stand twice. Raises click.UsageError."""
     files = [one for one in outputs if one.endswith((".yaml", ".yml")) and not one.startswith("@")]
     lengths = [one for one in outputs if one not in files]
@@ -164,7 +164,7 @@ def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **
     """
     from planner import api
 
-    length, file = told(outputs)
+    length, file = lengths_and_file(outputs)
     if cheapest:
         _cheapest(length, file, as_json, flags)
         return
@@ -229,7 +229,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
     """
     from planner import api
 
-    length, written = told(outputs)
+    length, written = lengths_and_file(outputs)
     found = api.serve_estimate(file, output=length, **flags)
     if written is not None:
         found.save(written)
@@ -248,7 +248,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
 def compare(
     files: tuple[Path, ...], splits: tuple[str, ...], outputs: tuple[str, ...], as_json: bool, **flags: Any
 ) -> None:
-    """Splits of one model beside each other: throughput, memory, communication, and which cannot run and why.
+    """Splits of one model compared: throughput, memory, communication, and which cannot run and why.
 
     Without --split: every one of tensor ranks, pipeline stages and replicas that takes all GPUs. FILES are plans of --output
     instead.
@@ -261,7 +261,7 @@ def compare(
     """
     from planner import api
 
-    length, file = told(outputs)
+    length, file = lengths_and_file(outputs)
     if file is not None:
         raise click.UsageError("a comparison writes no plan; --output is the number of generated tokens here")
     said = {name: value for name, value in {**flags, "output": length}.items() if value is not None}

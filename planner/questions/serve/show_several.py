@@ -1,4 +1,4 @@
-"""Several deployments beside each other on the terminal, and as plain data: splits, changes, plans."""
+"""Several deployments compared on the terminal, and as plain data: splits, changes, plans."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from planner.serving.serving_rows import row_data, row_of_plan
 from planner.terminal.tables import assumptions_table, percent, table
 
 
-def printed(console: Console, found: ComparedSplits | Changed | PlansBeside) -> None:
+def printed(console: Console, found: ComparedSplits | Changed | ComparedPlans) -> None:
     """Print one of them."""
     found.show(console)
 
 
 class ComparedSplits:
-    """Splits of one question beside each other."""
+    """Splits of one question, compared."""
 
     def __init__(self, question: Question, rows: Sequence[Compared]) -> None:
         self.question, self.rows = question, list(rows)
@@ -148,8 +148,8 @@ def _price(question: Question) -> str:
     return f"{basis.value} per GPU-hour ({basis.source}{', ' + basis.date if basis.date else ''})"
 
 
-class PlansBeside:
-    """Plans of files beside each other."""
+class ComparedPlans:
+    """Plans of files, compared."""
 
     def __init__(self, plans: Sequence[ServePlan]) -> None:
         self.plans = list(plans)

@@ -81,7 +81,7 @@ class Question:
     say: Callable[[str], None]
     """Called with what is tried."""
     many: bool = False
-    """One of many: nothing beside the answer itself is looked for."""
+    """One of many: nothing but the answer itself is looked for."""
     free_batch: bool = False
     """The global batch was not said: another number of GPUs takes the one that is usual for it."""
     keep: Callable[[Row], None] = lambda _: None
