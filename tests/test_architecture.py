@@ -154,6 +154,22 @@ def test_imports_have_no_circle() -> None:
     assert not known, f"in a circle, or above one: {sorted(known)}"
 
 
+@pytest.mark.parametrize("name", ["lab/run", "serving"])
+def test_modules_import_from_their_own_line_and_from_lines_above(name: str) -> None:
+    """As ``__init__.py`` of a room writes the order of its modules."""
+    folder, dotted = PACKAGE / name, f"planner.{name.replace('/', '.')}"
+    text = (folder / "__init__.py").read_text()
+    lines = [line.strip().split("  ")[0].split() for line in text.splitlines() if line[:4] == "    "]
+    place = {module: number for number, modules in enumerate(lines) for module in modules}
+    files = {path.relative_to(folder).parts[0].removesuffix(".py"): path for path in folder.rglob("*.py")}
+    assert set(place) == {*files} - {one for one in files if one.startswith("__")}
+    for path in folder.rglob("*.py"):
+        mine = place.get(path.relative_to(folder).parts[0].removesuffix(".py"), len(lines))
+        used = {one.removeprefix(f"{dotted}.").split(".")[0] for one in imports(path) if one.startswith(f"{dotted}.")}
+        late = {one for one in used & set(place) if place[one] > mine}
+        assert not late, f"{path.name} imports {sorted(late)} of a line below its own"
+
+
 def test_floors_rise() -> None:
     floors = [floor for floor, _ in FLOORS]
     assert floors == sorted(floors)

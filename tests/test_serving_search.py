@@ -14,7 +14,7 @@ import pytest
 import planner
 from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
-from planner.serving.candidates import at_loads, row_of, take
+from planner.serving.candidates import at_loads
 from planner.serving.engine import load_engine
 from planner.serving.priced_table import joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan
@@ -67,7 +67,7 @@ def test_search_finds_what_pricing_every_split_at_every_load_finds(limits: dict[
     raised = replace(layout, max_batch=np.maximum(layout.max_batch, np.asarray(most).astype(int)))
     most = np.minimum(most, running_at_most(one, raised, task.traffic, estimate(one, raised, task.traffic).memory))
     rows, load = at_loads(most)
-    every = take(layout, rows)
+    every = layout.take(rows)
     every = replace(every, max_batch=np.maximum(every.max_batch, load))
     found = estimate(one, every, task.traffic, load * np.asarray(every.replicas))
     ttft, tpot = np.asarray(found.ttft.mean), np.asarray(found.tpot.mean)
@@ -75,7 +75,7 @@ def test_search_finds_what_pricing_every_split_at_every_load_finds(limits: dict[
     total = np.where(kept, found.output_tokens_per_second, 0.0)
     best = best_of(question)
     assert kept.any() and best.total == pytest.approx(total.max(), rel=1e-9)
-    assert best.layout == row_of(replace(every, max_batch=every.max_batch), int(np.argmax(total)))
+    assert best.layout == replace(every, max_batch=every.max_batch).row(int(np.argmax(total)))
 
 
 def test_a_row_of_a_search_is_what_its_deployment_alone_costs() -> None:

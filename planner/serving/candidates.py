@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
 
 import numpy as np
 
@@ -79,18 +78,6 @@ def _experts(model: ModelSpec, ranks: int, pins: Mapping[str, int]) -> list[tupl
 def _together(ep: int, ranks: int) -> bool:
     """Ranks that share an expert stay in a node; of engines of several nodes at most two share one."""
     return ranks // ep <= (NODE if ranks <= NODE else 2)
-
-
-def take(layout: ServingLayout, rows: object) -> ServingLayout:
-    """Some rows of columns; numbers stand for all rows."""
-    values = {one.name: getattr(layout, one.name) for one in fields(layout)}
-    return replace(layout, **{name: value[rows] if np.ndim(value) else value for name, value in values.items()})
-
-
-def row_of(layout: ServingLayout, row: int) -> ServingLayout:
-    """One row, its fields integers."""
-    values = {one.name: np.asarray(getattr(layout, one.name)) for one in fields(layout)}
-    return ServingLayout(**{name: int(value[row] if value.ndim else value) for name, value in values.items()})
 
 
 def loads(most: float, every: int = 1) -> NDArray[np.int64]:

@@ -238,6 +238,20 @@ class ServePlan:
         return load_engine(self.engine).name if self.engine.endswith((".yaml", ".yml")) else self.engine.partition("@")[0]
 
     @property
+    def keeps_up(self) -> bool:
+        """No more arrives than leaves."""
+        assert self.prediction is not None
+        return self.traffic.load != "rate" or not self.prediction.saturated
+
+    @property
+    def keeps_limits(self) -> bool:
+        """It starts, keeps up, and keeps its limits."""
+        found, limits = self.prediction, self.limits
+        assert found is not None
+        ttft, tpot = (found.latency(name, limits.percentile) for name in ("ttft", "tpot"))
+        return found.fits and self.keeps_up and ttft <= limits.ttft and tpot <= limits.tpot
+
+    @property
     def longest(self) -> int:
         """Tokens that a sequence may grow to: what the engine is given, or the longest prompt and answer."""
         return self.options.max_length or math.ceil(self.traffic.input.longest + self.traffic.output.longest)

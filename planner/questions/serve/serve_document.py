@@ -20,7 +20,7 @@ from planner.questions.report.show import SERVING_CHARTS as CHARTS
 from planner.questions.serve.show import LATENCY_TEXT, MEMORY_TEXT
 from planner.serving.candidates import loads
 from planner.serving.engine import engine_names, load_engine
-from planner.serving.one_deployment import price_again, priced_either
+from planner.serving.plan_pricing import price_again, priced_either
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, answer

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from planner.costs import Rates, rates_of
 from planner.hardware import load_hardware
-from planner.serving.other_sizes import Change
 from planner.serving.published import QUALITY
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.serving_answer import Answered
+from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_data, row_of_plan

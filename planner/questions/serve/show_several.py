@@ -12,9 +12,9 @@ from rich.text import Text
 from planner.costs import rates_of
 from planner.hardware import load_hardware
 from planner.questions.serve.show import change_data, money, number, print_notes, rows_table, time, title
-from planner.serving.other_sizes import Change
+from planner.serving.compared_splits import Compared
 from planner.serving.serve_plan import ServePlan
-from planner.serving.serving_changes import Compared
+from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question
 from planner.serving.serving_rows import row_data, row_of_plan
 from planner.terminal.tables import assumptions_table, percent, table
