@@ -134,7 +134,7 @@ def test_trainings_under_a_condition_and_files_that_the_script_writes(tmp_path: 
         "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_length: $((1024 * 2))\nmax_prompt_length: 512\nbf16: true\nEOT\n"
         "accelerate launch --num_processes $n --use_deepspeed --deepspeed_config_file gone.json run_dpo.py dpo.yaml\n"
     )
-    with pytest.raises(OpenQuestionsError, match=r"--set deepspeed=zero3\|.*'gone.json' is not in its folder"):
+    with pytest.raises(OpenQuestionsError, match=r"--set deepspeed=zero3\|.*'gone.json' is not beside it"):
         to_plan(read(tmp_path / "run.sh", None, Given()), {"hardware": "h100-sxm"})
     written = read(tmp_path / "run.sh", None, Given(settings={"deepspeed": "zero3"}))
     assert (written.objective, written.sequence_length, written.num_gpus) == ("dpo", 2048, 4)
