@@ -203,10 +203,8 @@ def serve_estimate(base: ServePlan | File | None = None, /, **keywords: Any) -> 
 
 def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any) -> Answer[Changed]:
     """Hardware by price: ``serve_cheapest("h100-sxm", "b200-sxm", model="llama-70b", rate="5/s", ttft="1s")``; without names all
-    that
-    has a price. Under a load by dollars an hour on the fewest GPUs that serve it; else, with ``gpus``, by those of a million
-    tokens.
-    Raises PlannerError."""
+    that has a price. Under a load by dollars an hour on the fewest GPUs that serve it; else, with ``gpus``, by those of a million
+    tokens. Raises PlannerError."""
     from planner.questions.serve.show_several import Changed, printed
     from planner.serving.serving_changes import cheapest, priced_hardware
 

@@ -30,10 +30,8 @@ def engine_layouts(model: ModelSpec, gpus: int, pins: Mapping[str, int]) -> Serv
     """All splits of one engine of at most ``gpus`` GPUs, as columns with one replica; not every row is legal: rules say which.
 
     tp divides the query heads; attention is data parallel in models with experts alone, where powers of two are tried; ep x
-    moe_tp is
-    the number of ranks of a stage. Stages of more than NODE ranks are not pipelined: experts spread over more ranks instead. The
-    cache
-    is shared out by position over all ranks that would repeat it, or over none. ``pins`` fixes fields.
+    moe_tp is the number of ranks of a stage. Stages of more than NODE ranks are not pipelined: experts spread over more ranks
+    instead. The cache is shared out by position over all ranks that would repeat it, or over none. ``pins`` fixes fields.
     """
     most = min(gpus, max(LARGEST_ENGINE, pins.get("tp", 1) * pins.get("pp", 1) * pins.get("attn_dp", 1)))
     tps = _options(pins, "tp", [n for n in divisors(model.num_heads) if n <= min(most, LARGEST_TP)])

@@ -37,8 +37,7 @@ INPUT, OUTPUT = 2048.0, 256.0
 """Tokens where none are given: a chat with some context. [Azure's 2023 trace of conversations: 1,155 in, 211 out on average]"""
 SPREAD = 0.2
 """Lengths said as one number vary by this part of it, as benchmarks draw them (InferenceX: 0.8 to 1 of the longest): equal
-lengths keep
-requests in step with each other, which no traffic does."""
+lengths keep requests in step with each other, which no traffic does."""
 LARGEST_CLUSTER = 2**16
 """GPUs that a search is asked about at most."""
 ANY_NUMBER = 1024

@@ -216,8 +216,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
     """One deployment, priced: latencies, rates, the decode step and memory in parts.
 
     FILE is a plan of --output; flags replace what it says. What is left out follows: replicas from --gpus, experts over all ranks
-    of a stage, batch and chunk of the engine, 32 requests in
-    flight at every engine.
+    of a stage, batch and chunk of the engine, 32 requests in flight at every engine.
 
     \b
     Examples:

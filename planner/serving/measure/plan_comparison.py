@@ -27,7 +27,7 @@ COMPARED = ("tpot.mean", "ttft.mean", "output_tokens_per_second")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class MeasuredQuantity:
     """One quantity."""
 
     quantity: str
@@ -66,7 +66,7 @@ class Comparison:
     plan: ServePlan
     """With the load that was measured, priced."""
     result: BenchResult
-    rows: tuple[Compared, ...]
+    rows: tuple[MeasuredQuantity, ...]
     """Largest deviation first."""
     notes: tuple[str, ...]
     causes: tuple[Cause, ...] = ()
@@ -104,7 +104,7 @@ def compare_with(plan: ServePlan, result: BenchResult, *, causes: bool = True) -
     return Comparison(plan=again, result=result, rows=ordered, notes=tuple(notes), causes=found)
 
 
-def _size(one: Compared) -> float:
+def _size(one: MeasuredQuantity) -> float:
     return (
         abs(math.log(one.predicted / one.measured)) if math.isfinite(one.predicted) and one.predicted > 0 else math.inf
     )
@@ -134,17 +134,17 @@ def _as_measured(traffic: Traffic, result: BenchResult) -> tuple[Traffic, list[s
     return traffic, notes
 
 
-def _rows(found: ServePrediction, result: BenchResult, ranges: Any) -> Iterator[Compared]:
+def _rows(found: ServePrediction, result: BenchResult, ranges: Any) -> Iterator[MeasuredQuantity]:
     for name in LATENCIES:
         for figure, measured in result.latencies.get(name, {}).items():
             interval = tuple(ranges[name]) if figure == "mean" and name in ranges else None
-            yield Compared(
+            yield MeasuredQuantity(
                 quantity=f"{name}.{figure}", measured=measured, predicted=found.latency(name, figure), interval=interval
             )
     for name, measured in result.rates.items():
         if measured > 0:
             interval = tuple(ranges[name]) if name in ranges else None
-            yield Compared(quantity=name, measured=measured, predicted=getattr(found, name), interval=interval)
+            yield MeasuredQuantity(quantity=name, measured=measured, predicted=getattr(found, name), interval=interval)
 
 
 # ------------------------------------------------------------------------------------------------ causes
