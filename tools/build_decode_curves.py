@@ -26,9 +26,10 @@ from planner.serving.curves.decode_curves import ENGINES  # noqa: E402
 from planner.serving.curves.kernel_tables import INDEX, Likeness  # noqa: E402
 from tools.decode_fits.attention import decode_attention, decode_mla, sparse_prefill  # noqa: E402
 from tools.decode_fits.linear_attention import linear_attention  # noqa: E402
-from tools.decode_fits.measured import Rows, table  # noqa: E402
+from tools.decode_fits.measured import Rows  # noqa: E402
 from tools.decode_fits.messages import all_reduce, exchange  # noqa: E402
 from tools.decode_fits.products import experts, linear  # noqa: E402
+from tools.tables import table  # noqa: E402
 
 DATE = "2026-11-22"
 """Day the rows were read."""

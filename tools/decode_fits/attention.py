@@ -9,7 +9,8 @@ import numpy as np
 from planner.hardware import HardwareProfile
 from planner.serving.serving_layout import CACHE_BYTES
 from tools.decode_fits.law_fit import Form, entry
-from tools.decode_fits.measured import FORMATS, Data, Row, Rows, floats, from_memory, grouped, versions
+from tools.decode_fits.measured import FORMATS, Data, Rows, from_memory, grouped, versions
+from tools.tables import Row, floats
 
 ROWS, GROUPS, CONTEXTS = tuple(2.0**n for n in range(12)), (1.0, 4.0, 16.0), tuple(2.0**n for n in range(7, 18))
 """Nodes."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from planner.curves import Column
 from planner.hardware import HardwareProfile
+from tools.tables import Row
 
 FORMATS = {
     "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int4_wo": "int4", "int8_wo": "int8",
@@ -20,7 +17,6 @@ FORMATS = {
 """Names of the planner, by those of the tables."""
 CACHED = {"l40s": 96e6, "rtx-pro-6000": 128e6}
 """Devices whose second-level cache holds what a benchmark reads again and again, bytes; a model's weights come from memory."""
-Row = dict[str, str]
 Rows = list[Row]
 
 
@@ -38,17 +34,6 @@ class Data:
     def take(self, which: Any) -> Data:
         """Some of the rows."""
         return Data({name: values[which] for name, values in self.sizes.items()}, self.seconds[which], self.said)
-
-
-def table(path: Path) -> Rows:
-    """Rows of a csv file."""
-    with open(path, encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
-def floats(rows: Rows, *keys: str) -> list[Column]:
-    """Columns of the rows as float64."""
-    return [np.array([float(row[key]) for row in rows]) for key in keys]
 
 
 def grouped(rows: Rows, *keys: str) -> Iterable[tuple[tuple[str, ...], Rows]]:

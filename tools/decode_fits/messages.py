@@ -9,7 +9,8 @@ import numpy as np
 from planner.hardware import HardwareProfile
 from planner.serving.curves.message_times import exchange_sizes
 from tools.decode_fits.law_fit import Form, entry
-from tools.decode_fits.measured import Data, Rows, floats, grouped
+from tools.decode_fits.measured import Data, Rows, grouped
+from tools.tables import floats
 
 ACROSS = {"latency": 1.15, "throughput": 1.3}
 """Time of bytes to another node over that at the line rate: DeepEP's README (128 tokens, 16 to 64 ranks, 43 of 50 GB/s), and H100 2 to 8 nodes."""

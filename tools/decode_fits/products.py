@@ -11,7 +11,8 @@ from planner.hardware import HardwareProfile
 from planner.serving.curves.kernel_tables import kernel_from
 from planner.serving.serving_layout import WEIGHT_BYTES
 from tools.decode_fits.law_fit import Form, entry, errors_of
-from tools.decode_fits.measured import FORMATS, Data, Rows, floats, from_memory, grouped, versions
+from tools.decode_fits.measured import FORMATS, Data, Rows, from_memory, grouped, versions
+from tools.tables import floats
 
 PRODUCTS = {"m": (1, 8, 32, 64, 128), "n": (256, 512, 1024, 2048, 4096, 8192), "k": (256, 512, 1024, 2048, 4096, 8192)}
 """Nodes; 2560, 5120 and 7168 were measured too and test what lies between."""
