@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from planner import library
+from planner.arrays import Floats
 from planner.error_bars import Z90
 from planner.errors import PlannerError
 from planner.serving.engine import Engine, load_engine
@@ -98,6 +99,24 @@ def read_served(pairs: Sequence[tuple[Path, Path]]) -> list[ServedRun]:
     return found
 
 
+def _told_apart(shares: Floats, gaps: Floats, notes: list[str]) -> tuple[float, float, float]:
+    """``_factors`` where the host shows in the steps, else 1 for the host; with notes on what the runs do not say."""
+    most = float(np.max(shares))
+    if most < LEAST_SHARE:
+        notes.append(f"the host takes at most {100 * most:.1f} % of the steps of these runs: its times stay as they are")
+        host, kernels, doubt = 1.0, math.exp(float(np.mean(gaps))), HOST_PRIOR
+    else:
+        host, kernels, doubt = _factors(shares, gaps)
+        if doubt > MOST_DOUBT:
+            notes.append(
+                "these runs hardly tell the host from the GPU: add some with short steps (one request at once, a small model), or "
+                "measure the GPU with 'plan profile'"
+            )
+    if abs(kernels - 1.0) > 0.03:
+        notes.append(f"kernels take {kernels:.2f} times as long as priced: not written, measure the GPU with 'plan profile'")
+    return host, kernels, doubt
+
+
 def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
     """Host times of the engine of all runs. Raises PlannerError for several engines, and for too few runs."""
     engines = {one.plan.engine for one in runs}
@@ -113,23 +132,8 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
     gaps = np.array(
         [math.log(one.tpot / one.plan.prediction.latency("tpot")) for one in runs if one.plan.prediction is not None]
     )
-    notes = []
-    if float(np.max(shares)) < LEAST_SHARE:
-        notes.append(
-            f"the host takes at most {100 * float(np.max(shares)):.1f} % of the steps of these runs: its times stay as they are"
-        )
-        host, kernels, doubt = 1.0, math.exp(float(np.mean(gaps))), HOST_PRIOR
-    else:
-        host, kernels, doubt = _factors(shares, gaps)
-        if doubt > MOST_DOUBT:
-            notes.append(
-                "these runs hardly tell the host from the GPU: add some with short steps (one request at once, a small model), or "
-                "measure the GPU with 'plan profile'"
-            )
-    if abs(kernels - 1.0) > 0.03:
-        notes.append(
-            f"kernels take {kernels:.2f} times as long as priced: not written, measure the GPU with 'plan profile'"
-        )
+    notes: list[str] = []
+    host, kernels, doubt = _told_apart(shares, gaps, notes)
     times = _slower(base, host)
     extra = _first_token(runs, replace(base, host=times), notes)
     times["first_token"] = max(times["first_token"] + extra, 0.0)
@@ -149,7 +153,7 @@ def _slower(engine: Engine, host: float) -> dict[str, float]:
     }
 
 
-def _factors(shares: Any, gaps: Any) -> tuple[float, float, float]:
+def _factors(shares: Floats, gaps: Floats) -> tuple[float, float, float]:
     """k, g and the standard deviation of ln k: Gauss-Newton on ln(g (1 - h) + k h) = gap, the priors as two more equations."""
     x, rows = np.zeros(2), np.eye(2)  # ln k, ln g
     for _ in range(ROUNDS):

@@ -48,18 +48,8 @@ class ComparedSplits:
         question = self.question
         console.print(title(question))
         headings = (
-            "=layout",
-            ">load",
-            ">tok/s",
-            ">tok/s/GPU",
-            ">user",
-            ">TTFT",
-            ">TPOT",
-            ">weights, GiB",
-            ">cache",
-            ">comm.",
-            ">$/M out",
-        )
+            "=layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">weights, GiB", ">cache", ">comm.", ">$/M out",
+        )  # fmt: skip
         shown = table(*headings, title=f"Splits, {question.engines[0].name} {question.engines[0].version}")
         shown.padding = (0, 1, 0, 0)
         for one in self.rows:
@@ -109,19 +99,9 @@ class Changed:
             return
         console.print(title(self.rows[0].question))
         headings = (
-            "=change",
-            ">GPUs",
-            "=engine",
-            "=layout",
-            ">load",
-            ">tok/s",
-            ">tok/s/GPU",
-            ">user",
-            ">TTFT",
-            ">TPOT",
-            ">$/h",
+            "=change", ">GPUs", "=engine", "=layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">$/h",
             ">$/M out",
-        )
+        )  # fmt: skip
         shown = table(*headings, title="Best deployment each")
         shown.padding = (0, 1, 0, 0)
         for one in self.rows:
