@@ -51,7 +51,7 @@ def _entry(device: str) -> str | dict[str, str] | None:
 
 
 def beside_device(device: str) -> str:
-    """What a text says beside the device that is found in it; all of it where none is."""
+    """What a text says besides the device that is found in it; all of it where none is."""
     return _found(device)[1]
 
 

@@ -97,7 +97,7 @@ class Layout:
     """Every degree and option of one way to run a job; ``num_gpus = tp * pp * dp * cp``.
 
     Each field is an integer, or an integer column: then all columns have the same length and row i is candidate i. The text
-    beside its type says what it is, also in ``--help``.
+    next to its type says what it is, also in ``--help``.
     """
 
     tp: Annotated[Column, "Tensor parallel degree."] = 1

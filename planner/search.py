@@ -32,7 +32,7 @@ REFINED = 0.9
 lighter ends (a test compares): without a pipeline there is nothing to split, and no plan is faster than the fastest layout."""
 OFFLOAD_GAIN = 0.9
 """Optimizer states go to the host when nothing fits without, or when that brings the step time below this share; what gains
-less is named beside the best plan: it depends on host memory and PCIe, which few profiles have measured."""
+less is named with the best plan: it depends on host memory and PCIe, which few profiles have measured."""
 HELD_BACK = 256
 """Layouts that could gain less than that with states on the host, tried from the fastest."""
 PIECE = CHUNK

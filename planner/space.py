@@ -239,7 +239,7 @@ def stack(layouts: list[Layout]) -> Layout:
 
 
 def host_options(job: Job, pins: Pins) -> list[dict[str, int]]:
-    """What may live in host memory beside optimizer states: activations, weights with all states, both."""
+    """What may live in host memory with optimizer states: activations, weights with all states, both."""
     legal = job.trainer.legal
     can = {"offload_activations": legal.offload_activations or legal.offload_saved_tensors,
            "offload_parameters": legal.offload_parameters}  # fmt: skip

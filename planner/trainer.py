@@ -137,8 +137,8 @@ RECORD_OF = {name: record for record, kind in RECORDS.items() for name in schema
 TEXTS = ("name", "title", "code_base", "source")
 FACTS = (*TEXTS, *RECORD_OF, "terms")
 """Every fact, as files name it."""
-BESIDE = ("options", "version", "versions", "defaults", "recipes")
-"""What files say beside facts (``trainer_options``)."""
+OTHER_KEYS = ("options", "version", "versions", "defaults", "recipes")
+"""What files say in addition to facts (``trainer_options``)."""
 
 
 def known_as(text: str) -> str:
@@ -234,7 +234,7 @@ def merge_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def trainer_from_dict(data: Mapping[str, Any], *, where: str, written: str = "") -> Trainer:
     """A trainer from plain data; every fact must be there, known and of its kind. Raises PlannerError."""
-    data = schema.check_keys(data, (*FACTS, *BESIDE), where, required=[key for key in FACTS if key != "terms"])
+    data = schema.check_keys(data, (*FACTS, *OTHER_KEYS), where, required=[key for key in FACTS if key != "terms"])
     texts = {key: schema.value_of(schema.fields_of(Trainer)[0][key], data[key], where, key) for key in TEXTS}
     records: dict[str, Any] = {
         name: schema.read(kind, {key: data[key] for key in schema.fields_of(kind)[0]}, where)

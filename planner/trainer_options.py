@@ -67,7 +67,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a trainer's file says beside its facts, at one version."""
+    """What a trainer's file says in addition to its facts, at one version."""
 
     written: str = ""
     """The trainer as it was named, with version and options."""
@@ -172,7 +172,7 @@ def options_of(data: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]
 
 
 def choices_of(data: Mapping[str, Any], where: str, written: str) -> Choices:
-    """What a trainer's file says beside its facts; those of the version lie over the data already. Raises PlannerError."""
+    """What a trainer's file says in addition to its facts; those of the version lie over the data already. Raises PlannerError."""
     own, version = options_of(data, where), text_of(data.get("version", ""))
     recipes = schema.mapping(data.get("recipes", {}), f"{where}: recipes")
     versions = schema.mapping(data.get("versions", {}), f"{where}: versions")

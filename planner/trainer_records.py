@@ -39,7 +39,7 @@ class FineTuning:
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
     objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()
-    """What it minimises beside the loss of the next token, of ``workload.OBJECTIVES``."""
+    """What it minimises in addition to the loss of the next token, of ``workload.OBJECTIVES``."""
 
     def tunes(self, lora_rank: int, objective: str) -> bool:
         """A job fine-tunes: it trains adapters, learns from preferences, or its trainer does nothing else."""

@@ -247,12 +247,12 @@ def log(rng: random.Random, folder: Path) -> None:
 
 @cache
 def samples() -> tuple[dict[str, Any], ...]:
-    """The configurations of fine-tuning of test_import_samples, each with the files beside it."""
+    """The configurations of fine-tuning of test_import_samples, each with the files next to it."""
     return tuple(yaml.safe_load((ROOT / "tests/data/import_samples.yaml").read_text()).values())
 
 
 def configuration(rng: random.Random, folder: Path) -> None:
-    """A trainer's configuration, or one of the files beside it, is spoiled; some are values of ``--set``."""
+    """A trainer's configuration, or one of the files next to it, is spoiled; some are values of ``--set``."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         place, settings = Path(name), {}
         if rng.random() < 0.5:

@@ -12,8 +12,8 @@ import pytest
 from planner import library
 from planner.error_bars import KEYS
 from planner.errors import PlannerError
+from planner.questions.accuracy.accuracy_page import link, page, scatter
 from planner.questions.accuracy.bounds import BOUNDS
-from planner.questions.accuracy.page import link, page, scatter
 from planner.questions.accuracy.prediction import Pair
 from planner.questions.accuracy.summary import summarise
 from planner.questions.report import evidence

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from planner import library
-from planner.trainer import BESIDE, FACTS, load_trainer
+from planner.trainer import FACTS, OTHER_KEYS, load_trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "planner"
@@ -154,6 +154,22 @@ def test_imports_have_no_circle() -> None:
     assert not known, f"in a circle, or above one: {sorted(known)}"
 
 
+@pytest.mark.parametrize("name", ["lab/run", "serving"])
+def test_modules_import_from_their_own_line_and_from_lines_above(name: str) -> None:
+    """As ``__init__.py`` of a room writes the order of its modules."""
+    folder, dotted = PACKAGE / name, f"planner.{name.replace('/', '.')}"
+    text = (folder / "__init__.py").read_text()
+    lines = [line.strip().split("  ")[0].split() for line in text.splitlines() if line[:4] == "    "]
+    place = {module: number for number, modules in enumerate(lines) for module in modules}
+    files = {path.relative_to(folder).parts[0].removesuffix(".py"): path for path in folder.rglob("*.py")}
+    assert set(place) == {*files} - {one for one in files if one.startswith("__")}
+    for path in folder.rglob("*.py"):
+        mine = place.get(path.relative_to(folder).parts[0].removesuffix(".py"), len(lines))
+        used = {one.removeprefix(f"{dotted}.").split(".")[0] for one in imports(path) if one.startswith(f"{dotted}.")}
+        late = {one for one in used & set(place) if place[one] > mine}
+        assert not late, f"{path.name} imports {sorted(late)} of a line below its own"
+
+
 def test_floors_rise() -> None:
     floors = [floor for floor, _ in FLOORS]
     assert floors == sorted(floors)
@@ -252,7 +268,7 @@ def test_everything_public_has_a_docstring(path: Path) -> None:
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 MANY_PARAMETERS, FUNCTIONS_WITH_MANY = 6, 10
 LARGEST_CLASS, MOST_FACTS = 30, 60
-SHARED_FILE_NAMES = 12
+SHARED_FILE_NAMES = 9
 """Limits that hold today: they may fall, not rise."""
 
 
@@ -364,7 +380,7 @@ def test_trainer_file_is_sourced(name: str) -> None:
     path = library.find("trainers", name)
     text, data = path.read_text(encoding="utf-8"), library.read_yaml(path)
     assert load_trainer(name).name == name
-    assert set(data) - {"extends"} <= {*FACTS, *BESIDE}
+    assert set(data) - {"extends"} <= {*FACTS, *OTHER_KEYS}
     assert text.startswith("# "), "says in its first line what it describes"
     # Each key's figure comes from the file's own source, or from a comment on its line or above its block.
     unsourced = []

@@ -9,8 +9,8 @@ from samples import TRAINERS, job
 
 from planner.lab.run import assembled_step as assemble
 from planner.lab.run.assembled_step import Seen, predicted_of
-from planner.lab.run.levels import position
 from planner.layout import Layout
+from planner.timeline.passes import stage_kind
 from planner.timeline.priced_plan import Priced, price
 
 LAYOUTS: list[tuple[str, dict[str, Any]]] = [
@@ -32,7 +32,7 @@ def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     """A rank that computes what is predicted, or so many times longer."""
     forecast, pp = predicted_of(priced), int(priced.assigned.pp)
     mine = [i for i, where in enumerate(forecast.ranks) if where == rank]
-    kind = position(rank, pp)
+    kind = stage_kind(rank, pp)
     split = bool(forecast.computed["W"].any())
     passes = {
         (name, i): slower * float(forecast.computed[name][i])
@@ -59,7 +59,7 @@ def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: di
         found = assemble.assemble(priced, [as_predicted(priced, rank) for rank in ranks], predicted_of(priced))
         assert found.step == sum(found.parts.values()) == pytest.approx(priced.step_time, rel=1e-12)
         assert found.parts == pytest.approx(forecast, rel=1e-9, abs=1e-15)
-        others = len({position(rank, pp) for rank in range(pp)} - {position(rank, pp) for rank in ranks})
+        others = len({stage_kind(rank, pp) for rank in range(pp)} - {stage_kind(rank, pp) for rank in ranks})
         assert len(found.borrowed) == others
 
 

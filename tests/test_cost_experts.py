@@ -243,7 +243,7 @@ def exchange(ranks: float, size: float, **more: float) -> Collective:
 
 
 def test_multiprocessors_bound_a_dispatch() -> None:
-    """On a fast link a kernel of few multiprocessors is slower; beside computation it leaves what it does not take."""
+    """On a fast link a kernel of few multiprocessors is slower; during computation it leaves what it does not take."""
     cluster = Cluster(hardware=HARDWARE["gb200-nvl72"], num_gpus=64)
     times = [
         float(dispatch_seconds(exchange(32.0, 4e8, bandwidth=most), cluster)) - DISPATCH_LATENCY

@@ -1,8 +1,6 @@
 """The kernels of serving: they load, grow with every size, and respect what the hardware can do."""
 
-import importlib.util
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from planner.serving.engine import load_engine
 from planner.serving.served import Served
 from planner.serving.serving_layout import CACHE_BYTES, CACHES, WEIGHT_BYTES, WEIGHTS, Precision, ServingLayout
 from planner.serving.step import Pass, step_time
+from tools import build_decode_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 SCALED = ("mi300x", "v100-sxm2-32gb", "h20-sxm", "l4")
@@ -327,22 +326,12 @@ def test_unknown_names() -> None:
             wrong()
 
 
-def tool() -> Any:
-    """tools/build_decode_curves.py as a module."""
-    spec = importlib.util.spec_from_file_location("build_decode_curves", ROOT / "tools" / "build_decode_curves.py")
-    assert spec is not None and spec.loader is not None
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_shows_the_errors_of_the_files() -> None:
-    assert tool().errors_table() in (ROOT / "docs" / "serving-kernels.md").read_text(encoding="utf-8")
+    assert build_decode_curves.errors_table() in (ROOT / "docs" / "serving-kernels.md").read_text(encoding="utf-8")
 
 
 def test_the_tool_finds_a_law_again(tmp_path: Path) -> None:
     """Rows made by a known law, with a tenth of them spoilt: its numbers come back, and shapes in between are priced by it."""
-    build = tool()
     hardware = load_hardware("h100-sxm")
     numbers = {"launch": 3.0, "memory": 1.25, "compute": 1.5, "depth": 2.0}
     known = Kernel("linear", "bf16", hardware, numbers)
@@ -353,12 +342,12 @@ def test_the_tool_finds_a_law_again(tmp_path: Path) -> None:
     ):
         us = 1e6 * float(known.time({"m": np.float64(m), "n": np.float64(n), "k": np.float64(k)}))
         lines.append(f"H100-SXM,vllm,1,bfloat16,{m},{n},{k},{us * (2.0 if random.random() < 0.1 else 1.0)}")
-    for name in build.TABLES:
+    for name in build_decode_curves.TABLES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.csv").write_text("\n".join(lines) if "gemm" in name else "gpu,impl,engine\n")
     (tmp_path / "sources.yaml").write_text("aic-012: {package: made up, licence: none, trust: A}\n")
     (tmp_path / "decode").mkdir(exist_ok=True)
-    build.build(tmp_path, ["h100-sxm"], tmp_path / "decode")
+    build_decode_curves.build(tmp_path, ("h100-sxm",), tmp_path / "decode")
     data = library.read_yaml(tmp_path / "decode" / "h100-sxm.yaml")
     found = kernel_from(data["kernels"]["linear"]["bf16"], "linear", "bf16", hardware, "written")
     assert found.numbers == pytest.approx(numbers, rel=0.03)

@@ -19,7 +19,7 @@ from planner.layout import Recompute
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import faster, memory_mechanisms, slower
 from planner.questions.doctor.numbers import Finding, _odds, diagnose
-from planner.questions.doctor.traced import beside_plan
+from planner.questions.doctor.traced import plan_comparison
 from planner.rules import Job
 from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.units import GIB
@@ -332,7 +332,7 @@ def test_a_predicted_trace_is_not_taken_for_a_measured_one(run: Any, tmp_path: P
 def test_host_bound_and_another_device_are_said(tmp_path: Path) -> None:
     one = plan("data")
     trace = training(gap=200.0, device="NVIDIA A100-SXM4-80GB").write(tmp_path / "a.json")
-    found = beside_plan(one, read_traces([trace], one.layout))
+    found = plan_comparison(one, read_traces([trace], one.layout))
     notes = " ".join(found.notes)
     assert "rank 0 is host-bound: for 20% of the step" in notes and "it ran on NVIDIA A100-SXM4-80GB, and the plan is for" in notes
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fresh import fresh
 from samples import job as rules_job
 from samples import legal_layouts
 
@@ -305,20 +306,42 @@ def test_what_cannot_be_run_is_a_sentence(
 # ------------------------------------------------------------------------------------------------ PyTorch alone
 
 
-def losses(job: ExportJob, folder: Path, port: int) -> list[tuple[float, float]]:
-    """Loss and gradient norm of every step of the exported script under torchrun on this machine's CPU."""
+FORKED = """
+import os, runpy, sys
+import torch.distributed.fsdp, torch.distributed.pipelining, torch.distributed.tensor.parallel
+from tests.proofs.forked_ranks import free_port
+
+folder, world, *words = sys.argv[1:]
+os.chdir(folder)
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+ranks = []
+for rank in range(int(world)):
+    ranks.append(os.fork())
+    if not ranks[-1]:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        sys.exit(0)
+sys.exit(int(any([os.waitpid(one, 0)[1] for one in ranks])))
+"""
+"""Several ranks of a script, with the variables that torchrun sets; torch is imported once, which takes longer than to train."""
+
+
+def losses(job: ExportJob, folder: Path) -> list[tuple[float, float]]:
+    """Loss and gradient norm of every step of the exported script on this machine's CPU: one rank by torchrun, several forked."""
     folder.mkdir()
     for name, text in load_target("pytorch").render(job).files.items():
         (folder / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.cluster.num_gpus), "--master-port",
-         str(port), "train.py", "--device", "cpu", "--steps", "3"],
-        cwd=folder, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert sum("parameters" in line for line in done.stdout.splitlines()) == job.layout.pp
-    found = re.findall(r"^step \d+ loss (\S+) gradient (\S+) ", done.stdout, re.M)
-    return [(float(loss), float(norm)) for loss, norm in found]
+    world, words = job.cluster.num_gpus, ["train.py", "--device", "cpu", "--steps", "3"]
+    if world > 1:
+        out = fresh(FORKED, str(folder), str(world), *words)
+    else:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", "29642", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        out = done.stdout
+    assert sum("parameters" in line for line in out.splitlines()) == job.layout.pp
+    return [(float(loss), float(norm)) for loss, norm in re.findall(r"^step \d+ loss (\S+) gradient (\S+) ", out, re.M)]
 
 
 @pytest.mark.skipif(
@@ -333,7 +356,7 @@ def test_the_script_trains_like_one_process(tmp_path: Path) -> None:
     one = tiny("torchtitan", 1, {"num_layers": 3}, work, zero=2, num_microbatches=2, micro_batch_size=4)
     assert load_target("pytorch").refusals(eight) == load_target("pytorch").refusals(one) == []
     assert [stage["layers"] for stage in settings(eight)["stages"]] == [[0], [1, 2]]
-    many, alone = losses(eight, tmp_path / "eight", 29641), losses(one, tmp_path / "one", 29642)
+    many, alone = losses(eight, tmp_path / "eight"), losses(one, tmp_path / "one")
     assert len(many) == len(alone) == 3
     for (loss, norm), (expected, gradient) in zip(many, alone, strict=True):
         assert loss == pytest.approx(expected, rel=2e-6)

@@ -102,9 +102,9 @@ def test_each_link_has_its_own_and_each_direction_counts() -> None:
     ("data", "sentence"),
     [
         ({"inside": {"compute": 0.9, "communication": 1.1, "compute_spread": 3.0}},
-         r"computation beside a collective takes 0\.90 times as long as alone, and its spread is 3\.0 %; nothing gets faster"),
+         r"computation during a collective takes 0\.90 times as long as alone, and its spread is 3\.0 %; nothing gets faster"),
         ({"across": {"compute": 1.1, "communication": 40.0}},
-         r"a collective beside computation takes 40\.00 times as long as alone, which is waiting, not sharing; at most 16"),
+         r"a collective during computation takes 40\.00 times as long as alone, which is waiting, not sharing; at most 16"),
         ({"inside": {"compute": 1.1}}, r"overlap inside: missing key 'communication'"),
         ({"insid": {}}, r"overlap: unknown key 'insid'; nearest: inside"),
         ({"inside": {"compute": "fast", "communication": 1.1}}, r"overlap inside: compute is 'fast'; it must be a number above 0"),
@@ -123,11 +123,11 @@ def test_file_show_and_diff() -> None:
     )
     assert "overlap" not in H100.to_dict()
     shown = {one["name"]: one["value"] for one in shown_profile(mine)["figures"] if one["family"] == "overlap"}
-    assert shown == {"computation beside a collective, inside": 0.98, "a collective beside computation, inside": 1.3}
+    assert shown == {"computation during a collective, inside": 0.98, "a collective during computation, inside": 1.3}
     assert "assumed: 1.2 both ways" in shown_profile(H100)["measured"]["overlap"]
     worse = replace(mine, overlap={"inside": MeasuredOverlap(compute=1.4, communication=1.3)})
     assert [(one.name, one.verdict) for one in differences(mine, worse)[0]] == [
-        ("computation beside a collective, inside", "slower")
+        ("computation during a collective, inside", "slower")
     ]
     assert differences(H100, mine)[0] == [], "what one of them assumes is not compared"
 

@@ -17,7 +17,7 @@ from planner.api import accuracy
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Module
-from planner.questions.accuracy.page import summary_rows
+from planner.questions.accuracy.accuracy_page import summary_rows
 from planner.questions.accuracy.prediction import MAY_FIT, pairs_of, predict
 from planner.questions.accuracy.summary import summarise
 from planner.runs import Run, read_rows, read_runs, rows_from_dict, shipped, to_run

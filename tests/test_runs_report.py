@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from planner.api import accuracy
-from planner.questions.accuracy.page import summary_rows
+from planner.questions.accuracy.accuracy_page import summary_rows
 from planner.questions.accuracy.prediction import Pair, Predicted, predict
 from planner.questions.accuracy.ranking import kendall_tau, ranking
 from planner.questions.accuracy.summary import bias_interval

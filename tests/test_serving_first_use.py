@@ -137,7 +137,7 @@ def test_an_imported_plan_names_its_hardware_as_other_plans_do(tmp_path: Path) -
 @pytest.mark.parametrize(("model", "gpus", "concurrency"), [("deepseek-v3", 16, 64), ("llama-8b", 8, 3)])
 def test_pools_win_or_lose_by_more_than_counts_as_equal(model: str, gpus: int, concurrency: int) -> None:
     request: dict[str, Any] = {"model": model, "gpus": gpus, "hardware": "h200-sxm", "engine": "vllm"}
-    text = answer(ask(ServeRequest(**request, concurrency=concurrency))).beside
+    text = answer(ask(ServeRequest(**request, concurrency=concurrency))).pools_note
     change = re.search(r"has ([+-][0-9.]+) % time of a request", text)
     assert change is not None, text
     longer = float(change[1]) / 100.0

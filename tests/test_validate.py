@@ -177,7 +177,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3")
     (tmp_path / "broken.yaml").write_text("planner_plan: [")
     cases = [
-        ([str(plan), "--rung", "moon"], "unknown rung 'moon', nearest: "),
+        ([str(plan), "--rung", "moon"], "unknown level 'moon', nearest: "),
         ([str(tmp_path / "broken.yaml")], "broken.yaml line 2: did not find"),
         ([str(tmp_path / "none.yaml")], "none.yaml: cannot be read"),
     ]

@@ -27,12 +27,12 @@ from planner.lab.run.levels import choose
 def test_the_highest_rung_that_the_machine_allows(tmp_path: Path) -> None:
     mine, gpus = plan_file(tmp_path), plan_file(tmp_path, cpu=False, name="gpus.yaml")
     assert choose(task(mine), "auto")[0].name == "full"
-    rung, why = choose(task(gpus), "auto")
-    assert rung.name == "meta" and "not full: there is no GPU here and the plan is for h100-sxm" in why
+    level, why = choose(task(gpus), "auto")
+    assert level.name == "meta" and "not full: there is no GPU here and the plan is for h100-sxm" in why
     assert choose(task(gpus), "full")[1] == "asked for with --rung full"
     assert choose(task(gpus, device="cuda", gpus=2), "auto")[0].name == "full"
-    rung, why = choose(task(gpus, device="cuda", gpus=1), "auto")
-    assert "the plan has 2 ranks and this machine 1 GPUs; --print-commands shows" in why and rung.name != "full"
+    level, why = choose(task(gpus, device="cuda", gpus=1), "auto")
+    assert "the plan has 2 ranks and this machine 1 GPUs; --print-commands shows" in why and level.name != "full"
     with pytest.raises(PlannerError, match=r"--rung full .* need 0.8 GiB of main memory and 0.5 GiB are free"):
         choose(task(mine, memory=0.5 * 2.0**30), "full")
     many = plan_file(tmp_path, "--gpus", "128", "--dp", "128", "--global-batch-size", "128", name="many.yaml")
@@ -44,7 +44,7 @@ def test_bad_flags_are_one_sentence(tmp_path: Path) -> None:
     plan = plan_file(tmp_path)
     cases = [
         (["--nodes", "3", "--print-commands"], "--nodes 3: the plan's 2 GPUs cannot be shared out evenly"),
-        (["--rung", "fool"], "unknown rung 'fool', nearest: full"),
+        (["--rung", "fool"], "unknown level 'fool', nearest: full"),
         (["--output", str(tmp_path / "no" / "v.yaml")], "--output"),
     ]
     if importlib.util.find_spec("torch"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fresh import fresh
-from validate_samples import ROOT, needs_torch, plan_file
+from validate_samples import needs_torch, plan_file
 
 COMMAND = "import sys; from planner.commands.main import main; main(['validate', *sys.argv[1:]])"
 SHORT = ("--steps", "1", "--warmup", "0", "--json")
@@ -64,16 +63,3 @@ def test_truncated(tmp_path: Path) -> None:
     assert (small["num_gpus"], small["model"]["num_layers"], found["num_gpus"]) == (2, 1, 8)
     parts, step = found["scaled"]["parts"], found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts) == pytest.approx(step["scaled_seconds"])
-
-
-def test_modules_import_from_their_own_line_and_from_lines_above() -> None:
-    """As ``planner/lab/run/__init__.py`` writes the order of the room."""
-    room = ROOT / "planner" / "lab" / "run"
-    lines = [
-        line.split("  ")[2].split() for line in (room / "__init__.py").read_text().splitlines() if line[:4] == "    "
-    ]
-    place = {name: number for number, names in enumerate(lines) for name in names}
-    assert set(place) == {path.stem for path in room.glob("[a-z]*.py")}
-    for name, number in place.items():
-        found = re.findall(r"from planner\.lab\.run(?:\.(\w+))? import (\w+)", (room / f"{name}.py").read_text())
-        assert all(place[module or other] <= number for module, other in found), name

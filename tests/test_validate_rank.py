@@ -79,7 +79,7 @@ def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> 
     stands = {row["operation"] for row in found["ranks"][0]["stand_ins"]}
     assert stands >= {"all_gather", "reduce_scatter", "send", "receive"}
     tables = "\n".join(str(one) for one in validation_tables(found) if isinstance(one, str))
-    assert "rung rank: asked for" in tables and "priced, not measured" in tables
+    assert "level rank: asked for" in tables and "priced, not measured" in tables
 
 
 @pytest.mark.proof
@@ -175,12 +175,12 @@ def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
     machine = Machine(device="cuda", gpus=8, name="NVIDIA H100 80GB HBM3", memory=100 * GIB, cores=8, place=None)
     task = Task(plan=plan, asked=question(plan), machine=machine)
-    rung, why = choose(task, "auto")
-    assert rung.name == "truncated" and "not full: the plan has 16 ranks and this machine 8 GPUs" in why
-    rung, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=1)), "auto")
-    assert rung.name == "rank" and "not truncated: rung truncated needs at least 2 devices" in why
-    rung, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=0, device="cpu")), "auto")
-    assert rung.name == "meta" and "whose times a CPU says nothing about" in why
+    level, why = choose(task, "auto")
+    assert level.name == "truncated" and "not full: the plan has 16 ranks and this machine 8 GPUs" in why
+    level, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=1)), "auto")
+    assert level.name == "rank" and "not truncated: level truncated needs at least 2 devices" in why
+    level, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=0, device="cpu")), "auto")
+    assert level.name == "meta" and "whose times a CPU says nothing about" in why
     small = truncated.plan_of(task, truncated._small(task))
     assert small.num_gpus == 8 and small.layout.tp == 2 and small.layout.dp == 4 and small.trainer == "torchtitan"
     assert plan_from_dict(small.to_dict()) == small  # torchrun's ranks read it again
@@ -191,7 +191,7 @@ HOST = {"F": (3e-3, 1e-3), "B": (6e-3, 2e-3), "update": (1e-3, 2e-3)}
 
 
 def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[str, Any]]:
-    """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the rung makes of it."""
+    """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the level makes of it."""
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task, question

@@ -68,7 +68,7 @@ def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: P
         (text.replace("planner_validation: 1", "planner_validation: 2"), "has version 2, this planner reads up to 1"),
         (cut, "missing key 'run'; the file is damaged or cut off"),
         (text[:-200] + "\n  - [", "validation.yaml line "),
-        (nothing, "no run in it to learn from (rung meta): it is memory alone"),
+        (nothing, "no run in it to learn from (level meta): it is memory alone"),
         (text.replace("rung: full", "rung: moon"), "rung is 'moon'; it must be one of meta, rank"),
         (yaml.safe_dump({"planner_validation": 1, "validations": []}), "it must be a list of at least one"),
     ]
@@ -117,7 +117,7 @@ def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
     cases = [
         ({"device": {"name": "CPU", "kind": "cpu", "pressure": None}}, "it ran on CPUs, and the plan is for"),
         ({"device": {"name": "NVIDIA A100-SXM4-80GB", "kind": "cuda"}}, "it ran on NVIDIA A100-SXM4-80GB (Ampere"),
-        ({"rung": "rank"}, "rung rank runs ranks alone"),
+        ({"rung": "rank"}, "level rank runs ranks alone"),
         ({"rung": "meta"}, "nothing was measured on hardware"),
         ({"outcome": "hung"}, "the run ended as hung"),
         ({"times": []}, "neither a step time nor a peak"),

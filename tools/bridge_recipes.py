@@ -1,5 +1,5 @@
 """Writes planner/trainers/megatron_bridge/recipes.yaml and perf_recipes.yaml from a checkout of Megatron-Bridge:
-python tools/bridge_recipes.py FOLDER"""
+python tools/bridge_recipes.py FOLDER."""
 
 import ast
 import re
@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
-from planner.trainers.megatron_bridge.recipes import DECISIVE, functions, settings_of
-from planner.trainers.reading.shell.text import is_open
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-OUTPUT = Path(__file__).parents[1] / "planner" / "trainers" / "megatron_bridge" / "recipes.yaml"
+from planner.trainers.megatron_bridge.recipes import DECISIVE, functions, settings_of  # noqa: E402
+from planner.trainers.reading.shell.text import is_open  # noqa: E402
+
+OUTPUT = ROOT / "planner" / "trainers" / "megatron_bridge" / "recipes.yaml"
 TRUE = ("ddp.grad_reduce_in_fp32", "ddp.use_distributed_optimizer")
 """Settings that are on where nothing is said."""
 USUAL = {
@@ -38,6 +42,8 @@ def kept(settings: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(folder: Path) -> None:
     """Recipes of models that the library has, and other names of theirs; those of its performance launcher in a file of their own."""
     recipes: dict[str, Any] = {}
@@ -94,4 +100,4 @@ def write(file: str, recipes: dict[str, Any], before: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -1,4 +1,4 @@
-"""Writes planner/trainers/nemo/recipes.yaml from a checkout of NeMo 2: python tools/nemo_recipes.py FOLDER
+"""Writes planner/trainers/nemo/recipes.yaml from a checkout of NeMo 2: python tools/nemo_recipes.py FOLDER.
 
 The recipes of the checkout run over stand-ins for nemo_run, Lightning and all of NeMo that is not a recipe: what they build is a tree
 of names and numbers. The planner itself never runs a recipe.
@@ -11,16 +11,20 @@ import importlib.util
 import re
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
-from planner.trainers.megatron_bridge.recipes import DECISIVE
-from planner.trainers.nemo.places import preset_of_recipe, taken, with_precision
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-OUTPUT = Path(__file__).parents[1] / "planner" / "trainers" / "nemo" / "recipes.yaml"
+from planner.trainers.megatron_bridge.recipes import DECISIVE  # noqa: E402
+from planner.trainers.nemo.places import preset_of_recipe, taken, with_precision  # noqa: E402
+
+OUTPUT = ROOT / "planner" / "trainers" / "nemo" / "recipes.yaml"
 RECIPES = "nemo.collections.llm.recipes"
 OTHER = re.compile(r"bert|e5_|t5_|embedding|reranker|hyena|mamba|automodel|hf_auto|nemotronh|finetune_default|__init__")
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -146,9 +150,10 @@ def settings(function: Any, given: dict[str, Any]) -> dict[str, Any] | None:
     return {name: found[name] for name in KEPT if found.get(name) not in (None, USUAL.get(name))}
 
 
-def main(arguments: Sequence[str]) -> None:
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(folder: Path) -> None:
     """Every recipe of a language model."""
-    folder = Path(arguments[0])
     sys.meta_path.insert(0, Finder(folder))
     sys.modules.pop("transformers", None)
     lines = ["# Settings of NeMo 2's recipes that decide a plan, written by tools/nemo_recipes.py.",
@@ -173,4 +178,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -5,8 +5,8 @@
     python tools/serving_residuals.py RUNS/ --quantity tpot_ms.mean --by value --only gpu=h100-sxm --only engine=vllm
     python tools/serving_residuals.py RUNS/ --class TTFT --rows 20          # single rows
 
-PATHS are files or folders in the schema of profiles/serving-runs/README.md; without any, the runs that come with planner. Rows are read once: a
-copy is kept under the system's folder for temporary files until a file changes. --by and --only take: file, family, model, gpu,
+PATHS are files or folders in the schema of profiles/serving-runs/README.md; without any, the runs that come with planner. Rows are read once: a copy
+is kept under the system's folder for temporary files until a file changes. --by and --only take: file, family, model, gpu,
 engine, version, weights, kind, value (requests in flight), tp, gpus, attn_dp, ep, isl, osl, date, status, quantity.
 """
 
@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.questions.accuracy.serving_errors import CLASSES, ServingPair, coverage, figures_of, of_class  # noqa: E402
-from planner.serving.runs.predicted_runs import predict_runs  # noqa: E402
+from planner.serving.runs.predicted_runs import ServingAnswer, predict_runs  # noqa: E402
 from planner.serving.runs.run_schema import ServingRow, read_serving_file  # noqa: E402
 from planner.serving.runs.serving_run import ServingRun, runs_of  # noqa: E402
 
+Errors = list[tuple[ServingPair, float]]
 LOOKS: dict[str, Callable[[ServingPair], Any]] = {
     "file": lambda one: one.run.source,
     "family": lambda one: one.run.family,
@@ -85,7 +87,7 @@ def pairs_of(runs: list[ServingRun], jobs: int) -> list[ServingPair]:
     return [ServingPair(run=run, answer=answer) for run, answer in zip(runs, answers, strict=True)]
 
 
-def table(groups: dict[Any, list[tuple[ServingPair, float]]], most: int, ordered: bool) -> None:
+def table(groups: dict[Any, Errors], most: int, ordered: bool) -> None:
     """A line for each group, the worst first, or in the order of its numbers."""
     found = [(key, figures_of(errors)) for key, errors in groups.items()]
     found.sort(key=(lambda one: one[0]) if ordered else (lambda one: -(one[1]["mean_abs"] or 0.0)))
@@ -94,6 +96,48 @@ def table(groups: dict[Any, list[tuple[ServingPair, float]]], most: int, ordered
         if one["n"]:
             figures = "".join(f"{100 * one[name]:7.1f} " for name in ("mean_abs", "median_abs", "p90_abs", "bias"))
             print(f"{str(key)[:52]:52} {one['n']:5} {figures} {100 * one['mean_of_families']:5.1f} ({one['families']})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked, as the flags say it."""
+
+    paths: tuple[Path, ...]
+    named: str
+    quantity: str
+    looks: tuple[str, ...]
+    only: tuple[str, ...]
+    rows: int
+    most: int
+    everything: bool
+    jobs: int
+
+
+def errors_of(pairs: list[ServingPair], question: Question) -> dict[str, Errors]:
+    """Rows with their errors, by class, or of one quantity."""
+    if not question.quantity:
+        return {one.name: of_class(pairs, one) for one in CLASSES if question.named.lower() in one.name.lower()}
+    counted = [pair for pair in pairs if pair.run.counts or question.everything]
+    errors = [(pair, pair.error(question.quantity)) for pair in counted]
+    return {question.quantity: [(pair, error) for pair, error in errors if error is not None]}
+
+
+def grouped(errors: Errors, looks: Sequence[str]) -> dict[Any, Errors]:
+    """By the value of one look, or by the values of several as one text."""
+    groups: dict[Any, Errors] = {}
+    for pair, error in errors:
+        key = tuple(LOOKS[look](pair) for look in looks)
+        groups.setdefault(" ".join(map(str, key)) if len(key) > 1 else key[0], []).append((pair, error))
+    return groups
+
+
+def worst_rows(errors: Errors, most: int) -> None:
+    """A line for each of the rows with the largest errors."""
+    for pair, error in sorted(errors, key=lambda one: -abs(one[1]))[:most]:
+        load, layout = pair.run.row.data["load"], pair.answer.layout
+        split = f"tp{layout.tp} pp{layout.pp} x{layout.replicas} dp{layout.attn_dp} ep{layout.ep}" if layout else ""
+        print(f"{100 * error:+7.1f} {pair.run.id:45.45} {load.get('value')}@{load.get('isl')}/{load.get('osl')} {split} "
+              f"{pair.run.formats.get('weights')} {dict(pair.run.measured)}"[:240])  # fmt: skip
 
 
 @click.command(help=__doc__.partition("\n")[0])
@@ -108,45 +152,31 @@ def table(groups: dict[Any, list[tuple[ServingPair, float]]], most: int, ordered
 @click.option("--most", type=int, default=60, help="Lines of a table.")
 @click.option("--all", "everything", is_flag=True, help="Also rows that are not counted.")
 @click.option("--jobs", type=int, default=2, help="Processes.")
-def main(paths: tuple[Path, ...], named: str, quantity: str, looks: tuple[str, ...], only: tuple[str, ...], rows: int,
-         most: int, everything: bool, jobs: int) -> None:  # fmt: skip
+def main(**flags: Any) -> None:
+    """Read, predict, print."""
+    question = Question(**flags)
     warnings.simplefilter("ignore")
     start = time.perf_counter()
-    runs = runs_of(row for path in files_of(paths) for row in rows_of(path))
-    runs = [one for one in runs if all(_meets(one, condition) for condition in only)]
+    runs = runs_of(row for path in files_of(question.paths) for row in rows_of(path))
+    runs = [one for one in runs if all(_meets(one, condition) for condition in question.only)]
     read = time.perf_counter() - start
-    pairs = pairs_of(runs, jobs)
+    pairs = pairs_of(runs, question.jobs)
     print(f"{len(runs):,} rows, read in {read:.1f} s, predicted in {time.perf_counter() - start - read:.1f} s")
-    said = coverage(pairs)
-    print(
-        ", ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in said.items())
-    )
-    if quantity:
-        errors = [(pair, pair.error(quantity)) for pair in pairs if pair.run.counts or everything]
-        chosen = {quantity: [(pair, error) for pair, error in errors if error is not None]}
-    else:
-        chosen = {one.name: of_class(pairs, one) for one in CLASSES if named.lower() in one.name.lower()}
-    if not looks:
-        table(chosen, most, ordered=False)
-    for name, errors in chosen.items() if looks else ():
+    shares = coverage(pairs).items()
+    print(", ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in shares))
+    chosen = errors_of(pairs, question)
+    if not question.looks:
+        table(chosen, question.most, ordered=False)
+    for name, errors in chosen.items() if question.looks else ():
         print(f"\n{name}")
-        groups: dict[Any, list[tuple[ServingPair, float]]] = {}
-        for pair, error in errors:
-            key = tuple(LOOKS[look](pair) for look in looks)
-            groups.setdefault(" ".join(map(str, key)) if len(key) > 1 else key[0], []).append((pair, error))
-        table(groups, most, ordered=all(isinstance(key, (int, float)) for key in groups))
-    for name, errors in chosen.items() if rows else ():
+        groups = grouped(errors, question.looks)
+        table(groups, question.most, ordered=all(isinstance(key, (int, float)) for key in groups))
+    for name, errors in chosen.items() if question.rows else ():
         print(f"\n{name}: worst rows")
-        for pair, error in sorted(errors, key=lambda one: -abs(one[1]))[:rows]:
-            load, layout = pair.run.row.data["load"], pair.answer.layout
-            split = f"tp{layout.tp} pp{layout.pp} x{layout.replicas} dp{layout.attn_dp} ep{layout.ep}" if layout else ""
-            print(f"{100 * error:+7.1f} {pair.run.id:45.45} {load.get('value')}@{load.get('isl')}/{load.get('osl')} {split} "
-                  f"{pair.run.formats.get('weights')} {dict(pair.run.measured)}"[:240])  # fmt: skip
+        worst_rows(errors, question.rows)
 
 
 def _meets(run: ServingRun, condition: str) -> bool:
-    from planner.serving.runs.predicted_runs import ServingAnswer
-
     key, _, value = condition.partition("=")
     found = str(LOOKS[key](ServingPair(run=run, answer=ServingAnswer(status=""))))
     return found == value[1:] if value.startswith("=") else value in found

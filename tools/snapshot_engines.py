@@ -1,5 +1,6 @@
 """Records the flags of the serving engines, with types and choices, from the sources in their published packages.
 
+\b
     pip download --no-deps vllm==0.33.0 && unzip vllm-0.33.0*.whl 'vllm/*.py' '*METADATA' -d vllm
     python tools/snapshot_engines.py vllm vllm/ > planner/serving/flags/vllm.json
 
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -39,9 +41,9 @@ def click_flags(path: Path) -> dict[str, dict[str, Any]]:
     """Programs of trtllm-serve in its own reference of options."""
     kinds = {"int": "int", "float": "float"}
     programs: dict[str, dict[str, Any]] = {}
-    for command, told in yaml.safe_load(path.read_text(encoding="utf-8"))["commands"].items():
+    for command, data in yaml.safe_load(path.read_text(encoding="utf-8"))["commands"].items():
         flags: dict[str, Any] = {}
-        for option in told["options"].values():
+        for option in data["options"].values():
             flag: dict[str, Any] = {"type": "flag" if option["is_flag"] else kinds.get(option["type"], "str")}
             if option["type"].startswith("Choice("):
                 flag["choices"] = re.findall(r"'([^']*)'", option["type"])
@@ -52,16 +54,18 @@ def click_flags(path: Path) -> dict[str, dict[str, Any]]:
     return programs
 
 
-def main() -> None:
-    if len(sys.argv) < 3 or sys.argv[1] not in READERS:
-        raise SystemExit(f"usage: snapshot_engines.py {{{','.join(READERS)}}} FOLDER [REFERENCE]")
-    name, root = sys.argv[1], Path(sys.argv[2])
+@click.command(help=__doc__)
+@click.argument("name", type=click.Choice(list(READERS)))
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("reference", required=False, type=click.Path(exists=True, path_type=Path))
+def main(name: str, folder: Path, reference: Path | None) -> None:
+    """Print the file."""
     package, reader = READERS[name]
-    found = reader(root)
-    if len(sys.argv) > 3:
-        found["programs"] |= click_flags(Path(sys.argv[3]))
-    told, source = SOURCES.get(name, ("", "its wheel"))
-    data = {"package": package, "version": told or version(root, package), "source": source, **found}
+    found = reader(folder)
+    if reference:
+        found["programs"] |= click_flags(reference)
+    known, source = SOURCES.get(name, ("", "its wheel"))
+    data = {"package": package, "version": known or version(folder, package), "source": source, **found}
     print("{")
     parts = [f'"{key}": {json.dumps(value)}' for key, value in data.items() if key not in ("programs", "classes")]
     for part in ("programs", "classes"):

@@ -1,5 +1,6 @@
 """Records the names of a trainer's settings, with their types, from the source in its published package.
 
+\b
     pip download --no-deps verl==0.9.1 && unzip verl-0.9.1*.whl -d verl
     python tools/snapshot_trainers.py verl verl/ > tests/trainers/snapshots/verl.json
 
@@ -17,6 +18,8 @@ import re
 import sys
 from pathlib import Path
 
+import click
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from planner.trainers import having, load
@@ -33,12 +36,13 @@ def version(root: Path, package: str) -> str:
     return found.group(1)
 
 
-def main() -> None:
-    if len(sys.argv) != 3 or sys.argv[1] not in TRAINERS:
-        raise SystemExit(f"usage: snapshot_trainers.py {{{','.join(TRAINERS)}}} FOLDER")
-    name, root = sys.argv[1], Path(sys.argv[2])
+@click.command(help=__doc__)
+@click.argument("name", type=click.Choice(TRAINERS))
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(name: str, folder: Path) -> None:
+    """Print the file."""
     package = having("check")[name].PACKAGE
-    data = {"package": package, "version": version(root, package), "settings": load(name, "check").known_names(root)}
+    data = {"package": package, "version": version(folder, package), "settings": load(name, "check").known_names(folder)}
     json.dump(data, sys.stdout, indent=0, sort_keys=True)
     print()
 

@@ -1,4 +1,4 @@
-"""Thins files of serving runs to those that come with planner: python tools/thin_serving_runs.py FROM [TO]
+"""Thins files of serving runs to those that come with planner: python tools/thin_serving_runs.py SOURCE [TARGET].
 
 A file of at most WHOLE bytes is kept whole. Of a larger one every family (model x device x engine) keeps, of each layout and pair of
 lengths, the rows at the lowest, a middle and the highest load, without copies of other rows and repetitions; a family that has more
@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+import click
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -45,6 +47,9 @@ def _three(rows: list[ServingRow]) -> list[ServingRow]:
     return list({one.id: one for one in (ordered[0], ordered[len(ordered) // 2], ordered[-1])}.values())
 
 
+@click.command(help=__doc__)
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("target", default=ROOT / "profiles" / "serving-runs", type=click.Path(path_type=Path))
 def main(source: Path, target: Path) -> None:
     """Every file of a folder."""
     target.mkdir(exist_ok=True)
@@ -64,4 +69,4 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "profiles" / "serving-runs")
+    main()

@@ -1,14 +1,18 @@
-"""Writes planner/trainers/torchtune/configs.yaml from a checkout of torchtune: python tools/torchtune_configs.py FOLDER"""
+"""Writes planner/trainers/torchtune/configs.yaml from a checkout of torchtune: python tools/torchtune_configs.py FOLDER."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
-from planner.trainers.reading.interpolation import resolved
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-OUTPUT = Path(__file__).parents[1] / "planner" / "trainers" / "torchtune" / "configs.yaml"
+from planner.trainers.reading.interpolation import resolved  # noqa: E402
+
+OUTPUT = ROOT / "planner" / "trainers" / "torchtune" / "configs.yaml"
 KEPT = (
     "batch_size", "gradient_accumulation_steps", "enable_activation_checkpointing", "enable_activation_offloading", "dtype",
     "optimizer_in_bwd", "compile", "tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim", "fsdp_cpu_offload",
@@ -29,6 +33,8 @@ def kept(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(folder: Path) -> None:
     """Every configuration that trains, by the name that 'tune run --config' takes."""
     root = folder / "recipes" / "configs"
@@ -43,4 +49,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -1,5 +1,6 @@
 """Writes what follows from the errors on the published runs; run it after a change of the cost model or of the runs.
 
+\b
 - ``profiles/error_bars.yaml``: the intervals that ``plan`` prints,
 - ``profiles/residuals.yaml``: the errors behind them, which reports show,
 - ``profiles/ties.yaml``: how often two plans of one job are ordered rightly, by the predicted gap,
@@ -16,13 +17,15 @@ import datetime
 import sys
 from pathlib import Path
 
+import click
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
+from planner.questions.accuracy.accuracy_page import scatter  # noqa: E402
 from planner.questions.accuracy.bounds import BOUNDS  # noqa: E402
-from planner.questions.accuracy.page import scatter  # noqa: E402
 from planner.questions.accuracy.prediction import Pair, pairs_of  # noqa: E402
 from planner.questions.accuracy.summary import summarise  # noqa: E402
 from planner.runs import read_runs  # noqa: E402
@@ -44,7 +47,9 @@ TIES_HEAD = """# How often two plans of one job are ordered rightly, by the pred
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 
 
+@click.command(help=__doc__)
 def main() -> None:
+    """Predict once, then write every file."""
     pairs = pairs_of(read_runs())
     if PREDICTIONS.exists():
         print("\n".join(snapshot.report(snapshot.compare(pairs, snapshot.read(PREDICTIONS)))))

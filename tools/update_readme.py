@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
+
 ROOT = Path(__file__).resolve().parent.parent
 QUOTE = re.compile(r"(<!-- output of: (plan [^\n]*?) -->\n```text\n)(.*?)(```\n)", re.DOTALL)
 
@@ -29,6 +31,12 @@ def updated(text: str) -> str:
     return QUOTE.sub(lambda match: match[1] + output_of(match[2]) + match[4], text)
 
 
-if __name__ == "__main__":
+@click.command(help=__doc__)
+def main() -> None:
+    """Run the commands and write their output."""
     readme = ROOT / "README.md"
     readme.write_text(updated(readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

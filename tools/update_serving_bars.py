@@ -1,4 +1,4 @@
-"""Writes profiles/serving_error_bars.yaml from the residuals of serving runs: python tools/update_serving_bars.py [RUNS...]
+"""Writes profiles/serving_error_bars.yaml from the residuals of serving runs: python tools/update_serving_bars.py [RUNS...].
 
 Run it after a change of the serving model; RUNS are files or folders of runs, by default those that come with planner. Residuals are
 ln(measured / predicted) of rows that count. A bar is made of the family-weighted quantiles (1 - c) / 2 and (1 + c) / 2; c is the
@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,12 +94,15 @@ def residuals(pairs: list[ServingPair]) -> dict[str, dict[str, Families]]:
     }
 
 
-def main(paths: list[Path]) -> None:
+@click.command(help=__doc__)
+@click.argument("runs", nargs=-1, type=click.Path(exists=True, path_type=Path))
+def main(runs: tuple[Path, ...]) -> None:
     """Read, predict, write."""
     warnings.simplefilter("ignore")
+    paths = runs or (ROOT / "profiles" / "serving-runs",)
     files = [one for path in paths for one in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
-    runs = runs_of(row for file in files for row in read_serving_file(file))
-    pairs = [ServingPair(run=run, answer=answer) for run, answer in zip(runs, predict_runs(runs), strict=True)]
+    read = runs_of(row for file in files for row in read_serving_file(file))
+    pairs = [ServingPair(run=run, answer=answer) for run, answer in zip(read, predict_runs(read), strict=True)]
     found, held = residuals(pairs), {}
     table: dict[str, Any] = {}
     for base in BASES:
@@ -117,4 +121,4 @@ def main(paths: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(one) for one in sys.argv[1:]] or [ROOT / "profiles" / "serving-runs"])
+    main()

@@ -221,14 +221,14 @@ def doctor(
     from planner.kineto.plan_traces import step_time_of
     from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
-    from planner.questions.doctor.traced import beside_plan
+    from planner.questions.doctor.traced import plan_comparison
 
     seconds = seconds_of(measured) if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
     file, files = loaded(plan).file, trace_files([trace] if isinstance(trace, (str, PathLike)) else trace)
     traced = None
     if files:
-        traced = beside_plan(file, read_traces(files, file.layout, progress))
+        traced = plan_comparison(file, read_traces(files, file.layout, progress))
         seconds = step_time_of(traced.job) if seconds is None else seconds
     return Answer(diagnose(file, seconds, size, memory_kind, traced), print_diagnosis)
 
@@ -357,8 +357,8 @@ def import_config(
 
     require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
     fields = {name: value for name, value in request_fields(said).items() if name in SAID}
-    beside: dict[str, Any] = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
-    given = Given(**beside, micro_batch_size=micro_batch_size, settings=parse_settings(settings))
+    shape: dict[str, Any] = {name: fields.get(name) for name in ("num_gpus", "model", "sequence_length", "global_batch_size")}
+    given = Given(**shape, micro_batch_size=micro_batch_size, settings=parse_settings(settings))
     reading = read(Path(file), format, given)
     return Imported(to_plan(reading, fields), unread=reading.unread, noise=reading.noise, notes=reading.notes)
 

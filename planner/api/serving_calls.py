@@ -15,10 +15,10 @@ from planner.keywords import require_known
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.questions.serve.show_several import Changed, ComparedSplits, PlansBeside
+    from planner.questions.serve.show_several import Changed, ComparedPlans, ComparedSplits
     from planner.serving import serve_plan
-    from planner.serving.other_sizes import Change
     from planner.serving.serving_answer import Answered
+    from planner.serving.serving_changes import Change
     from planner.serving.serving_question import ServeRequest
     from planner.serving.serving_rows import ServeRow
 
@@ -53,7 +53,7 @@ class ServePlan(Result):
     @property
     def priced(self) -> serve_plan.ServePlan:
         """The plan with its estimate; priced now where its file holds none."""
-        from planner.serving.one_deployment import price_again
+        from planner.serving.plan_pricing import price_again
 
         return self.file if self.file.prediction is not None else price_again(self.file)
 
@@ -158,8 +158,9 @@ def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silen
     with ``rate`` or ``concurrency`` those with the shortest answers at that load; with ``fewest_gpus`` on as few GPUs as do. Fields
     of a layout that are given stay. Raises PlannerError.
     """
-    from planner.serving.other_sizes import fewest_of_others, on_fewest, ways_out
+    from planner.serving.fewest_gpus import fewest_of_others, on_fewest
     from planner.serving.serving_answer import answer
+    from planner.serving.serving_changes import ways_out
     from planner.serving.serving_question import ask
 
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 100:
@@ -202,12 +203,10 @@ def serve_estimate(base: ServePlan | File | None = None, /, **keywords: Any) -> 
 
 def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any) -> Answer[Changed]:
     """Hardware by price: ``serve_cheapest("h100-sxm", "b200-sxm", model="llama-70b", rate="5/s", ttft="1s")``; without names all
-    that
-    has a price. Under a load by dollars an hour on the fewest GPUs that serve it; else, with ``gpus``, by those of a million
-    tokens.
-    Raises PlannerError."""
+    that has a price. Under a load by dollars an hour on the fewest GPUs that serve it; else, with ``gpus``, by those of a million
+    tokens. Raises PlannerError."""
     from planner.questions.serve.show_several import Changed, printed
-    from planner.serving.other_sizes import cheapest, priced_hardware
+    from planner.serving.serving_changes import cheapest, priced_hardware
 
     request = request_of("serve_cheapest", keywords)
     if request.gpus is None and request.rate is None and request.concurrency is None:
@@ -217,19 +216,19 @@ def serve_cheapest(*hardware: str, progress: Progress = silent, **keywords: Any)
 
 def serve_compare(
     *plans: ServePlan | File, splits: Sequence[str] = (), **keywords: Any
-) -> Answer[ComparedSplits] | Answer[PlansBeside]:
-    """Splits beside each other: ``serve_compare(model="llama-70b", gpus=8, hardware="a100", splits=["tp=8", "tp=4,pp=2"])``.
+) -> Answer[ComparedSplits] | Answer[ComparedPlans]:
+    """Splits compared: ``serve_compare(model="llama-70b", gpus=8, hardware="a100", splits=["tp=8", "tp=4,pp=2"])``.
 
     Without ``splits`` every one of tensor ranks, stages and replicas that takes all GPUs; with plans or their files those instead.
     At the load that is given, else each at the load at which it answers most. Raises PlannerError.
     """
-    from planner.questions.serve.show_several import ComparedSplits, PlansBeside, printed
-    from planner.serving.serving_changes import compare_splits
+    from planner.questions.serve.show_several import ComparedPlans, ComparedSplits, printed
+    from planner.serving.compared_splits import compare_splits
 
     if plans:
         require_known("serve_compare", keywords, ("price",))
         read = [one if isinstance(one, ServePlan) else load_serve(one) for one in plans]
-        return Answer(PlansBeside([one.priced for one in read]), printed)
+        return Answer(ComparedPlans([one.priced for one in read]), printed)
     return Answer(ComparedSplits(*compare_splits(request_of("serve_compare", keywords), splits)), printed)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planner.api.serving_calls import ServePlan
     from planner.questions.calibrate.serving_fit import ServingFit
     from planner.serving.export.serving_folder import ServeExport
-    from planner.serving.measure.beside_plan import Comparison
+    from planner.serving.measure.plan_comparison import Comparison
     from planner.serving.readback.serve_reading import ServeRead
 
 
@@ -36,9 +36,9 @@ def export_file(plan: File, to: str, output: File, *, force: bool = False) -> Se
 
 def check_text(made: ServeExport) -> str:
     """What the engines' own flags said of an export."""
-    from planner.serving.export.serving_folder import check_text as told
+    from planner.serving.export.serving_folder import check_text as text_of
 
-    return told(made)
+    return text_of(made)
 
 
 def is_server_file(path: File, format: str | None = None) -> bool:
@@ -66,8 +66,8 @@ def import_server(
         "input": partial(read_lengths, what="--input-tokens"), "output": partial(read_lengths, what="--output-tokens"),
         "concurrency": read_concurrency, "rate": read_rate,
     }  # fmt: skip
-    told = {name: readers[name](one) if name in readers and one is not None else one for name, one in said.items()}
-    read = read_serving(Path(file), ServeSaid(**told), Given(settings=parse_settings(settings)))
+    stated = {name: readers[name](one) if name in readers and one is not None else one for name, one in said.items()}
+    read = read_serving(Path(file), ServeSaid(**stated), Given(settings=parse_settings(settings)))
     return ServePlan(priced(read.plan)), read
 
 
@@ -80,7 +80,7 @@ def validate_server(
     progress: Callable[[str], None] = lambda _: None,
     **asked: Any,
 ) -> Answer[Comparison]:
-    """Drive a running OpenAI-compatible server with the load of a serve plan, and set measured beside predicted.
+    """Drive a running OpenAI-compatible server with the load of a serve plan, and compare measured with predicted.
 
     ``limit``: seconds of the whole run, or '10min'; ``output``: JSON with the names of vllm bench serve. Further keywords:
     served_model, the server's name for the model; requests, how many (None = by the load); warmup, requests before them. Ctrl-C
@@ -90,8 +90,8 @@ def validate_server(
     from planner.library import write_whole
     from planner.questions.measured.show import print_comparison
     from planner.serving.measure.bench_files import result_of, written
-    from planner.serving.measure.beside_plan import compare_with
     from planner.serving.measure.load_driver import Drive, drive
+    from planner.serving.measure.plan_comparison import compare_with
     from planner.serving.measure.stream_client import Address
     from planner.serving.serve_plan import load_serve_plan
     from planner.units import parse
@@ -113,12 +113,12 @@ def validate_server(
 
 
 def doctor_server(plan: File, measured: File) -> Answer[Comparison]:
-    """The result of a benchmark beside a serve plan: the largest deviations, and what would explain them. Raises PlannerError.
+    """A benchmark compared with a serve plan: the largest deviations, and what would explain them. Raises PlannerError.
 
     ``measured``: JSON of vllm bench serve, sglang.bench_serving, InferenceX or plan validate."""
     from planner.questions.measured.show import print_comparison
     from planner.serving.measure.bench_files import read_bench
-    from planner.serving.measure.beside_plan import compare_with
+    from planner.serving.measure.plan_comparison import compare_with
     from planner.serving.serve_plan import load_serve_plan
 
     found = load_serve_plan(Path(plan))

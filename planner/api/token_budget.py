@@ -86,9 +86,9 @@ def fewest(
 ) -> tuple[dict[str, Any], tuple[Assumption, ...]]:
     """Fields of the request with the fewest GPUs that meet the deadline, and what is said about them. Raises PlannerError where no
     number of GPUs does."""
+    from planner.questions.what_if.changed_rows import Pricing
     from planner.questions.what_if.changes import base_variant
     from planner.questions.what_if.inverse import Goal, Question, fewest_gpus
-    from planner.questions.what_if.rows import Pricing
 
     node = resolve(Request(**{**said, "nodes": 1}))
     ask = Question(

@@ -110,12 +110,11 @@ class PlanGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            word = error.option_name.lstrip("-").replace("_", "-").lower()
-            meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
-            if meant is None:
+            from planner.terminal.flags import option_meant
+
+            if (named := option_meant(error, MEANT)) is None:
                 raise
-            text = f"No such option '{error.option_name}'. Did you mean '{meant}'?"
-            raise click.UsageError(text, error.ctx) from None
+            raise named from None
         except PlannerError as error:
             raise SentenceError(str(error)) from error
 

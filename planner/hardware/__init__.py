@@ -1,6 +1,6 @@
 """Hardware profiles: the accelerator (compute), its links, both with their origin (profile), what no machine can be (checks)."""
 
-from planner.hardware.compute import MEMORY_OPS, PASSES
+from planner.hardware.accelerator import MEMORY_OPS, PASSES
 from planner.hardware.links import ASSUMED, MeasuredOverlap, Slowdown
 from planner.hardware.names import OVER
 from planner.hardware.profile import SCALES, HardwareProfile, Price, Provenance, joined_by, load_hardware

@@ -60,13 +60,13 @@ class MeasuredOverlap:
             ("a collective", "computation", self.communication, self.communication_spread),
         ):
             if problem := impossible(value, spread):
-                raise PlannerError(f"{what} beside {other} takes {value:.2f} times as long as alone, {problem}")
+                raise PlannerError(f"{what} during {other} takes {value:.2f} times as long as alone, {problem}")
 
 
 def impossible(value: float, spread: float) -> str:
     """Why a measured ratio cannot be, or nothing: below one by more than its spread (percent), or beyond LARGEST_SLOWDOWN."""
     if value * (1.0 + spread / 100.0) < 1.0:
-        return f"and its spread is {spread:.1f} %; nothing gets faster beside something else, it must be 1 or more"
+        return f"and its spread is {spread:.1f} %; nothing gets faster during something else, it must be 1 or more"
     if value > LARGEST_SLOWDOWN:
         return f"which is waiting, not sharing; at most {LARGEST_SLOWDOWN:.0f}"
     return ""

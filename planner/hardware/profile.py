@@ -19,7 +19,7 @@ import numpy as np
 from planner import library, schema, units
 from planner.curves import RINGS, bus_factor, least_factor
 from planner.errors import PlannerError, UnknownNameError, shown
-from planner.hardware.compute import Compute
+from planner.hardware.accelerator import Compute
 from planner.hardware.links import Links
 from planner.hardware.names import OVER, profile_named
 from planner.hardware.relatives import FASTEST_PCIE, filled, with_relatives

@@ -27,7 +27,7 @@ _SPACE = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _BROKEN = (ValueError, RecursionError)
 Tell = Callable[[str], object]
-"""Told how far the reading is."""
+"""Called with how far the reading is."""
 
 
 class Trace:

@@ -196,7 +196,7 @@ def _waits(parts: Sequence[StepParts]) -> dict[int, float]:
 
 
 def _bandwidths(parts: Sequence[StepParts], kind: object) -> tuple[Bandwidth, ...]:
-    """Bandwidths of the collectives that ran with nothing beside them, from the faster quarter of their calls."""
+    """Bandwidths of the collectives that ran with nothing else at the same time, from the faster quarter of their calls."""
     found: dict[tuple[str, Collective], list[float]] = defaultdict(list)
     for one in parts:
         trace = one.trace

@@ -15,7 +15,7 @@ LARGEST = 64
 
 
 def layouts_left_open(row: Row, layout: Layout, model: ModelSpec) -> tuple[Layout, ...]:
-    """Layouts that the row may have run with beside the usual one; none where it states all, or ran out of memory."""
+    """Layouts that the row may have run with other than the usual one; none where it states all, or ran out of memory."""
     if row.get("measured.oom"):
         return ()
     found = [

@@ -108,7 +108,7 @@ def read_runs(
 ) -> list[Run]:
     """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken.
 
-    ``generic``: each framework as the newest version of its trainer, without what recipes and sources say beside the row.
+    ``generic``: each framework as the newest version of its trainer, without what recipes and sources add to the row.
     ``unlisted``: each as if it were in no table.
     """
     return share([to_run(replace(row, generic=generic or unlisted, unlisted=unlisted)) for row in read_rows(paths)])

@@ -237,12 +237,12 @@ def _merge(defaults: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
 
 VERSION = 1
 """Format of validation files: one validation (keys as docs/validate.md lists them), or under ``validations`` those of several."""
-RUNGS = ("meta", "rank", "truncated", "full", "trainer")
+LEVELS = ("meta", "rank", "truncated", "full", "trainer")
 """What was run, from memory alone to the plan itself on its own trainer."""
 OUTCOMES = ("completed", "out_of_memory", "hung", "lost_rank", "failed", "not_equal", "interrupted")
 """How it ended; all but the first are a failed validation. interrupted: the user stopped it, what was measured is kept."""
 _NEEDED: dict[str, Any] = {
-    "plan": str, "rung": Annotated[str, one_of(RUNGS)], "outcome": Annotated[str, one_of(OUTCOMES)],
+    "plan": str, "rung": Annotated[str, one_of(LEVELS)], "outcome": Annotated[str, one_of(OUTCOMES)],
     "run": dict[str, Any] | None,
 }  # fmt: skip
 """Keys that every validation has; ``run`` is written last, so that a file that was cut off lacks it."""
@@ -275,19 +275,19 @@ def documents(data: Mapping[str, Any], *, where: str) -> list[Mapping[str, Any]]
     found = validations_from_dict(data, where=where)
     measured = [run for one in found for run in _runs(one, where)]
     if not measured:
-        rungs = " and ".join(dict.fromkeys(str(one["rung"]) for one in found))
+        levels = " and ".join(dict.fromkeys(str(one["rung"]) for one in found))
         why = next(
             (str(one["no_run"]) for one in found if one.get("no_run")), "nothing was measured that a plan predicts"
         )
         raise PlannerError(
-            f"{where}: there is no run in it to learn from (rung {rungs}): {why}; validate on the plan's own hardware, with "
+            f"{where}: there is no run in it to learn from (level {levels}): {why}; validate on the plan's own hardware, with "
             "--rung full or --trainer"
         )
     return measured
 
 
 def _runs(one: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
-    """The run of a validation, and of rung truncated that of its second depth."""
+    """The run of a validation, and of level truncated that of its second depth."""
     depths = one.get("truncated") or []
     runs = [depth.get("run") for depth in depths if isinstance(depth, Mapping)] if isinstance(depths, list) else [depths]
     if any(run is not None and not isinstance(run, Mapping) for run in runs) or not isinstance(depths, list):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
 
 import numpy as np
 
@@ -31,10 +30,8 @@ def engine_layouts(model: ModelSpec, gpus: int, pins: Mapping[str, int]) -> Serv
     """All splits of one engine of at most ``gpus`` GPUs, as columns with one replica; not every row is legal: rules say which.
 
     tp divides the query heads; attention is data parallel in models with experts alone, where powers of two are tried; ep x
-    moe_tp is
-    the number of ranks of a stage. Stages of more than NODE ranks are not pipelined: experts spread over more ranks instead. The
-    cache
-    is shared out by position over all ranks that would repeat it, or over none. ``pins`` fixes fields.
+    moe_tp is the number of ranks of a stage. Stages of more than NODE ranks are not pipelined: experts spread over more ranks
+    instead. The cache is shared out by position over all ranks that would repeat it, or over none. ``pins`` fixes fields.
     """
     most = min(gpus, max(LARGEST_ENGINE, pins.get("tp", 1) * pins.get("pp", 1) * pins.get("attn_dp", 1)))
     tps = _options(pins, "tp", [n for n in divisors(model.num_heads) if n <= min(most, LARGEST_TP)])
@@ -79,18 +76,6 @@ def _experts(model: ModelSpec, ranks: int, pins: Mapping[str, int]) -> list[tupl
 def _together(ep: int, ranks: int) -> bool:
     """Ranks that share an expert stay in a node; of engines of several nodes at most two share one."""
     return ranks // ep <= (NODE if ranks <= NODE else 2)
-
-
-def take(layout: ServingLayout, rows: object) -> ServingLayout:
-    """Some rows of columns; numbers stand for all rows."""
-    values = {one.name: getattr(layout, one.name) for one in fields(layout)}
-    return replace(layout, **{name: value[rows] if np.ndim(value) else value for name, value in values.items()})
-
-
-def row_of(layout: ServingLayout, row: int) -> ServingLayout:
-    """One row, its fields integers."""
-    values = {one.name: np.asarray(getattr(layout, one.name)) for one in fields(layout)}
-    return ServingLayout(**{name: int(value[row] if value.ndim else value) for name, value in values.items()})
 
 
 def loads(most: float, every: int = 1) -> NDArray[np.int64]:

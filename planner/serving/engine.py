@@ -238,8 +238,8 @@ def _own(name: str) -> Engine:
     if library.is_file_name(base):
         raise PlannerError(f"{name}: it extends {base}; extend an engine of the library, like vllm@0.33")
     found = load_engine(base)
-    told = check_keys(data["host"], HOST, f"{name}: host")
-    host = {**found.host, **{key: value_of(Seconds, one, f"{name}: host", key) for key, one in told.items()}}
+    stated = check_keys(data["host"], HOST, f"{name}: host")
+    host = {**found.host, **{key: value_of(Seconds, one, f"{name}: host", key) for key, one in stated.items()}}
     source = value_of(Text, data.get("source", "the file itself"), name, "source")
     return replace(found, host=host, file=name, note=f"host times of {name}", sources={**found.sources, "host": source})
 

@@ -62,7 +62,7 @@ class Engine:
         return np.asarray(1.0 - (1.0 - self.served.hardware.sustained_clock) * np.clip(cores, 0.0, 1.0))
 
     def room(self, batch: Any) -> Floats:
-        """Tokens of prompts that fit a pass of one attention rank beside ``batch`` decodes."""
+        """Tokens of prompts that fit a pass of one attention rank together with ``batch`` decodes."""
         room = self.budget
         if self.served.engine.mixes_prefill:
             room = np.maximum(self.budget - np.asarray(batch) / (self.dp * self.pp), 1.0)
@@ -76,7 +76,7 @@ class Engine:
     def prompt(self, batch: Any, decode: Floats, busy: Any = 0.0) -> tuple[Floats, Floats]:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
-        An engine that mixes runs the prompt beside the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
+        An engine that mixes runs the prompt together with the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
         S = T(0, n). With attention data parallelism attn_dp prompts run at once.
         """
         mixes = self.served.engine.mixes_prefill
@@ -85,7 +85,7 @@ class Engine:
         return number * added * self.together(batch) / self.dp, number * whole
 
     def passes(self, batch: Any, busy: Any = 0.0) -> tuple[Floats, Floats]:
-        """Passes of one prompt beside ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``."""
+        """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``."""
         number, tokens = self.chunks(batch)
         done = (number - 1.0) / 2.0 * tokens + self.hit
         work = Pass(

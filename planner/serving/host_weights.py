@@ -4,7 +4,7 @@ g of the weights of layers, or of routed experts, on the GPU, w bytes of a layer
 
 streams    products (1 - g) T_gpu become max((1 - g) T_gpu, (1 - g) w / min(B_pcie, B_host / n)): kernels read over the link what
            they multiply, once a pass, of routed experts the touched share 1 - (1 - K / E)^T  [vLLM, cpu_offload_gb]
-computes   routed experts of a layer take max(g T_gpu, T_cpu + 2 T h 2 / B_pcie): the CPU computes its part beside the GPU, states
+computes   routed experts of a layer take max(g T_gpu, T_cpu + 2 T h 2 / B_pcie): the CPU computes its part meanwhile, states
            go there and back; T_cpu = max(touched bytes / (u B_host), 2 T K (1 - g) parameters / F_cpu)  [KTransformers in SGLang]
 
 u is the part of B_host that an optimizer step on the CPU reaches in the profile. Engines on a node share its CPU and its memory.
@@ -59,8 +59,8 @@ def experts_seconds(served: Served, layout: ServingLayout, experts: Any, rows: A
     parameters = count_parameters(model).expert * model.top_k
     arithmetic = 2.0 * np.asarray(rows) * left * parameters / (CPU_FLOPS / engines)
     states = 2.0 * PLAIN * np.asarray(rows) * model.routed_size / hardware.pcie_bandwidth
-    beside = np.maximum(np.asarray(experts) * (1.0 - left), np.maximum(bytes_read, arithmetic) + states)
-    return np.where(left > 0.0, beside, experts)
+    together = np.maximum(np.asarray(experts) * (1.0 - left), np.maximum(bytes_read, arithmetic) + states)
+    return np.where(left > 0.0, together, experts)
 
 
 def _streamed(served: Served, layout: ServingLayout, seconds: Any, size: Any, left: Any) -> Floats:

@@ -84,7 +84,7 @@ def closed(engine: Engine, requests: Any, most: Any) -> Flow:
 
 
 def _mixing(engine: Engine, requests: Any) -> Flow:
-    """Prompts run beside the decodes, which they lengthen."""
+    """Prompts run in the passes of the decodes, which they lengthen."""
     batch = np.maximum(requests * 0.95, 1e-6)
     output = np.maximum(engine.output - 1.0, 0.0)
     busy = np.zeros(())
@@ -219,7 +219,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
     """Mean time to first token of ``requests`` that arrive at once at an idle engine, of which ``most`` run at once.
 
-    The k-th prompt waits for those before it, passes of packed prompts beside a batch that grows: S (N + 1) / 2 and the passes
+    The k-th prompt waits for those before it, passes of packed prompts with a batch that grows: S (N + 1) / 2 and the passes
     that the growing batch decodes meanwhile.
     """
     inside = np.minimum(np.asarray(requests, dtype=np.float64), most)

@@ -8,23 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.hardware import load_hardware
 from planner.keywords import flag_of
 from planner.plan_file import Assumption
-from planner.serving.engine import load_engine
-from planner.serving.pool_search import priced_pools
+from planner.serving.plan_pricing import priced_either, require_legal
 from planner.serving.priced_table import Choice
-from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
-from planner.serving.serving_estimate import estimate
 from planner.serving.serving_inputs import read_split
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_reasons import binding, misses
-from planner.serving.serving_rows import plan_of, with_ranges
-from planner.serving.serving_rules import violations
-from planner.serving.traffic import Traffic
+from planner.serving.serving_rows import plan_of
 
 ENGINE = "vllm"
 """The engine of a deployment where none is said."""
@@ -69,28 +63,6 @@ def prefill_pool(question: Question, served: Served) -> ServingLayout | None:
     return completed(alone, served)
 
 
-def require_legal(served: Served, layout: ServingLayout, prefill: ServingLayout | None) -> None:
-    """Raise PlannerError with every rule that a deployment breaks."""
-    broken = [
-        sentence
-        for one in (layout, *([prefill] if prefill else []))
-        for sentence in violations(served.model, served.hardware, served.engine, served.precision, one)
-    ]
-    if broken:
-        raise PlannerError("; ".join(dict.fromkeys(broken)))
-
-
-def priced_either(
-    served: Served, layout: ServingLayout, prefill: ServingLayout | None, traffic: Traffic
-) -> ServingEstimate:
-    """One pool or two, priced. Raises PlannerError for a load that two pools have not."""
-    if prefill is None:
-        return estimate(served, layout, traffic)
-    if traffic.load not in ("concurrency", "rate"):
-        raise PlannerError(f"two pools are priced under --concurrency or --rate, not {traffic.load}")
-    return priced_pools(served, prefill, layout, traffic)
-
-
 def completed(question: Question, served: Served, taken: int = 0) -> ServingLayout:
     """The layout with what was left out: replicas of the GPUs, experts over all ranks of a stage, the engine's own batch and
     budget."""
@@ -117,19 +89,6 @@ def priced_plan(question: Question, one: Choice) -> ServePlan:
     missing = misses(one)
     why = f"{missing[:1].upper()}{missing[1:]}." if missing else binding(one)
     return plan_of(question, one, why, gpus=question.gpus if asked else one.num_gpus)
-
-
-def price_again(plan: ServePlan) -> ServePlan:
-    """A plan with the estimate of now. Raises PlannerError where it breaks a rule of its engine."""
-    served = Served(
-        model=plan.model,
-        hardware=load_hardware(plan.hardware),
-        engine=load_engine(plan.engine),
-        precision=plan.precision,
-    )
-    require_legal(served, plan.layout, plan.prefill)
-    found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
-    return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))
 
 
 def said_by(plan: ServePlan, changes: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Assumption, ...]]:

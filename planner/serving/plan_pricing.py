@@ -1,14 +1,42 @@
-"""A serve plan priced again: what its file says, by the model of steps and queues as it is now."""
+"""One deployment priced, and a serve plan priced again: what its file says, by the model of steps and queues as it is now."""
 
 from dataclasses import replace
 
+from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.serving import pools
 from planner.serving.engine import Engine, load_engine
+from planner.serving.pool_search import priced_pools
 from planner.serving.result import ServingEstimate
 from planner.serving.serve_plan import ServePlan, predict_serving
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_rows import with_ranges
+from planner.serving.serving_rules import violations
+from planner.serving.traffic import Traffic
+
+
+def require_legal(served: Served, layout: ServingLayout, prefill: ServingLayout | None) -> None:
+    """Raise PlannerError with every rule that a deployment breaks."""
+    broken = [
+        sentence
+        for one in (layout, *([prefill] if prefill else []))
+        for sentence in violations(served.model, served.hardware, served.engine, served.precision, one)
+    ]
+    if broken:
+        raise PlannerError("; ".join(dict.fromkeys(broken)))
+
+
+def priced_either(
+    served: Served, layout: ServingLayout, prefill: ServingLayout | None, traffic: Traffic
+) -> ServingEstimate:
+    """One pool or two, priced. Raises PlannerError for a load that two pools have not."""
+    if prefill is None:
+        return estimate(served, layout, traffic)
+    if traffic.load not in ("concurrency", "rate"):
+        raise PlannerError(f"two pools are priced under --concurrency or --rate, not {traffic.load}")
+    return priced_pools(served, prefill, layout, traffic)
 
 
 def served_of(plan: ServePlan, engine: Engine | None = None) -> Served:
@@ -26,5 +54,13 @@ def estimate_of_plan(plan: ServePlan, engine: Engine | None = None) -> ServingEs
 
 
 def priced(plan: ServePlan, engine: Engine | None = None) -> ServePlan:
-    """The plan with its prediction; ``engine`` in place of the one that it names."""
+    """The plan with its prediction, without intervals; ``engine`` in place of the one that it names."""
     return replace(plan, prediction=predict_serving(estimate_of_plan(plan, engine)))
+
+
+def price_again(plan: ServePlan) -> ServePlan:
+    """The same with the rules of its engine checked and intervals for its numbers. Raises PlannerError where it breaks a rule."""
+    served = served_of(plan)
+    require_legal(served, plan.layout, plan.prefill)
+    found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
+    return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))

@@ -1,8 +1,7 @@
 """The search of disaggregated deployments: a pool for prompts and one for answers, whole workers of each on the GPUs at hand.
 
 Splits of both pools are chosen apart, those that no other beats in speed and in work per GPU; then all their pairs are priced
-with every
-share of the GPUs, at every load. What comes out stands beside the best aggregated deployments under the same limits.
+with every share of the GPUs, at every load. What comes out is compared with the best aggregated deployments under the same limits.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.serving import pools
-from planner.serving.candidates import loads, row_of, take
+from planner.serving.candidates import loads
 from planner.serving.engine_passes import Engine
-from planner.serving.priced_table import Choice, Priced, Task, columns_of, traffic_of
+from planner.serving.priced_table import Choice, Priced, Task, broadcast, columns_of, traffic_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
-from planner.serving.serving_estimate import running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, front_of, splits
+from planner.serving.serving_search import MOST_RUNNING, front_of, starting
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -36,41 +34,29 @@ ENOUGH = 10**6
 
 def pool_pairs(one: Served, task: Task) -> Priced:
     """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds."""
-    layout, looked_at = splits(one, task)
-    nothing = Priced.nothing(one, layout, {"looked_at": looked_at})
-    if not np.size(layout.tp) or task.gpus < 2:
-        return nothing
-    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, layout, task.traffic)
-    count = np.size(layout.tp)
-    most = np.broadcast_to(
-        np.asarray(running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory)), (count,)
-    )
-    starts = np.flatnonzero(np.broadcast_to(np.asarray(memory.fits), (count,)) & (most >= 1.0))
-    layout, most = take(layout, starts), most[starts]
-    if not len(starts):
+    start = starting(one, task)
+    layout, most = start.layout, start.most
+    nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
+    if not len(start) or task.gpus < 2:
         return nothing
     prefills = _prefills(one, task, layout)
-    decodes = _decodes(one, task, layout, most, row_of(layout, int(prefills[0])) if len(prefills) else None)
+    decodes = _decodes(one, task, layout, most, layout.row(int(prefills[0])) if len(prefills) else None)
     rows = _whole_workers(task, layout, prefills, decodes, most)
     if not len(rows):
         return nothing
-    prefill = replace(take(layout, rows[:, 0]), replicas=rows[:, 2])
-    decode = replace(
-        take(layout, rows[:, 1]),
-        replicas=rows[:, 3],
-        max_batch=np.maximum(np.asarray(layout.max_batch)[rows[:, 1]], rows[:, 4]),
-    )
+    prefill = replace(layout.take(rows[:, 0]), replicas=rows[:, 2])
+    decode = layout.take(rows[:, 1])
+    decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
     traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
     found = pools.estimate(one, prefill, decode, traffic, value)
-    counts = {"looked_at": looked_at, "legal": count, "fitting": len(starts)}
-    return Priced.of(one, decode, columns_of(found, task, value), counts, prefill)
+    return Priced.of(one, decode, columns_of(found, task, value), start.counts, prefill)
 
 
 def _prefills(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp]:
     """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT."""
     service, own = (
-        np.broadcast_to(np.asarray(value, dtype=np.float64), (np.size(layout.tp),))
+        broadcast(value, int(np.size(layout.tp)))
         for value in pools.prompt_time(Engine(one, layout, task.traffic), 1.0)
     )
     each = 1.0 / (service * np.asarray(layout.engine_gpus))
@@ -88,7 +74,7 @@ def _decodes(
     grid = loads(float(np.max(most)), 8)
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
     found = pools.estimate(
-        one, replace(prefill, replicas=ENOUGH), replace(take(layout, rows),
+        one, replace(prefill, replicas=ENOUGH), replace(layout.take(rows),
         max_batch=np.maximum(np.asarray(layout.max_batch)[rows], grid[columns])),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
     )  # fmt: skip
@@ -135,7 +121,7 @@ def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]
     found = []
     for row in map(int, rows):
         one, traffic = table.served[int(table.source[row])], traffic_of(table, task, row)
-        prefill, decode = row_of(table.prefill, row), row_of(table.layout, row)
+        prefill, decode = table.prefill.row(row), table.layout.row(row)
         answer = priced_pools(one, prefill, decode, traffic)
         found.append(
             Choice(served=one, layout=decode, prefill=prefill, traffic=traffic, found=answer, limits=task.limits)

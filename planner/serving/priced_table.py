@@ -1,5 +1,4 @@
-"""Deployments as columns: what a search is about, its rows with what they are compared by, and one row as a deployment of its
-own."""
+"""Deployments as columns: what a search is about, its rows with what they are compared by, and one row alone."""
 
 from __future__ import annotations
 
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats, NDArray
-from planner.serving.candidates import DEGREES, take
+from planner.serving.candidates import DEGREES
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Limits, Traffic
 
 COLUMNS = ("load", "total", "user", "ttft", "tpot", "e2e", "score", "requests")
+COUNTS = ("looked_at", "legal", "fitting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class Priced:
     """Columns of the pool of prompts; None: aggregated."""
     columns: Mapping[str, Floats]
     """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure
-    that
-    the limits are about, seconds; e2e: mean; score: largest of ttft and tpot over their limits; requests: requests/s."""
+    that the limits are about, seconds; e2e: mean; score: largest of ttft and tpot over their limits; requests: requests/s."""
     looked_at: int = 0
     """Layouts before rules and memory."""
     legal: int = 0
@@ -68,8 +67,8 @@ class Priced:
     def take(self, rows: Any) -> Priced:
         """Some rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
-        prefill = None if self.prefill is None else take(self.prefill, rows)
-        return replace(self, source=self.source[rows], layout=take(self.layout, rows), prefill=prefill, columns=columns)
+        prefill = None if self.prefill is None else self.prefill.take(rows)
+        return replace(self, source=self.source[rows], layout=self.layout.take(rows), prefill=prefill, columns=columns)
 
     @classmethod
     def of(
@@ -86,7 +85,7 @@ class Priced:
         """No rows."""
         columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
         none = np.zeros(0, dtype=np.intp)
-        return cls(served=(one,), source=none, layout=take(layout, none), prefill=None, columns=columns, **counts)
+        return cls(served=(one,), source=none, layout=layout.take(none), prefill=None, columns=columns, **counts)
 
     @property
     def keys(self) -> NDArray[np.int64]:
@@ -182,7 +181,7 @@ def joined(tables: Sequence[Priced]) -> Priced:
     layout = _joined_layouts([(one.layout, len(one)) for one in tables])
     columns = {name: np.concatenate([one.columns[name] for one in tables]) for name in tables[0].columns}
     prefill = _joined_layouts([(one.prefill, len(one)) for one in tables if one.prefill is not None and len(one)])
-    sums = {name: sum(getattr(one, name) for one in tables) for name in ("looked_at", "legal", "fitting")}
+    sums = {name: sum(getattr(one, name) for one in tables) for name in COUNTS}
     assert layout is not None
     served = tuple(one.served[0] for one in tables)
     return Priced(served=served, source=sources, layout=layout, prefill=prefill, columns=columns, **sums)

@@ -18,8 +18,7 @@ SAID = (
     ("4 bits", Precision(weights="int4")), ("8 bits", Precision(weights="int8")), ("fp8", Precision(weights="fp8_block")),
 )  # fmt: skip
 """Words of a config.json's quantization_config, and what they mean; the first that stands there counts. Plain "fp8" is DeepSeek's
-form,
-one scale per 128 x 128: the bytes of one per tensor differ by 0.02 %."""
+form, one scale per 128 x 128: the bytes of one per tensor differ by 0.02 %."""
 FP8_PRODUCTS = ("Hopper", "Ada", "Blackwell", "CDNA3", "CDNA4")
 FP4_PRODUCTS = ("Blackwell",)
 """Architectures with tensor cores for these formats."""

@@ -80,7 +80,7 @@ EngineName = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What the engine is told otherwise than its default; None = its default."""
+    """What the engine is given other than its default; None = its default."""
 
     memory_share: Annotated[float, within(0.01, 1.0)] | None = None
     """Share of device memory in the engine's own sense: vLLM of the total, SGLang weights and cache of the total, TensorRT-LLM
@@ -238,8 +238,22 @@ class ServePlan:
         return load_engine(self.engine).name if self.engine.endswith((".yaml", ".yml")) else self.engine.partition("@")[0]
 
     @property
+    def keeps_up(self) -> bool:
+        """No more arrives than leaves."""
+        assert self.prediction is not None
+        return self.traffic.load != "rate" or not self.prediction.saturated
+
+    @property
+    def keeps_limits(self) -> bool:
+        """It starts, keeps up, and keeps its limits."""
+        found, limits = self.prediction, self.limits
+        assert found is not None
+        ttft, tpot = (found.latency(name, limits.percentile) for name in ("ttft", "tpot"))
+        return found.fits and self.keeps_up and ttft <= limits.ttft and tpot <= limits.tpot
+
+    @property
     def longest(self) -> int:
-        """Tokens that a sequence may grow to: what the engine is told, or the longest prompt and answer."""
+        """Tokens that a sequence may grow to: what the engine is given, or the longest prompt and answer."""
         return self.options.max_length or math.ceil(self.traffic.input.longest + self.traffic.output.longest)
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.serving.candidates import row_of
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.priced_table import Choice, Priced, Task, joined
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate
-from planner.serving.serving_layout import Precision
+from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.serving_question import Question
 from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first
 from planner.serving.serving_rows import plan_of
@@ -44,7 +43,7 @@ class Answered:
     """They keep the limits, and keep up."""
     front: tuple[ServePlan, ...]
     """From the fastest for a user to the most tokens/s."""
-    beside: str
+    pools_note: str
     """Two pools against none, where both were looked at."""
     others: tuple[ServePlan, ...]
     """The best in every quantised format, for the first purpose."""
@@ -91,7 +90,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     return Answered(
         question=question, best=tuple(plans), purposes=tuple(named), fit=fit,
         kept=any(np.any(one["score"] <= 1.0) for one in main), front=tuple(plan_of(question, picks.known[key]) for key in points),
-        others=tuple(others), beside=_beside(question, both, objectives[0]), looked_at=sum(one.looked_at for one in tables),
+        others=tuple(others), pools_note=_pools_note(question, both, objectives[0]), looked_at=sum(one.looked_at for one in tables),
         legal=sum(one.legal for one in tables), fitting=sum(one.fitting for one in tables),
         priced=sum(len(one) for one in tables), seconds=clock.perf_counter() - started,
     )  # fmt: skip
@@ -195,7 +194,13 @@ def best_plans(question: Question, tables: Sequence[Priced], objective: str, top
     return picks.plans(question, objective, picks.best(objective, top + 1), top)
 
 
-def _beside(question: Question, tables: Sequence[Priced], objective: str) -> str:
+def best_plan(question: Question, objective: str = "offline") -> ServePlan | None:
+    """The best plan in the main format; None where nothing starts."""
+    tables = searched(question, None, lambda _: None)[bool(question.disaggregated) :]
+    return next(iter(best_plans(question, tables, objective, 1)), None)
+
+
+def _pools_note(question: Question, tables: Sequence[Priced], objective: str) -> str:
     """Two pools against none, in a sentence."""
     if len(tables) < 2:
         return ""
@@ -222,7 +227,7 @@ def closest(question: Question, top: int) -> list[ServePlan]:
         memory = estimate(one, layout, replace(task.traffic, load="concurrency", value=1.0)).memory
         cache = np.broadcast_to(np.asarray(memory.cache, dtype=np.float64), (count,))
         for row in np.argsort(-cache, kind="stable")[:top]:
-            single = row_of(layout, int(row))
+            single = layout.row(int(row))
             traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency", value=1.0)
             found.append((float(cache[row]), Choice(
                 served=one, layout=single, traffic=traffic, found=estimate(one, single, traffic), limits=task.limits,
@@ -241,8 +246,6 @@ def _nothing_legal(question: Question) -> str:
 
 
 def _refused(question: Question, one: Served) -> Sequence[str]:
-    from planner.serving.serving_layout import ServingLayout
-
     pins = (
         {"moe_tp": question.task.pins.get("tp", 1), **question.task.pins}
         if question.model.is_moe

@@ -1,8 +1,7 @@
-"""Several deployments beside each other: the same question with one thing changed, and stated splits at one load."""
+"""The same question with something changed, each with its best plan: what if, hardware by price, ways out where nothing serves."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,25 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from planner import library
 from planner.errors import PlannerError, shown
+from planner.hardware import load_hardware
 from planner.keywords import flag_of
-from planner.rules import divisors
-from planner.serving.candidates import loads
-from planner.serving.one_deployment import completed
-from planner.serving.other_sizes import Change, changed
-from planner.serving.priced_table import Choice
+from planner.serving.fewest_gpus import fewest_gpus
+from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
-from planner.serving.served import Served
-from planner.serving.serving_estimate import estimate
-from planner.serving.serving_inputs import lengths_text, read_split
-from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_answer import Answered, best_plan
+from planner.serving.serving_inputs import lengths_text
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_reasons import binding, misses
-from planner.serving.serving_rows import layout_text, plan_of
-from planner.serving.serving_rules import violations
+from planner.serving.serving_search import splits
 
-MOST_COMPARED = 24
-"""Splits that a comparison takes by itself at most."""
+Progress = Callable[[str], None]
 CHANGED = (
     "gpus", "hardware", "engine", "weights", "cache", "input", "output", "rate", "concurrency", "ttft", "tpot", "prefix_hit",
     "speculation", "intra_node", "network_bandwidth",
@@ -36,102 +29,46 @@ CHANGED = (
 """What may be changed: keywords of a question."""
 SEPARATED = ("gpus", "hardware", "engine", "weights", "cache", "rate", "concurrency", "ttft", "tpot", "prefix_hit")
 """Of these several values may stand in one text, with commas."""
+GROWN = (2, 4, 8)
+"""Times as many GPUs as were asked for, tried where nothing serves."""
+ON_GPU = (90, 75, 50, 25, 10)
+"""Percent of the weights that stay on GPUs, tried where nothing starts with all of them."""
+FASTER_MEMORY = 1.2
+"""Hardware is a way out where its memory is larger or faster than that of the question by this factor."""
+MOST_WAYS = 4
+"""Other hardware that is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One split of a comparison."""
+class Change:
+    """The question with something changed, and its best plan."""
 
-    layout: ServingLayout
-    text: str
+    change: str
+    """In words."""
+    flag: str
+    """What is typed for it."""
+    question: Question
     plan: ServePlan | None
-    """None: not legal."""
+    """None: nothing is legal, or nothing starts."""
+    kept: bool = False
+    """The plan keeps the limits, and keeps up."""
     why_not: str = ""
-    """Why it cannot run."""
+    """Why there is no plan, or by how much it misses."""
 
 
-def compare_splits(request: ServeRequest, texts: Sequence[str] = ()) -> tuple[Question, list[Compared]]:
-    """Splits at one load, or each at the load at which it answers most; what runs first by tokens/s, then what cannot, with the
-    reason.
-
-    ``texts``: splits like 'tp=4,pp=2'; none: every one of tensor ranks, stages and replicas that takes all GPUs. Raises
-    PlannerError.
-    """
-    question = ask(replace(request, engine=request.engine or "vllm", layout={}))
-    if len(question.engines) > 1:
-        raise PlannerError(
-            "a comparison of splits is of one engine; give --engine vllm, or let 'plan serve' compare engines"
-        )
-    served = question.served()[0]
-    common = {name: value for name, value in request.layout.items() if value is not None}
-    pins = [{**common, **read_split(text)} for text in texts] or list(_all_splits(question, common))
-    if not pins:
-        raise PlannerError("no split takes all GPUs with the fixed degrees; name splits with --split tp=4,pp=2")
-    rows = [_compared(question, served, one) for one in pins]
-    rows.sort(key=lambda row: (row.plan is None, bool(row.why_not), -_total(row)))
-    return question, rows
+def changed(change: str, flag: str, request: ServeRequest, objective: str = "offline") -> Change:
+    """The best plan of a changed request, main format alone."""
+    question = ask(request)
+    plan = best_plan(question, objective)
+    if plan is None:
+        legal = any(np.size(splits(one, question.task)[0].tp) for one in question.served())
+        why = "does not fit into memory" if legal else "no split is legal there"
+        return Change(change=change, flag=flag, question=question, plan=None, why_not=why)
+    kept = plan.keeps_limits
+    return Change(change=change, flag=flag, question=question, plan=plan, kept=kept, why_not="" if kept else plan.why)
 
 
-def _total(row: Compared) -> float:
-    return row.plan.prediction.output_tokens_per_second if row.plan and row.plan.prediction else 0.0
-
-
-def _all_splits(question: Question, common: Mapping[str, Any]) -> Iterable[dict[str, int]]:
-    """Tensor ranks x stages x replicas that make all GPUs, small engines last; at most MOST_COMPARED."""
-    gpus = question.gpus
-    found = [
-        (tp, pp) for tp, pp in itertools.product(divisors(gpus), divisors(gpus))
-        if gpus % (tp * pp) == 0 and tp <= question.hardware.gpus_per_node and pp <= question.model.num_layers
-        and common.get("tp", tp) == tp and common.get("pp", pp) == pp
-    ]  # fmt: skip
-    found.sort(key=lambda pair: (-pair[0] * pair[1], -pair[0]))
-    for tp, pp in found[:MOST_COMPARED]:
-        yield {**common, "tp": tp, "pp": pp, "replicas": gpus // (tp * pp)}
-
-
-def _compared(question: Question, served: Served, pins: Mapping[str, int]) -> Compared:
-    one = replace(question, task=replace(question.task, pins=dict(pins)))
-    layout = completed(one, served)
-    text = layout_text(layout)
-    if int(layout.num_gpus) > question.gpus:
-        why = f"takes {int(layout.num_gpus)} GPUs of {question.gpus}"
-        return Compared(layout=layout, text=text, plan=None, why_not=why)
-    broken = violations(served.model, served.hardware, served.engine, served.precision, layout)
-    if broken:
-        return Compared(layout=layout, text=text, plan=None, why_not="; ".join(broken))
-    choice = _at_its_load(one, served, layout)
-    missing = misses(choice)
-    return Compared(
-        layout=choice.layout, text=text, plan=plan_of(one, choice, missing or binding(choice)), why_not=missing
-    )
-
-
-def _at_its_load(question: Question, served: Served, layout: ServingLayout) -> Choice:
-    """A split at the load of the question; without one at the load at which it answers most within the limits."""
-    task = question.task
-    traffic = task.traffic
-    if not task.loaded:
-        alone = estimate(served, layout, replace(traffic, load="concurrency", value=1.0))
-        each = (
-            max(float(np.asarray(alone.max_concurrency)) / int(layout.replicas), 1.0)
-            if bool(np.all(np.asarray(alone.fits)))
-            else 1.0
-        )
-        grid = loads(each)
-        found = estimate(served, layout, replace(traffic, load="concurrency"), grid * int(layout.replicas))
-        limits = task.limits
-        kept = (np.asarray(found.ttft.of(limits.percentile)) <= limits.ttft) & (
-            np.asarray(found.tpot.of(limits.percentile)) <= limits.tpot
-        )
-        total = np.where(kept, found.output_tokens_per_second, 0.0)
-        best = int(np.argmax(total)) if kept.any() else 0
-        traffic = replace(traffic, load="concurrency", value=float(grid[best]) * int(layout.replicas))
-    return Choice(
-        served=served, layout=layout, traffic=traffic, found=estimate(served, layout, traffic), limits=task.limits
-    )
-
-
-# ------------------------------------------------------------------------------------------------ one thing changed
+# ------------------------------------------------------------------------------------------------ what if
 
 
 def values_of(name: str, said: Any) -> list[Any]:
@@ -197,3 +134,102 @@ def request_of_plan(plan: ServePlan) -> ServeRequest:
         percentile=limits.percentile, prefix_hit=traffic.prefix_hit, speculation=traffic.speculation, fixed=plan.precision,
         **load,
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ ways out
+
+
+def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Change]:
+    """Changes that serve what the question does not: quantised formats, more GPUs, faster or larger devices; each with its
+    price."""
+    question, request = found.question, found.question.request
+    ways = [
+        Change(change=precision_text(plan.precision), flag=_format_flags(plan), question=question, plan=plan, kept=True)
+        for plan in found.others
+        if plan.keeps_limits
+    ]
+    for share in () if found.fit else ON_GPU:
+        progress(f"{100 - share} % of the weights in host memory")
+        text = f"{100 - share} % on the host"
+        one = changed(text, f"--gpu-weights {share}", replace(request, layout={**request.layout, "gpu_weights": share}))
+        if one.kept:
+            ways.append(one)
+            break
+    for factor in GROWN:
+        progress(f"{factor * question.gpus} GPUs")
+        text = f"{factor * question.gpus} GPUs"
+        one = changed(
+            text, f"--gpus {factor * question.gpus}", replace(request, gpus=factor * question.gpus, nodes=None)
+        )
+        if one.kept:
+            ways.append(one)
+            break
+    for name in _stronger(question):
+        progress(name)
+        ways.append(changed(name, f"--hardware {name}", replace(request, hardware=name, intra_node=None)))
+    return [one for one in ways if one.kept]
+
+
+def _format_flags(plan: ServePlan) -> str:
+    return f"--weights {plan.precision.weights} --cache {plan.precision.cache}"
+
+
+def _stronger(question: Question) -> list[str]:
+    """Priced hardware of the same vendor with more or faster memory, the cheapest first."""
+    mine = question.hardware
+    found = []
+    for name in library.names("hardware"):
+        one = load_hardware(name)
+        better = (
+            max(one.usable_memory / mine.usable_memory, one.memory_bandwidth / mine.memory_bandwidth) >= FASTER_MEMORY
+        )
+        worse = min(one.usable_memory / mine.usable_memory, one.memory_bandwidth / mine.memory_bandwidth) < 1.0
+        if one.prices and one.vendor == mine.vendor and better and not worse:
+            found.append((one.prices[0].usd_per_hour, name))
+    return [name for _, name in sorted(found)[:MOST_WAYS]]
+
+
+# ------------------------------------------------------------------------------------------------ hardware by price
+
+
+def cheapest(
+    request: ServeRequest, names: Iterable[str], progress: Progress = lambda _: None
+) -> tuple[list[Change], bool]:
+    """Hardware by price: dollars an hour where a load is given, on the fewest GPUs of each that serve it; else dollars of a million
+    tokens on the GPUs of the question. What cannot serve comes last. And whether all was looked at: Ctrl-C ends it with what was
+    found."""
+    rows, complete = list[Change](), True
+    try:
+        for name in names:
+            progress(name)
+            rows.append(_on_hardware(request, name, progress))
+    except KeyboardInterrupt:
+        complete = False
+    return sorted(rows, key=lambda row: (not row.kept, dollars(row))), complete
+
+
+def _on_hardware(request: ServeRequest, name: str, progress: Progress) -> Change:
+    """The best deployment on other hardware; under a load on the fewest GPUs of it."""
+    one = replace(request, hardware=name, intra_node=None, any_number=request.gpus is None)
+    question = ask(one)
+    if question.task.loaded:
+        gpus = fewest_gpus(question, lambda text: progress(f"{name}: {text}"))
+        if gpus is None:
+            why = f"does not serve it on up to {question.gpus} GPUs"
+            return Change(change=name, flag=f"--hardware {name}", question=question, plan=None, why_not=why)
+        one = replace(one, gpus=gpus, nodes=None, any_number=False)
+    return changed(name, f"--hardware {name}", one)
+
+
+def dollars(row: Change) -> float:
+    """What a change costs: by the hour under a load, else for a million tokens; infinite where nothing is known."""
+    price = row.question.rates.usd_per_gpu_hour
+    if row.plan is None or price is None or row.plan.prediction is None:
+        return float("inf")
+    hourly = price * row.plan.gpus
+    return hourly if row.question.task.loaded else hourly / max(row.plan.prediction.output_tokens_per_second, 1e-12)
+
+
+def priced_hardware() -> list[str]:
+    """All hardware that has a price."""
+    return [name for name in library.names("hardware") if load_hardware(name).prices]

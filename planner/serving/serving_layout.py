@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 import numpy as np
@@ -85,6 +85,15 @@ class ServingLayout:
     def ranks(self) -> Degree:
         """GPUs of one stage of one engine."""
         return self.tp * self.attn_dp
+
+    def take(self, rows: object) -> ServingLayout:
+        """Some rows of columns; numbers stand for all rows."""
+        return replace(self, **{name: value[rows] if np.ndim(value) else value for name, value in vars(self).items()})
+
+    def row(self, index: int) -> ServingLayout:
+        """One row, its fields integers."""
+        values = {name: np.asarray(value) for name, value in vars(self).items()}
+        return ServingLayout(**{name: int(value[index] if value.ndim else value) for name, value in values.items()})
 
     @property
     def engine_gpus(self) -> Degree:

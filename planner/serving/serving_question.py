@@ -30,15 +30,14 @@ from planner.serving.serving_inputs import (
     read_speculation,
 )
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
-from planner.serving.traffic import Limits, Traffic
+from planner.serving.traffic import Lengths, Limits, Traffic
 from planner.units import format_seconds, parse, plural
 
 INPUT, OUTPUT = 2048.0, 256.0
 """Tokens where none are given: a chat with some context. [Azure's 2023 trace of conversations: 1,155 in, 211 out on average]"""
 SPREAD = 0.2
 """Lengths said as one number vary by this part of it, as benchmarks draw them (InferenceX: 0.8 to 1 of the longest): equal
-lengths keep
-requests in step with each other, which no traffic does."""
+lengths keep requests in step with each other, which no traffic does."""
 LARGEST_CLUSTER = 2**16
 """GPUs that a search is asked about at most."""
 ANY_NUMBER = 1024
@@ -233,7 +232,7 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
 def _precision(
     request: ServeRequest, model: ModelSpec, hardware: HardwareProfile, assumed: list[Assumption]
 ) -> tuple[Precision, tuple[Precision, ...]]:
-    """The main format, and the quantised ones to set beside it."""
+    """The main format, and the quantised ones to compare it with."""
     if request.fixed is not None:
         said = {"weights": request.weights, "cache": request.cache}
         kept = {
@@ -274,8 +273,8 @@ def _percentile(request: ServeRequest) -> str:
     return name
 
 
-def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption]) -> tuple[Traffic, bool]:
-    """Lengths and load; and whether a load was given."""
+def _lengths(request: ServeRequest, model: ModelSpec, assumed: list[Assumption]) -> dict[str, Lengths]:
+    """Of ``input`` and ``output``: one number spreads around its mean as far as the context of the model allows."""
     asked: dict[str, Any] = {}
     for name, usual in (("input", INPUT), ("output", OUTPUT)):
         if getattr(request, name) is None:
@@ -299,6 +298,12 @@ def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
     if longest > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length:,} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{longest:,.0f} tokens", why, "--input, --output"))
+    return lengths
+
+
+def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption]) -> tuple[Traffic, bool]:
+    """Lengths and load; and whether a load was given."""
+    lengths = _lengths(request, model, assumed)
     given = {name: getattr(request, name) for name in LOADS if getattr(request, name) is not None}
     if len(given) > 1:
         raise PlannerError(f"{' and '.join(f'--{name}' for name in given)} are two loads; give one")
@@ -308,12 +313,7 @@ def _traffic(request: ServeRequest, model: ModelSpec, assumed: list[Assumption])
     hit = 0.0 if request.prefix_hit is None else read_share(request.prefix_hit, "--prefix-hit")
     speculation = read_speculation(request.speculation)
     return Traffic(
-        input=lengths["input"],
-        output=lengths["output"],
-        load=load,
-        value=value,
-        prefix_hit=hit,
-        speculation=speculation,
+        input=lengths["input"], output=lengths["output"], load=load, value=value, prefix_hit=hit, speculation=speculation
     ), bool(given)
 
 

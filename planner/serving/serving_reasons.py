@@ -27,7 +27,7 @@ HELD_TEXT = {
     "graphs": "CUDA graphs",
     "reserve": "context and reserve",
 }
-"""What a GPU holds beside the cache."""
+"""What a GPU holds in addition to the cache."""
 SMALLEST = 0.05 * GIB
 """What is less is left out of a sentence."""
 NEAR = 0.97

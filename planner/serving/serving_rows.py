@@ -74,7 +74,6 @@ def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
     running = found.fits and found.output_tokens_per_second > 0 and math.isfinite(e2e)
     output = found.output_tokens_per_second if found.fits else 0.0
     step = sum(found.step_s.values())
-    keeps_up = plan.traffic.load != "rate" or not found.saturated
     return ServeRow(
         purpose=purpose, engine=plan.engine.replace("@", " "), layout=plan_layout_text(plan),
         precision=precision_text(plan.precision),
@@ -86,7 +85,7 @@ def row_of_plan(plan: ServePlan, rates: Rates, purpose: str = "") -> ServeRow:
         memory_gib=found.memory_peak_gib, memory_limit_gib=found.memory_limit_gib,
         holds=found.max_concurrency if found.fits else 0.0, preemption=found.preemption,
         communication_share=found.step_s["communication"] / step if step else 0.0, fits=found.fits,
-        keeps_up=keeps_up, limits_kept=found.fits and keeps_up and ttft <= plan.limits.ttft and tpot <= plan.limits.tpot,
+        keeps_up=plan.keeps_up, limits_kept=plan.keeps_limits,
         **_money(rates, plan.gpus, output, found.total_tokens_per_second),
     )  # fmt: skip
 

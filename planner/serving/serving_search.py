@@ -1,21 +1,21 @@
 """The search of a deployment: every legal split of every engine and format at every load, and the best of them by what is asked.
 
 Replicas are independent engines: one of each is priced, and as many as the GPUs hold share the requests. What may not start is
-never
-ranked above what does.
+never ranked above what does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
-from planner.serving.candidates import at_loads, engine_layouts, row_of, take
+from planner.serving.candidates import at_loads, engine_layouts
 from planner.serving.priced_table import (
+    COUNTS,
     Choice,
     Priced,
     Task,
@@ -24,7 +24,7 @@ from planner.serving.priced_table import (
     columns_of,
     estimate_row,
     traffic_of,
-)
+)  # fmt: skip
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_layout import ServingLayout
@@ -41,7 +41,7 @@ FINALISTS = 8
 FEW = 8
 """Of the loads every so many-th is looked at of all splits: factors of four."""
 CHUNKS, CHUNKS_WITHIN = (0.25, 0.5, 2.0), (512, 2**16)
-"""Token budgets of a step that are tried beside the engine's default, as factors, and the least and the largest."""
+"""Token budgets of a step that are tried in addition to the engine's default, as factors, and the least and the largest."""
 MOST_RUNNING = 2**15
 """Sequences that an engine is asked to run at once at most."""
 
@@ -60,59 +60,74 @@ def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
     )
     if not count:
         return layout, 0
-    return take(
-        layout, np.flatnonzero(broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count))
-    ), count
+    allowed = broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count)
+    return layout.take(np.flatnonzero(allowed)), count
 
 
 def _column(value: Any, count: int) -> NDArray[np.int64]:
     return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,)).copy()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Starting:
+    """Legal splits of one engine and format that start, as columns."""
+
+    layout: ServingLayout
+    most: Floats
+    """Requests of the task that run at once in one engine at most."""
+    counts: dict[str, int]
+    """Of ``Priced``: splits before rules and memory, legal ones, those that start."""
+
+    def __len__(self) -> int:
+        return len(self.most)
+
+
+def starting(one: Served, task: Task) -> Starting:
+    """The splits that an engine may run and that start."""
+    layout, looked_at = splits(one, task)
+    count = int(np.size(layout.tp))
+    if not count:
+        return Starting(layout=layout, most=np.zeros(0), counts={"looked_at": looked_at, "legal": 0, "fitting": 0})
+    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, layout, task.traffic)
+    most = broadcast(running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory), count)
+    rows = np.flatnonzero(broadcast(memory.fits, count) & (most >= 1.0))
+    counts = {"looked_at": looked_at, "legal": count, "fitting": len(rows)}
+    return Starting(layout=layout.take(rows), most=most[rows], counts=counts)
+
+
 def priced(one: Served, task: Task, chunks: Sequence[float] = ()) -> Priced:
     """All splits of one engine and format that start, at the load of the task, or at every load that their cache holds.
 
     Loads are looked at in two rounds: of all splits a few, of those that may be among the best every one of ``loads``.
-    ``chunks``: of
-    the best split of every objective the token budget of a step is varied too, by these factors.
+    ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors.
     """
-    layout, looked_at = splits(one, task)
-    counts = {"looked_at": looked_at, "legal": int(np.size(layout.tp)), "fitting": 0}
-    if not counts["legal"]:
-        return _table(one, task, layout, np.zeros(0), counts)
-    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, layout, task.traffic)
-    most = broadcast(
-        running_at_most(one, replace(layout, max_batch=MOST_RUNNING), task.traffic, memory), counts["legal"]
-    )
-    starts = np.flatnonzero(broadcast(memory.fits, counts["legal"]) & (most >= 1.0))
-    counts["fitting"] = len(starts)
-    layout, most = take(layout, starts), np.minimum(most[starts], task.pins.get("max_batch", MOST_RUNNING))
+    found = starting(one, task)
+    layout, counts = found.layout, found.counts
+    if not len(found):
+        return Priced.nothing(one, layout, counts)
+    most = np.minimum(found.most, task.pins.get("max_batch", MOST_RUNNING))
     most = np.minimum(most, _with_its_batch(one, task, layout, most))
     layout = replace(layout, replicas=_replicas(task, layout))
     if task.loaded:
-        return _table(one, task, _with_batch(layout, task), np.full(len(starts), task.traffic.value), counts)
-    found = _at_loads(one, task, layout, at_loads(most, FEW), counts)
-    close = np.unique(found["split"][finalists(found, task)].astype(np.intp))
-    found = _at_loads(one, task, take(layout, close), at_loads(most[close]), counts)
-    best = {
-        int(close[int(found["split"][row])]) for objective in OBJECTIVES for row in ranked(found, task, objective, 1)
-    }
+        return _table(one, task, _with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
+    coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
+    close = np.unique(coarse["split"][finalists(coarse, task)].astype(np.intp))
+    table = _at_loads(one, task, layout.take(close), at_loads(most[close]), counts)
+    best = {row for objective in OBJECTIVES for row in ranked(table, task, objective, 1)}
     if not chunks or not best or "max_tokens" in task.pins:
-        return found
-    rows = np.repeat(np.array(sorted(best)), len(chunks))
-    varied = take(layout, rows)
-    budget = (np.asarray(varied.max_tokens) * np.tile(chunks, len(best))).astype(np.int64)
+        return table
+    rows = np.array(sorted({int(close[int(table["split"][row])]) for row in best}))
+    return below(table, _with_chunks(one, task, layout.take(rows), most[rows], chunks))
+
+
+def _with_chunks(one: Served, task: Task, layout: ServingLayout, most: Floats, chunks: Sequence[float]) -> Priced:
+    """Some splits with every token budget of a step, the engine's own times ``chunks``."""
+    rows = np.repeat(np.arange(len(most)), len(chunks))
+    varied = layout.take(rows)
+    budget = (np.asarray(varied.max_tokens) * np.tile(chunks, len(most))).astype(np.int64)
     varied = replace(varied, max_tokens=np.clip(budget, *CHUNKS_WITHIN))
-    return below(
-        found,
-        _at_loads(
-            one,
-            task,
-            varied,
-            at_loads(np.minimum(most[rows], _with_its_batch(one, task, varied, most[rows]))),
-            dict.fromkeys(counts, 0),
-        ),
-    )
+    held = np.minimum(most[rows], _with_its_batch(one, task, varied, most[rows]))
+    return _at_loads(one, task, varied, at_loads(held), dict.fromkeys(COUNTS, 0))
 
 
 def _with_its_batch(one: Served, task: Task, layout: ServingLayout, most: Any) -> Any:
@@ -141,15 +156,11 @@ def _with_batch(layout: ServingLayout, task: Task) -> ServingLayout:
 
 
 def _at_loads(
-    one: Served,
-    task: Task,
-    layout: ServingLayout,
-    rows_and_loads: tuple[NDArray[np.intp], NDArray[np.int64]],
-    counts: dict[str, int],
+    one: Served, task: Task, layout: ServingLayout, at: tuple[NDArray[np.intp], NDArray[np.int64]], counts: dict[str, int]
 ) -> Priced:
-    """Splits at several loads of an engine each."""
-    rows, load = rows_and_loads
-    layout = take(layout, rows)
+    """Splits at several loads of an engine each: ``at`` (rows, loads)."""
+    rows, load = at
+    layout = layout.take(rows)
     layout = replace(layout, max_batch=np.maximum(layout.max_batch, load))
     return _table(one, task, layout, load * np.asarray(layout.replicas), counts, split=rows)
 
@@ -158,8 +169,6 @@ def _table(
     one: Served, task: Task, layout: ServingLayout, load: Any, counts: dict[str, int], split: Any = None
 ) -> Priced:
     """Price rows; those that do not start are left out."""
-    if not len(load):
-        return Priced.nothing(one, layout, counts)
     found = estimate(one, layout, task.traffic if task.loaded else replace(task.traffic, load="concurrency"), load)
     return Priced.of(one, layout, columns_of(found, task, load, split), counts)
 
@@ -229,14 +238,10 @@ def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
     found: dict[int, Choice] = {}
     for source in sorted({int(table.source[row]) for row in rows}):
         one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
-        layout, traffics = take(table.layout, np.array(mine)), [traffic_of(table, task, row) for row in mine]
+        layout, traffics = table.layout.take(np.array(mine)), [traffic_of(table, task, row) for row in mine]
         answers = estimate(one, layout, traffics[0], table["load"][mine])
         for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
             found[row] = Choice(
-                served=one,
-                layout=row_of(layout, at),
-                traffic=traffic,
-                found=estimate_row(answers, at),
-                limits=task.limits,
-            )
+                served=one, layout=layout.row(at), traffic=traffic, found=estimate_row(answers, at), limits=task.limits,
+            )  # fmt: skip
     return [found[int(row)] for row in rows]

@@ -3,7 +3,7 @@
 A rank of tp x attn_dp holds (t = tp, k key-value heads, E experts, s bytes of an element):
 
 attention   (sharded + (max(t / k, 1) - 1) key_value) / t + replicated, in ``precision.attention``; whole on each attention rank
-MLA         beside it the up projection once more in 16 bits, as decode multiplies queries and outputs by its two halves
+MLA         with it the up projection once more in 16 bits, as decode multiplies queries and outputs by its two halves
 MLP         dense and shared experts / t in ``precision.weights``; ceil(E / ep) expert / moe_tp in ``precision.experts``
 tables      embedding and head V h 2 / t; norms, routers, biases 2 bytes each
 cache       per token and full layer (k d + k d_v) s / min(t, k); MLA (r + rope) s on every rank of t; both / dcp
@@ -165,7 +165,7 @@ def draft_bytes(
 
 
 def token_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -> Floats:
-    """Cache of one token in one attention layer on one GPU; sparse attention keeps the indexer's keys beside it."""
+    """Cache of one token in one attention layer on one GPU; sparse attention keeps the indexer's keys with it."""
     size, tp = CACHE_BYTES[precision.cache], np.asarray(layout.tp, dtype=np.float64)
     if model.is_mla:
         found = size * (model.kv_lora_rank + model.qk_rope_head_dim) + np.zeros(tp.shape)

@@ -19,7 +19,7 @@ Tokens = Annotated[float, within(1, 1e8)]
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Distribution of a number of tokens: what the queues need of it. One, or columns of many beside columns of layouts."""
+    """Distribution of a number of tokens: what the queues need of it. One, or columns of many next to columns of layouts."""
 
     mean: Tokens
     """E[x]."""

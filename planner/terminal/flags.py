@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -27,6 +27,15 @@ class Result(Protocol):
 
     def show(self, console: Console) -> None:
         """Print the tables."""
+
+
+def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.UsageError | None:
+    """The sentence that names the flag which was meant; None where no flag of ``meant`` lists the word among its other names."""
+    word = error.option_name.lstrip("-").replace("_", "-").lower()
+    flag = next((flag for flag, words in meant.items() if word in words.split()), None)
+    if flag is None:
+        return None
+    return click.UsageError(f"No such option '{error.option_name}'. Did you mean '{flag}'?", error.ctx)
 
 
 def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -97,7 +97,7 @@ WANTED: tuple[Wanted, ...] = (
     # AMD's GPUs, for Primus.
     Wanted(model="llama-3.1-8b", gpus=8, hardware="mi300x", top=6),
     Wanted(model="llama-3.1-70b", gpus=64, hardware="mi300x", pins=TP8_ONE),
-    # NeMo's recipes: collectives beside GEMMs, delayed scaling.
+    # NeMo's recipes: collectives during GEMMs, delayed scaling.
     Wanted(model="llama-3.1-70b", gpus=64, trainer="nemo", pins=TP8),
     Wanted(model="llama-3.1-8b", gpus=8, trainer="nemo", precision="fp8"),
     # Megatron-Bridge's performance recipes: gradients in bf16.

@@ -1,4 +1,4 @@
-"""Plans that a trainer must refuse: the planner's sentence beside the trainer's own, about the same thing.
+"""Plans that a trainer must refuse: the planner's sentence and the trainer's own, about the same thing.
 
 Every plan is legal but for the fields that are named. The files are written all the same and given to the trainer's own
 code. Sentences of the planner's checks around it ("the trainer says ..., the plan ...") do not count: none is here.

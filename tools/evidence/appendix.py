@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.error_bars import KINDS
-from planner.questions.accuracy.page import Table, bounds_table, markdown, page, percent
+from planner.questions.accuracy.accuracy_page import Table, bounds_table, markdown, page, percent
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import mean_of_sources, statistics
 from tools.evidence.constants import constants

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.questions.accuracy.page import headline, markdown, percent, summary_rows
+from planner.questions.accuracy.accuracy_page import headline, markdown, percent, summary_rows
 from planner.questions.accuracy.prediction import Pair
 from tools.evidence.appendix import Proofs, left_out, unmet
 

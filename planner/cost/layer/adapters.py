@@ -29,7 +29,7 @@ def _is_linear(shard: Shard, name: str) -> bool:
 def own_input(shard: Shard) -> float:
     """Bytes per element that each adapter saves of its input, in a copy of its own; 0 where it shares the layer's.
 
-    Dropout puts out a tensor and a mask. Adapters in fp32 beside a base in half precision (peft: autocast_adapter_dtype) read a
+    Dropout puts out a tensor and a mask. Adapters in fp32 on a base in half precision (peft: autocast_adapter_dtype) read a
     cast of the input, which autocast casts back.  [peft, tuners/lora/layer.py: _cast_input_dtype]
     """
     trainer = shard.trainer

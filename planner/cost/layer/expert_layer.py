@@ -85,7 +85,7 @@ def after_experts(shard: Shard) -> list[Operator]:
 
 
 def expert_loop(shard: Shard, local: Number) -> list[Operator]:
-    """What a loop over experts launches for each beside its products: forward 11 kernels, backward 13.
+    """What a loop over experts launches for each in addition to its products: forward 11 kernels, backward 13.
 
     Forward: its tokens looked up, 4, for which the host waits; their rows and weights gathered, 2; activation and product 2, times
     the weights 1, added to the output 1, a cast. Backward: rows of the gradient 1, three products and a sum, activation 2, rows put

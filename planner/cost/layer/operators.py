@@ -125,7 +125,7 @@ class Scan(Operator):
     steps: tuple[Number, Number]
     """Chunks that they pass one after the other, forward and backward; 0 where a state is only scaled and added to."""
     products: tuple[Number, Number]
-    """FLOP of matrix products that take time beside the bytes, forward and backward."""
+    """FLOP of matrix products that take time in addition to the bytes, forward and backward."""
     flop: Number
     """FLOP forward."""
 

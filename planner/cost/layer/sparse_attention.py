@@ -1,7 +1,7 @@
 """DeepSeek sparse attention (DSA): an indexer scores all keys for every query, attention reads the best of them.
 
 What is priced is the sparse stage of training: attention on chosen keys with compressed keys and values (absorbed MLA), the
-indexer trained beside it by a loss of its own on the chosen keys, its inputs detached. Left out: the dense warm-up, 1,000 steps
+indexer trained with it by a loss of its own on the chosen keys, its inputs detached. Left out: the dense warm-up, 1,000 steps
 in which the indexer alone is trained.  [DeepSeek-V3.2, section 2; megatron/core/transformer/experimental_attention_variant,
 main of 2026-08; dsa_indexer_use_sparse_loss as in Megatron-Bridge, glm5_bridge.py]
 """

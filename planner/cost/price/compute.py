@@ -49,7 +49,7 @@ SCAN_BACKWARD = 1.2
 4.74 ms both passes and 1.27 forward, 16 heads of 16k 3.62 and 1.03, 64 heads of 4k 5.96 and 1.58: 1.15 to 1.22. [fla, README]
 """
 MAMBA_PRODUCTS = 1.1e12
-"""FLOP/s per multiprocessor of the products of Mamba-2, beside the time of their bytes: the chunk scan of mamba_ssm reaches 91
+"""FLOP/s per multiprocessor of the products of Mamba-2, without the time of their bytes: the chunk scan of mamba_ssm reaches 91
 TFLOP/s on H800 (80 heads of 64, states of 128, chunks of 256, 8k to 32k tokens), 0.36 ns per token and head, 0.14 of them bytes.
 [tilelang, benchmark/mamba2, the baseline of Triton 3.5, mamba-ssm 2.2.6]"""
 SCAN_STEP = 1.7e-6

@@ -136,7 +136,7 @@ def _mean_layer(priced: list[tuple[float, _Priced]], shard: Shard) -> Floats:
 
 
 def _layer(priced: _Priced, shard: Shard) -> Floats:
-    """The block of a layer, whose forward pass may take a host beside the GPU a least time, counted in kernels launched."""
+    """The block of a layer, whose forward pass may take a host next to the GPU a least time, counted in kernels launched."""
     table, trainer = _block(priced, shard), shard.trainer
     least = max((term.least_forward_host_time() for term in trainer.terms), default=0.0)
     if least and trainer.host.host_time and not trainer.host.graphs:

@@ -88,7 +88,7 @@ def _memory(validation: Mapping[str, Any]) -> list[Row]:
 
 
 def _hardware(file: Path, base: str) -> list[Row]:
-    """The main figures of the profile beside the library's."""
+    """The main figures of the profile next to the library's."""
     measured, known = load_hardware(str(file)), load_hardware(base) if base else None
     figures: dict[str, tuple[Callable[[Any], float], str]] = {
         "sustained bf16": (lambda one: one.sustained_flops("bf16"), "FLOP/s"),

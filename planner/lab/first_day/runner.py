@@ -128,7 +128,7 @@ class Day:
         return found
 
     def _with_ranks(self, text: str, log: Path) -> str:
-        """The output, with what ranks printed moved beside the log; the file of the last ones, where several runs kept one."""
+        """The output, with what ranks printed moved next to the log; the file of the last ones, where several runs kept one."""
         for name in re.findall(rf"{PRINTED} (\S+\.log)", text):
             there = log.with_name(f"{log.stem}-ranks.log")
             with contextlib.suppress(OSError):

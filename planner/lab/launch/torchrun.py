@@ -157,7 +157,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def inductor_cache() -> str:
-    """Where torch keeps compiled kernels unless it is told otherwise: not in the ranks' own TMPDIR, which goes with them."""
+    """Where torch keeps compiled kernels unless it is set otherwise: not in the ranks' own TMPDIR, which goes with them."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container whose user has no name

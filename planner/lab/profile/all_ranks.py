@@ -1,6 +1,6 @@
 """What every rank measures by itself, all at the same time, and the slowest counts (torch).
 
-GPUs of a node share its air, the power of the chassis, host memory and PCIe switches: a clock and a copy beside seven idle
+GPUs of a node share its air, the power of the chassis, host memory and PCIe switches: a clock and a copy next to seven idle
 neighbours are not those of a job.
 """
 

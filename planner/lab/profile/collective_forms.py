@@ -1,4 +1,4 @@
-"""Other ways to run a collective, on a GPU, beside the one that a profile's curves are made of (torch): ``patterns.FORMS``.
+"""Other ways to run a collective, on a GPU, other than the one that a profile's curves are made of (torch): ``patterns.FORMS``.
 
 The curves are of collectives that wait in a full queue, as in a step whose host is ahead: ``eager`` is what a host launches while
 it is timed, ``graph`` a CUDA graph of some runs (nccl-tests -G), ``in_place`` an all-gather or reduce-scatter whose shares are part

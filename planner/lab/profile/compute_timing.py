@@ -26,7 +26,7 @@ from planner.lab.profile.timing import Yardstick, measure, summarise, taker
 LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum
 YARDSTICK_RUNS, STREAM_RUNS = 200, 60
 SHORT, SHORT_BUDGET = 50e-6, 2e-3
-"""Seconds: of a shorter run on a GPU two more figures are kept (``beside``), and the budget of each."""
+"""Seconds: of a shorter run on a GPU two more figures are kept (``more_figures``), and the budget of each."""
 LEAST_SUSTAINED = 2.0  # Seconds: shorter, and the first and the last second are the same one
 
 
@@ -57,7 +57,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         found = _timed(run, device, budget_s, streams=point.values.get("op") == "optimizer").measured(point)
         details = operators.which_kernel(point, device)
         if device == "cuda" and found.median < SHORT:
-            details |= beside(run, point)
+            details |= more_figures(run, point)
         return found.measured(point, **details)
     except PlannerError:
         raise
@@ -75,7 +75,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         torch.set_num_threads(threads)
 
 
-def beside(run: Run, point: Point) -> dict[str, Value]:
+def more_figures(run: Run, point: Point) -> dict[str, Value]:
     """Microseconds of a short run without a full queue (``eager_us``: the device waits for the host) and from a CUDA graph
     (``graph_us``; not of gradients, whose kernels go to the stream of their forward pass, nor of layers, which ask the device)."""
     eager = measure(run, device="cuda", budget_s=SHORT_BUDGET, ahead=False)

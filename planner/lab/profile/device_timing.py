@@ -3,7 +3,7 @@
 A host needs 5 to 30 us to queue an operation; a kernel or a message may take less. Between two events the device then waits for the
 host, and the events say what the host needs. Therefore the device spins first, for as long as the host needs to queue the sample
 (times MARGIN), and the sample is good where its first event had not passed when the last was queued. Figures without the spin
-(``ahead=False``: a host that dispatches while it is timed) and from a CUDA graph are kept beside short ones.
+(``ahead=False``: a host that dispatches while it is timed) and from a CUDA graph are kept with short ones.
 """
 
 import time

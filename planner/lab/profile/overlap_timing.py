@@ -11,7 +11,7 @@ On a GPU the two are on two streams, and neither the host's dispatch nor the ske
                      of the collective                    of the GEMM, which waits for c0
 
 The device spins until the host has queued all of it; the barrier is an all-reduce of one element of all ranks. What is timed lies
-inside of what runs beside it (c1 before g1, or g1 before c1): else the sample is taken again with more of it. The same is queued
+inside of what overlaps it (c1 before g1, or g1 before c1): else the sample is taken again with more of it. The same is queued
 without the other for the time alone, in turn with it, so that both have the same clock.
 """
 
@@ -44,7 +44,7 @@ SHORTER = 8.0  # On a CPU the collective lasts at least so many GEMMs
 LEAST_SECONDS = 2e-3  # Collectives in one sample of a GPU last at least this long
 MOST_RUNS = 64  # Collectives in one sample; the queue of a GPU has to hold them
 LAUNCHES = 10.0  # A GEMM shorter than so many launches is the host's
-COVER = 1.5  # What runs beside lasts so much longer
+COVER = 1.5  # What overlaps it lasts so much longer
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 START_SPIN = 5e-3  # Seconds of a spin; the host queues some hundred operations in it
 
@@ -214,7 +214,7 @@ def _agreed(
             streams.collectives *= 2
         else:
             streams.gemms *= 2
-    why = "the device began before the host had queued it" if late else "what runs beside it ended before it"
+    why = "the device began before the host had queued it" if late else "what overlaps it ended before it"
     raise NotMeasuredError(f"{in_words(point)}: {why}, {TRIES} times; the ratio would be none of an overlap")
 
 

@@ -19,8 +19,9 @@ from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.lab.reference.split import Split
 from planner.lab.run.eager_pricing import Host, Passes, as_run, computed, processor_seconds, update_seconds
-from planner.lab.run.levels import POSITIONS, Question, position
+from planner.lab.run.levels import POSITIONS, Question
 from planner.layout import Layout
+from planner.timeline.passes import stage_kind
 from planner.timeline.priced_plan import Priced
 
 COMPUTED = ("compute", "recompute", "host")
@@ -168,7 +169,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
     """
     layout = priced.assigned
     pp, m = int(layout.pp), int(layout.num_microbatches)
-    kinds = np.array([position(rank, pp) for rank in whole.ranks])
+    kinds = np.array([stage_kind(rank, pp) for rank in whole.ranks])
     ratios, borrowed = _ratios(pp, whole, seen)
     computed = {name: seconds * ratios[name][kinds] for name, seconds in whole.computed.items()}
     for (name, stage), seconds in (item for one in seen for item in one.passes.items()):
@@ -208,11 +209,11 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
     """Measured over predicted by pass (and optimizer) and kind of stage, (3,); and which are those of others, in words."""
     sums = {name: np.zeros((2, 3)) for name in (*whole.computed, "optimizer")}
     for one in seen:
-        kind = position(one.stage, pp)
+        kind = stage_kind(one.stage, pp)
         for (name, stage), seconds in one.passes.items():
             sums[name][:, kind] += seconds, whole.computed[name][stage]
         sums["optimizer"][:, kind] += one.optimizer, whole.update[kind]
-    measured = sorted({position(one.stage, pp) for one in seen})
+    measured = sorted({stage_kind(one.stage, pp) for one in seen})
     missing = [kind for kind in range(3) if kind not in measured]
     for pair in sums.values():
         pair[:, missing] = pair.sum(axis=1, keepdims=True)
@@ -221,7 +222,7 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
     others = " and ".join(POSITIONS[kind] for kind in measured)
     return ratios, tuple(
         f"{POSITIONS[kind]} stage not measured: priced times measured over predicted of {others}"
-        for kind in missing if kind in {position(rank, pp) for rank in range(pp)}
+        for kind in missing if kind in {stage_kind(rank, pp) for rank in range(pp)}
     )  # fmt: skip
 
 
@@ -230,9 +231,9 @@ def _ends(priced: Priced, longer: Floats, optimizer: Floats, seen: Sequence[Seen
     that were measured, else priced), update."""
     pp = int(priced.assigned.pp)
     exposed, once = _data(priced, longer), _copies(priced).sum(axis=0) if pp > 1 else np.zeros(3)
-    for kind in {position(one.stage, pp) for one in seen}:
-        once[kind] = max(one.once for one in seen if position(one.stage, pp) == kind)
+    for kind in {stage_kind(one.stage, pp) for one in seen}:
+        once[kind] = max(one.once for one in seen if stage_kind(one.stage, pp) == kind)
     found = {"data_communication": exposed, "once_per_step": once, "optimizer": optimizer}
-    kinds = sorted({position(rank, pp) for rank in range(pp)})
+    kinds = sorted({stage_kind(rank, pp) for rank in range(pp)})
     end = max(kinds, key=lambda kind: float(sum(seconds[kind] for seconds in found.values())))
     return {name: float(seconds[end]) for name, seconds in found.items()}

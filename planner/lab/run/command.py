@@ -49,7 +49,7 @@ def validate(
     """Compare a plan with what torch does with it. PLAN is a file written by --output of `plan` or `plan estimate`.
 
     A serve plan is compared with a running server: --url names any OpenAI-compatible one, which gets the plan's load (requests in
-    flight, or Poisson arrivals), streamed; TTFT, TPOT and throughput as vllm bench serve defines them stand beside the
+    flight, or Poisson arrivals), streamed; TTFT, TPOT and throughput as vllm bench serve defines them are compared with the
     prediction. Ctrl-C ends the run and keeps what was measured.
 
     Rung `full` runs the plan on all its ranks: on the GPUs of this machine, under torchrun or srun on many machines
@@ -100,7 +100,7 @@ def validate(
 
 
 def _validate_server(file: Path, url: str | None, output: Path | None, as_json: bool, asked: dict[str, Any]) -> NoReturn:
-    """A serve plan beside a running server; exit code 1 where the run ended before its end."""
+    """A serve plan against a running server; exit code 1 where the run ended before its end."""
     from planner.api.serving_files import validate_server
 
     if url is None:

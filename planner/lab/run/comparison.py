@@ -16,8 +16,9 @@ from planner.cost.layer.operators import Collective, Shard
 from planner.cost.memory.states import ALLOCATED, RESERVED
 from planner.cost.pipeline.partition import gathered_bytes, shard_groups, split_stages, stage_parameters
 from planner.cost.price.compute import repeated
-from planner.lab.run.levels import POSITIONS, Question, position
+from planner.lab.run.levels import POSITIONS, Question
 from planner.layout import Layout, Recompute
+from planner.timeline.passes import stage_kind
 from planner.units import GIB
 
 NAMES = {**{name: name for name in ALLOCATED}, "workspace": "temporary"}
@@ -46,7 +47,7 @@ def predicted_memory(asked: Question, stage: int) -> dict[str, float]:
     out.
     """
     _, parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
-    where = position(stage, asked.split.pp)
+    where = stage_kind(stage, asked.split.pp)
     found = {NAMES.get(name, name): float(values[where, 0]) for name, values in parts.items()}
     for name in ("temporary", "peak"):
         found[name] -= asked.cluster.hardware.workspace_memory
@@ -55,7 +56,7 @@ def predicted_memory(asked: Question, stage: int) -> dict[str, float]:
 
 def predicted_host(asked: Question, stage: int) -> float:
     """Bytes in host memory of one stage's optimizer states, with the copies of gradients and weights there."""
-    return float(np.ravel(asked.priced().shared.host)[position(stage, asked.split.pp)]) if asked.split.host_states else 0.0
+    return float(np.ravel(asked.priced().shared.host)[stage_kind(stage, asked.split.pp)]) if asked.split.host_states else 0.0
 
 
 def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, float]:
@@ -64,7 +65,7 @@ def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, floa
     ``alone``: there are no communicators. Receive buffers of microbatches that were not run are in the prediction.
     """
     parts, _ = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
-    size = {name: float(values[position(stage, asked.split.pp), 0]) for name, values in parts.items()}
+    size = {name: float(values[stage_kind(stage, asked.split.pp), 0]) for name, values in parts.items()}
     reserved = sum(size[name] for name in RESERVED)
     device = (reserved if alone else sum(size.values())) + asked.cluster.hardware.context_memory
     return {"allocated": sum(size[name] for name in ALLOCATED), "reserved": reserved, "device": device}
@@ -99,7 +100,7 @@ def rank_memory(
         said = {"note": MADE_AGAIN.format(split.linear)}
         rows = [row | said if row["what"] in ("activations", "peak") else row for row in rows]
     return {
-        "rank": rank, "stage": stage, "priced_as": POSITIONS[position(stage, asked.split.pp)],
+        "rank": rank, "stage": stage, "priced_as": POSITIONS[stage_kind(stage, asked.split.pp)],
         "memory": rows,
         "at_peak_gib": {name: size / GIB for name, size in at_peak.items()},
     }  # fmt: skip
@@ -163,7 +164,7 @@ def grouped(asked: Question, collectives: list[dict[str, Any]], least: float = L
 def predicted_traffic(asked: Question, stage: int, microbatches: int, least: float = LEAST) -> dict[Key, float]:
     """Priced bytes of one pipeline stage in a step of so many microbatches."""
     layout = Layout.stack([asked.layout])
-    where = position(stage, asked.split.pp)
+    where = stage_kind(stage, asked.split.pp)
     stages = split_stages(asked.workload.model, layout, max(stage, 1))
     shard = Shard(workload=asked.workload, trainer=asked.trainer, layout=layout, ep_stride=1.0)
     counts = {name: float(getattr(stages, name)[0, where]) for name in ("dense", "moe", "embedding", "head")}
@@ -205,7 +206,7 @@ def _of_layers(shard: Shard, counts: dict[str, float]) -> Iterator[tuple[Collect
 
 def _states(asked: Question, layout: Layout, stage: int, microbatches: int) -> Iterator[tuple[Key, float]]:
     """Weights gathered and gradients reduced, as ``cost.price.state_traffic`` says."""
-    stages, where = split_stages(asked.workload.model, layout, max(stage, 1)), position(stage, asked.split.pp)
+    stages, where = split_stages(asked.workload.model, layout, max(stage, 1)), stage_kind(stage, asked.split.pp)
     parameters = stage_parameters(asked.workload, layout, stages)
     sizes = (float(values[0, where]) for values in parameters.trained(asked.workload))
     shards = (float(one[0, 0]) for one in shard_groups(layout))

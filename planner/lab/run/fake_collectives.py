@@ -104,7 +104,7 @@ class FakeCollectives:
 
 
 def by_operation(entries: Sequence[tuple[str, int, Any]]) -> list[dict[str, Any]]:
-    """Entries of the log summed up; ``beside`` of them ran on other streams, untimed."""
+    """Entries of the log summed up; ``beside``: how many of them ran on other streams, untimed."""
     found: dict[str, dict[str, Any]] = {}
     for operation, size, times in entries:
         one = found.setdefault(operation, {"operation": operation, "times": 0, "bytes": 0, "seconds": 0.0, "beside": 0})

@@ -22,8 +22,8 @@ from planner.units import GIB
 RAN = ("full", "truncated", "trainer")
 """Levels whose step is one that all ranks of a job really ran: the plan's, or of the truncated plan, which is a job of its own."""
 PARTS = {
-    "meta": "rung meta runs on fake tensors: nothing was measured on hardware",
-    "rank": "rung rank runs ranks alone: passes and memory are measured, communication is priced, and no step of a job was run",
+    "meta": "level meta runs on fake tensors: nothing was measured on hardware",
+    "rank": "level rank runs ranks alone: passes and memory are measured, communication is priced, and no step of a job was run",
 }
 """Why the other levels are no run of a job."""
 PEAKS = {"reserved": "reserved", "device": "device", "peak": "allocated", "allocated": "allocated"}
@@ -98,7 +98,7 @@ def peak_of(found: Mapping[str, Any]) -> tuple[str, float | None]:
 def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
     """Why nothing was measured that the plan predicts; '' = something was."""
     if found["rung"] not in RAN:
-        return PARTS.get(found["rung"], f"rung {found['rung']} measures a part of the plan and prices the rest")
+        return PARTS.get(found["rung"], f"level {found['rung']} measures a part of the plan and prices the rest")
     if found.get("unchecked"):
         return f"what ran is not the plan: {'; '.join(found['unchecked'])}"
     if found["outcome"] not in ("completed", "out_of_memory"):

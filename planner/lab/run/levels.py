@@ -44,7 +44,7 @@ LONGER = "; if {what} only needs longer, raise --timeout"
 """Said of what has hung."""
 
 POSITIONS = ("first", "middle", "last")
-"""The cost model's three kinds of stages."""
+"""The cost model's three kinds of stages, by ``timeline.passes.stage_kind``."""
 
 ONE_PROCESS = "it is one process; start it without torchrun or srun"
 """Why a launcher cannot start a level."""
@@ -74,8 +74,7 @@ class Question:
 
     def priced(self, trainer: Trainer | None = None) -> Priced:
         """The layout as the cost model has it, with another trainer where one is given."""
-        job = Job(workload=self.workload, cluster=self.cluster, trainer=trainer or self.trainer)
-        return price(job, self.layout)
+        return price(dataclasses.replace(self.job, trainer=trainer or self.trainer), self.layout)
 
 
 def question(plan: Plan) -> Question:
@@ -156,11 +155,6 @@ def _as_torchtitan(layout: Layout) -> tuple[Layout, list[str]]:
     new = layout.replace(**wanted)
     before, after = layout.to_dict(), new.to_dict()
     return new, [f"{name} {after[name]} instead of {before[name]}" for name in wanted if after[name] != before[name]]
-
-
-def position(stage: int, pp: int) -> int:
-    """Which of POSITIONS a pipeline stage is."""
-    return 0 if stage == 0 else 2 if stage == pp - 1 else 1
 
 
 # ------------------------------------------------------------------------------------------------ the task
@@ -316,7 +310,7 @@ def named(wanted: str) -> Level | None:
     if wanted != "auto" and wanted not in names:
         known = ", ".join(f"{level.name} ({level.what})" for level in LEVELS)
         nearest = nearest_first(wanted, ["auto", *names])[0]
-        raise PlannerError(f"unknown rung '{wanted}', nearest: {nearest}; known: auto (the highest possible), {known}")
+        raise PlannerError(f"unknown level '{wanted}', nearest: {nearest}; known: auto (the highest possible), {known}")
     return names.get(wanted)
 
 
@@ -338,7 +332,7 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
         if not obstacle and level.name != "meta" and task.machine.device == "cpu" and not hardware.is_cpu:
             obstacle = f"there is no GPU here and the plan is for {hardware.name}, whose times a CPU says nothing about"
         if not obstacle:
-            return level, "; ".join(passed) if passed else "the highest rung, and this machine can run it"
+            return level, "; ".join(passed) if passed else "the highest level, and this machine can run it"
         passed.append(f"not {level.name}: {obstacle}")
     raise PlannerError(f"nothing can be run here: {'; '.join(passed)}")
 

@@ -56,7 +56,7 @@ def run(task: Task) -> dict[str, Any]:
     count = "1 rank" if len(wanted) == 1 else f"{len(wanted)} ranks"
     stated = f"{format_seconds(limit)} for each ({FAKE:.0f} times --timeout), then it is named and ended"
     print(f"{count} on fake tensors. Limit: {stated}", file=sys.stderr, flush=True)
-    with progress(f"rung meta: {count}") as say:
+    with progress(f"level meta: {count}") as say:
         every = measure_ranks(task.asked.split, wanted, limit=limit, say=say, lost=gone.append)
     found = result(task.asked, [one for one in every if one is not None]) | {"limits": {"rank_seconds": limit}}
     if not gone:

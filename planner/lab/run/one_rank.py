@@ -28,9 +28,10 @@ from planner.lab.run.comparison import attention_said, device_memory, memory_row
 from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
 from planner.lab.run.kernel_trace import by_host
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import FIRST, ONE_PROCESS, SETTING_UP, Task, kills, position, step_limits
+from planner.lab.run.levels import FIRST, ONE_PROCESS, SETTING_UP, Task, kills, step_limits
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
+from planner.timeline.passes import stage_kind
 from planner.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
             if slow:
                 found["busy"] = one.host_bound[stage, kind]
             stages.append({"rank": one.rank, "stage": stage, "kind": found.pop("what"), **found})
-        update = float(predicted.update[position(one.stage, task.asked.split.pp)])
+        update = float(predicted.update[stage_kind(one.stage, task.asked.split.pp)])
         updates.append(row(f"optimizer of rank {one.rank}", update, one.updates))
     if elsewhere:
         return {"stages": stages, "times": updates}

@@ -88,7 +88,7 @@ class Request:
         if flags["steps"] < LEAST_STEPS:
             raise PlannerError(f"--steps {flags['steps']}: a median of a trainer's steps needs at least {LEAST_STEPS}")
         if flags["trace"] is not None or flags["rank"]:
-            raise PlannerError("--trace and --rank are of the other rungs; a trainer writes its own traces")
+            raise PlannerError("--trace and --rank are of the other levels; a trainer writes its own traces")
         if self.rung != "auto":
             raise PlannerError(
                 f"--rung {self.rung} is of the model that is built here, --trainer runs its own: give one of them"
@@ -208,7 +208,7 @@ class Request:
             )
         level, why = choose(task, self.rung)
         if level.name == "meta":
-            raise PlannerError(f"finalists are ranked by measured steps, and rung meta measures none ({why})")
+            raise PlannerError(f"finalists are ranked by measured steps, and level meta measures none ({why})")
         return level.name
 
 
@@ -217,7 +217,7 @@ def _run(task: Task, rung: str) -> dict[str, Any]:
     chosen, why = choose(task, rung)
     if task.trace is not None and chosen.name not in TRACED:
         raise PlannerError(
-            f"--trace is of rungs {' and '.join(TRACED)}: rung {chosen.name} runs no step of all ranks ({why}); leave it out"
+            f"--trace is of levels {' and '.join(TRACED)}: level {chosen.name} runs no step of all ranks ({why}); leave it out"
         )
     found = chosen.code.run(replace(task, why=why))
     return {"rung": chosen.name, "why": why, **found} if found else {}

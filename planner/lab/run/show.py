@@ -23,7 +23,7 @@ WORDS = {
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
 """Currency of a time -> what stands in the column ``clock``."""
-RUNGS = {"trainer": "the trainer itself", **{level.name: level.what for level in LEVELS}}
+WHAT_RAN = {"trainer": "the trainer itself", **{level.name: level.what for level in LEVELS}}
 ENDS = {
     "out_of_memory": "ran out of memory", "hung": "hung", "lost_rank": "lost a rank", "failed": "failed",
     "not_equal": "does not train like one process", "interrupted": "was stopped",
@@ -39,8 +39,8 @@ TEMPORARY = (
 
 def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     """The content of validation.yaml."""
-    yield f"{found['plan']}: {RUNGS[found['rung']]}, priced for trainer {found['trainer']}, {_count(found['num_gpus'], 'GPU')}"
-    yield f"rung {found['rung']}: {found['why']}"
+    yield f"{found['plan']}: {WHAT_RAN[found['rung']]}, priced for trainer {found['trainer']}, {_count(found['num_gpus'], 'GPU')}"
+    yield f"level {found['rung']}: {found['why']}"
     for change in found["changes"]:
         yield f"changed to compare: {change}"
     for what in found["unchecked"]:

@@ -45,7 +45,7 @@ def shrink(job: Job, layout: Layout, devices: int, memory: float) -> Truncated:
     """The largest truncated plan for so many devices of so many bytes each. Raises PlannerError when there is none."""
     if devices < LEAST:
         raise PlannerError(
-            f"rung truncated needs at least {LEAST} devices for real collectives, this machine has {devices}; --rung rank "
+            f"level truncated needs at least {LEAST} devices for real collectives, this machine has {devices}; --rung rank "
             "runs one rank of the plan on one device"
         )
     if devices >= int(layout.num_gpus):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.questions.accuracy.page import WORST, markdown
+from planner.questions.accuracy.accuracy_page import WORST, markdown
 from planner.questions.accuracy.serving_errors import CLASSES, ServingPair, by, of_class
 from planner.questions.accuracy.serving_summary import serving_tables, worst_serving
 from planner.terminal.pictures import new_figure, write_picture

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.questions.accuracy.accuracy_page import Table, bounds_table, percent, table
 from planner.questions.accuracy.bounds import Bound, bounds
-from planner.questions.accuracy.page import Table, bounds_table, percent, table
 from planner.questions.accuracy.serving_errors import CLASSES, ServingPair, by, coverage, figures_of, of_class
 from planner.serving.intervals import held, range_of
 from planner.serving.runs.predicted_runs import REFUSED, UNSUPPORTED

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.questions.accuracy.accuracy_page import Table, print_accuracy, write_page
 from planner.questions.accuracy.bounds import BOUNDS, GENERIC
-from planner.questions.accuracy.page import Table, print_accuracy, write_page
 from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.questions.accuracy.serving_errors import ServingPair
 from planner.questions.accuracy.serving_page import serving_section, write_serving_page

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.error_bars import Z90
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.calibrate.factors import (
@@ -41,8 +42,6 @@ TOGETHER = 0.8
 """Correlation from which two factors move together."""
 FOLDS = 24
 """Most groups of runs that are held back in turn; every run is one of its own when there are fewer."""
-Z90 = 1.645
-"""Standard deviations that hold 90 % of a normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from planner import library
+from planner.arrays import Floats
+from planner.error_bars import Z90
 from planner.errors import PlannerError
 from planner.serving.engine import Engine, load_engine
 from planner.serving.measure.bench_files import read_bench
-from planner.serving.measure.beside_plan import compare_with
+from planner.serving.measure.plan_comparison import compare_with
 from planner.serving.plan_pricing import priced
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 
@@ -32,18 +34,16 @@ HOST_PRIOR, KERNEL_PRIOR = 0.7, 0.1
 """How far hosts and GPUs of one kind differ: standard deviations of the logarithms of k and g. Hosts of clouds differ by a factor
 of two in the rate of one core; clocks and power limits of one card by a tenth."""
 LEAST_SHARE = 0.03
-"""A host that takes less than this part of the steps of all runs is not told by them."""
+"""A host that takes less than this part of the steps of all runs is not determined by them."""
 MOST_DOUBT = 0.25
-"""Standard deviation of ln k above which the runs hardly tell it."""
-NINETY = 1.645
-"""Standard deviations that nine of ten values lie within."""
+"""Standard deviation of ln k above which the runs hardly determine it."""
 FEWEST = 2
 ROUNDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedRun:
-    """One benchmark beside its plan."""
+    """One benchmark with its plan."""
 
     source: str
     plan: ServePlan
@@ -90,13 +90,31 @@ def read_served(pairs: Sequence[tuple[Path, Path]]) -> list[ServedRun]:
     found = []
     for plan_file, bench in pairs:
         plan = load_serve_plan(plan_file)
-        beside = compare_with(plan, read_bench(bench, plan.num_gpus), causes=False)
-        tpot = beside.result.latencies.get("tpot", {}).get("mean")
+        compared = compare_with(plan, read_bench(bench, plan.num_gpus), causes=False)
+        tpot = compared.result.latencies.get("tpot", {}).get("mean")
         if tpot is None:
             raise PlannerError(f"{bench}: it holds no mean time per output token, from which the host is fitted")
-        ttft = beside.result.latencies.get("ttft", {}).get("mean")
-        found.append(ServedRun(source=str(bench), plan=beside.plan, tpot=tpot, ttft=ttft))
+        ttft = compared.result.latencies.get("ttft", {}).get("mean")
+        found.append(ServedRun(source=str(bench), plan=compared.plan, tpot=tpot, ttft=ttft))
     return found
+
+
+def _told_apart(shares: Floats, gaps: Floats, notes: list[str]) -> tuple[float, float, float]:
+    """``_factors`` where the host shows in the steps, else 1 for the host; with notes on what the runs do not say."""
+    most = float(np.max(shares))
+    if most < LEAST_SHARE:
+        notes.append(f"the host takes at most {100 * most:.1f} % of the steps of these runs: its times stay as they are")
+        host, kernels, doubt = 1.0, math.exp(float(np.mean(gaps))), HOST_PRIOR
+    else:
+        host, kernels, doubt = _factors(shares, gaps)
+        if doubt > MOST_DOUBT:
+            notes.append(
+                "these runs hardly tell the host from the GPU: add some with short steps (one request at once, a small model), or "
+                "measure the GPU with 'plan profile'"
+            )
+    if abs(kernels - 1.0) > 0.03:
+        notes.append(f"kernels take {kernels:.2f} times as long as priced: not written, measure the GPU with 'plan profile'")
+    return host, kernels, doubt
 
 
 def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
@@ -114,28 +132,13 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
     gaps = np.array(
         [math.log(one.tpot / one.plan.prediction.latency("tpot")) for one in runs if one.plan.prediction is not None]
     )
-    notes = []
-    if float(np.max(shares)) < LEAST_SHARE:
-        notes.append(
-            f"the host takes at most {100 * float(np.max(shares)):.1f} % of the steps of these runs: its times stay as they are"
-        )
-        host, kernels, doubt = 1.0, math.exp(float(np.mean(gaps))), HOST_PRIOR
-    else:
-        host, kernels, doubt = _factors(shares, gaps)
-        if doubt > MOST_DOUBT:
-            notes.append(
-                "these runs hardly tell the host from the GPU: add some with short steps (one request at once, a small model), or "
-                "measure the GPU with 'plan profile'"
-            )
-    if abs(kernels - 1.0) > 0.03:
-        notes.append(
-            f"kernels take {kernels:.2f} times as long as priced: not written, measure the GPU with 'plan profile'"
-        )
+    notes: list[str] = []
+    host, kernels, doubt = _told_apart(shares, gaps, notes)
     times = _slower(base, host)
     extra = _first_token(runs, replace(base, host=times), notes)
     times["first_token"] = max(times["first_token"] + extra, 0.0)
     engine = replace(base, host=times)
-    spread = host * math.exp(-NINETY * doubt), host * math.exp(NINETY * doubt)
+    spread = host * math.exp(-Z90 * doubt), host * math.exp(Z90 * doubt)
     rows = tuple((one.source, one.tpot, _tpot(one.plan, base), _tpot(one.plan, engine)) for one in runs)
     return ServingFit(
         base=base, engine=engine, host=host, host_range=spread, kernels=kernels,
@@ -150,7 +153,7 @@ def _slower(engine: Engine, host: float) -> dict[str, float]:
     }
 
 
-def _factors(shares: Any, gaps: Any) -> tuple[float, float, float]:
+def _factors(shares: Floats, gaps: Floats) -> tuple[float, float, float]:
     """k, g and the standard deviation of ln k: Gauss-Newton on ln(g (1 - h) + k h) = gap, the priors as two more equations."""
     x, rows = np.zeros(2), np.eye(2)  # ln k, ln g
     for _ in range(ROUNDS):

@@ -67,7 +67,7 @@ def _print_plans(console: Console, calibrated: Calibrated) -> None:
 
 
 def _print_collectives(console: Console, calibrated: Calibrated) -> None:
-    """Bus bandwidths that traces show, beside those of the profile: kernels wait for ranks too, so that they are not fitted."""
+    """Bus bandwidths that traces show, next to those of the profile: kernels wait for ranks too, so that they are not fitted."""
     rows = [
         (one.run.id, each["kind"], each["op"].replace("_", "-"), str(each["ranks"]), f"{each['bytes'] / MEGA:.3g} MB",
          f"{each['bus_bandwidth']:.3g} GB/s", "" if (was := each["bus_bandwidth_of_profile"]) is None else f"{was:.3g} GB/s")
@@ -75,7 +75,7 @@ def _print_collectives(console: Console, calibrated: Calibrated) -> None:
     ]  # fmt: skip
     if rows:
         headings = ("trace of", "group", "collective", ">ranks", ">size", ">bus bandwidth", ">of the profile")
-        console.print(table(*headings, title="Collectives with nothing beside them (shown, not fitted)", rows=rows))
+        console.print(table(*headings, title="Collectives with nothing else running (shown, not fitted)", rows=rows))
 
 
 def _quantity(one: Moved) -> tuple[str, str]:

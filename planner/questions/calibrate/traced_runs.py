@@ -18,7 +18,7 @@ from planner.runs.mapping import document_of_plan
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """The run of one plan, and its collectives that had nothing beside them, with the seconds that they are priced with."""
+    """The run of one plan, and its collectives with nothing else running, with the seconds that they are priced with."""
 
     run: Run
     bandwidths: tuple[tuple[Bandwidth, float], ...]

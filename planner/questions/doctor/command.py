@@ -34,7 +34,7 @@ def doctor(
     model; the size that it would need is printed with how plausible that is and the check that shows it. Measure a step that
     is no warm-up, on the slowest rank; memory on the GPU with the most.
 
-    A trace shows the step part by part beside the plan: how busy the GPU is, computation, communication that nothing hides by
+    A trace compares the step with the plan part by part: how busy the GPU is, computation, communication that nothing hides by
     process group, waits for the host and for other ranks. Its step time counts where --measured is not given, and its parts weigh
     for and against each mechanism. Record three steps or more, with schedule(wait=1, warmup=2, active=4) and prof.step() after
     each optimizer step.

@@ -126,7 +126,7 @@ class Diagnosis:
     basis: str
     """Runs behind the interval of the step time."""
     traced: Traced | None = None
-    """Traces of the run beside the plan."""
+    """Traces of the run, compared with the plan."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
@@ -135,11 +135,8 @@ class Diagnosis:
         return {"memory_kind": self.memory_kind, "interval_basis": self.basis, "findings": findings, **traced}
 
 
-def diagnose(
-    plan: Plan, step_time: float | None, memory: float | None = None, memory_kind: str = "device", traced: Traced | None = None
-) -> Diagnosis:
-    """Compare what was measured, in seconds and bytes, with a plan; what is ``traced`` weighs for and against mechanisms by the
-    parts of the step. Raises PlannerError."""
+def _check(step_time: float | None, memory: float | None, memory_kind: str) -> None:
+    """Raise PlannerError where nothing was measured, or nothing that can be."""
     if step_time is None and memory is None:
         raise PlannerError("what was measured? give --measured 14.2s, --memory 71GiB, or both; or --trace with a trace of torch")
     for name, value in (("--measured", step_time), ("--memory", memory)):
@@ -147,6 +144,14 @@ def diagnose(
             raise PlannerError(f"{name} must be above zero")
     if memory_kind not in KINDS:
         raise PlannerError(f"memory is measured as one of {', '.join(KINDS)}, not '{memory_kind}'")
+
+
+def diagnose(
+    plan: Plan, step_time: float | None, memory: float | None = None, memory_kind: str = "device", traced: Traced | None = None
+) -> Diagnosis:
+    """Compare what was measured, in seconds and bytes, with a plan; what is ``traced`` weighs for and against mechanisms by the
+    parts of the step. Raises PlannerError."""
+    _check(step_time, memory, memory_kind)
     base = price_plan(plan)
     usable = base.estimate.usable_memory
     if memory is not None and memory > 4 * usable:

@@ -1,4 +1,4 @@
-"""Tables of traces: the step part by part beside the prediction, the ranks, collectives, kernels."""
+"""Tables of traces: the step part by part next to the prediction, the ranks, collectives, kernels."""
 
 from rich.console import Console
 from rich.text import Text
@@ -88,7 +88,7 @@ def _print_collectives(console: Console, found: Traced) -> None:
     ]  # fmt: skip
     if fast:
         console.print(
-            table("group", "with nothing beside it", ">ranks", ">size", ">bus bandwidth", ">of the plan", rows=fast)
+            table("group", "with nothing else running", ">ranks", ">size", ">bus bandwidth", ">of the plan", rows=fast)
         )
 
 

@@ -1,4 +1,4 @@
-"""A traced step beside the predicted one, part by part: which is off most, and how well a mechanism would explain the parts."""
+"""A traced step next to the predicted one, part by part: which is off most, and how well a mechanism would explain the parts."""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ MORE = {
     "idle": "who is late: data loader, .item() and other waits, logging, small kernels without compilation or CUDA graphs; "
             "the profiler itself slows the host, so time a step without it",
     **dict.fromkeys(("tensor", "context", "expert", "data"),
-        "overlap (the kernels must run beside matrix products, not between them), bandwidths below, which rank waits for which"),
+        "overlap (the kernels must run during matrix products, not between them), bandwidths below, which rank waits for which"),
 }  # fmt: skip
 """What to check where a part takes longer than planned."""
 FASTER = "compare the job with the plan, input by input: less is done than planned (recompute, microbatches, layers), or hidden"
@@ -70,7 +70,7 @@ class TracedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """The traces of a job beside its plan."""
+    """The traces of a job, compared with its plan."""
 
     job: JobTraces
     rank: StepParts
@@ -137,8 +137,8 @@ def _plain(one: StepParts) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def beside_plan(plan: Plan, job: JobTraces) -> Traced:
-    """The traces of a job beside the plan that it ran."""
+def plan_comparison(plan: Plan, job: JobTraces) -> Traced:
+    """The traces of a job, compared with the plan that it ran."""
     rank, predicted = job.slowest, by_row(plan.prediction.time_s)
     seen = {**rank.exposed, "optimizer": rank.compute[FAMILIES[OPTIMIZER]], "copies": rank.copies,
             "idle": rank.idle_host + rank.idle_other, "stragglers": None}  # fmt: skip

@@ -124,7 +124,7 @@ def _collective(row: Mapping[str, Any]) -> Iterator[Point]:
 
 
 def _overlap(row: Mapping[str, Any]) -> Point:
-    side = "computation beside a collective" if row["of"] == "gemm" else "a collective beside computation"
+    side = "computation during a collective" if row["of"] == "gemm" else "a collective during computation"
     path = (f"overlap {_group(row)[0]}", "", side)
     names = ("op", "of", "dtype", "n", "stride", "nodes", "size")
     key = ("overlap", *(str(row[name]) for name in names))

@@ -116,7 +116,7 @@ def _collectives(one: HardwareProfile) -> Iterator[Figure]:
 
 def _overlap(one: HardwareProfile) -> Iterator[Figure]:
     """As measured: a ratio below one is priced as one."""
-    sides = {"computation beside a collective": "compute", "a collective beside computation": "communication"}
+    sides = {"computation during a collective": "compute", "a collective during computation": "communication"}
     for link, found in one.overlap.items():
         for words, side in sides.items():
             yield Figure(family="overlap", name=f"{words}, {link}", value=getattr(found, side), unit="times")

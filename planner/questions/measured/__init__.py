@@ -1,1 +1,1 @@
-"""A running server, or the result of a benchmark, beside a serve plan."""
+"""A running server, or the result of a benchmark, compared with a serve plan."""

@@ -1,4 +1,4 @@
-"""Measured beside predicted on the terminal."""
+"""Measured against predicted on the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from planner.serving.measure.bench_files import RATES
-from planner.serving.measure.beside_plan import Beside, Comparison
+from planner.serving.measure.plan_comparison import Comparison, MeasuredQuantity
 from planner.serving.serve_plan import FIGURES, LATENCIES
 from planner.terminal.tables import percent, seconds, table
 
@@ -47,31 +47,31 @@ def print_comparison(console: Console, found: Comparison) -> None:
     console.print("Error: predicted over measured, less 1. TPOT leaves the first token out.")
 
 
-def _name(one: Beside) -> str:
+def _name(one: MeasuredQuantity) -> str:
     name, _, figure = one.quantity.partition(".")
     return f"{NAMES[name]}, {figure}" if figure else NAMES[name]
 
 
-def _value(one: Beside, value: float) -> str:
+def _value(one: MeasuredQuantity, value: float) -> str:
     if not math.isfinite(value):
         return "no end"
     return seconds(value) if "." in one.quantity else f"{value:,.4g}"
 
 
-def _error(one: Beside) -> Text:
+def _error(one: MeasuredQuantity) -> Text:
     if not math.isfinite(one.predicted):
         return Text("no end", style="red")
     style = "green" if abs(one.error) <= GOOD else "yellow" if abs(one.error) <= FAIR else "red"
     return Text(f"{100 * one.error:+.1f} %", style=style)
 
 
-def _interval(one: Beside) -> str:
+def _interval(one: MeasuredQuantity) -> str:
     if one.interval is None:
         return ""
     return f"{_value(one, one.interval[0])} to {_value(one, one.interval[1])}{'' if one.inside else ', outside'}"
 
 
-def _words(one: Beside) -> str:
+def _words(one: MeasuredQuantity) -> str:
     if not math.isfinite(one.predicted):
         return "predicted without an end, as more arrives than leaves"
     if abs(one.error) < 0.005:

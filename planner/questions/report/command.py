@@ -17,7 +17,7 @@ PROCESSES = 8
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write. [PLAN with .html; text: stdout]"
 )
 @click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="What to write. [by the ending of --output]")
-@click.option("--tokens", metavar="N", help="Tokens to train on, of which time, cost and energy are told: 15T. [1T]")
+@click.option("--tokens", metavar="N", help="Tokens to train on, of which time, cost and energy are stated: 15T. [1T]")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--chart", type=click.Choice((*CHARTS, *SERVING_CHARTS)), help="Which chart, for --format png.")
 def report(

@@ -17,7 +17,7 @@ FILE = "plan.yaml"
 """What the plan is called in the commands, and when it is saved from the page."""
 FORMAT = 1
 """Version of the document as JSON."""
-BESIDE = ("left_out", "file", "reasons")
+PAGE_ALONE = ("left_out", "file", "reasons")
 """Words of the page alone."""
 DIGITS = 6
 """Significant digits of a number of the document; more are noise and make the page large."""
@@ -229,5 +229,5 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --format json."""
-        data = {name: plain(value) for name, value in vars(self).items() if name not in ("version", *BESIDE)}
+        data = {name: plain(value) for name, value in vars(self).items() if name not in ("version", *PAGE_ALONE)}
         return {"planner_report": FORMAT, "planner": self.version, **data}

@@ -99,7 +99,7 @@ def _files(document: Document) -> list[tuple[str, str]]:
 
 
 def _template(name: str, **options: Any) -> Any:
-    """A file beside this one as a template."""
+    """A file of this folder as a template."""
     import jinja2
 
     text = Path(__file__).with_name(name).read_text(encoding="utf-8")

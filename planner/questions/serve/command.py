@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planner.keywords import flag_of
-from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, progress
+from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, option_meant, progress
 
 NOTHING_SERVES, INTERRUPTED = 1, 130
 """Exit codes: nothing starts or keeps the limits; stopped with Ctrl-C, what was found is printed."""
@@ -26,7 +26,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
         "weights",
         str,
         "NAME",
-        "bf16, fp16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, others beside it]",
+        "bf16, fp16, fp8, fp8_block, nvfp4, mxfp4, int4 (AWQ, GPTQ), int8. [as published, and others]",
     ),
     ("cache", str, "NAME", "Keys and values: bf16, fp16, fp8. [of the engine]"),
     ("input", str, "N", "Prompt tokens: 2048, 8k, uniform:800-1000, @file of lengths. [2048]"),
@@ -94,13 +94,7 @@ class ServeGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            word = error.option_name.lstrip("-").replace("_", "-").lower()
-            meant = next((flag for flag, words in MEANT.items() if word in words.split()), None)
-            if meant is None:
-                raise click.UsageError(error.format_message(), error.ctx) from None
-            raise click.UsageError(
-                f"No such option '{error.option_name}'. Did you mean '{meant}'?", error.ctx
-            ) from None
+            raise option_meant(error, MEANT) or click.UsageError(error.format_message(), error.ctx) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] in ("-h", "--help"):
@@ -131,7 +125,7 @@ OUTPUT = click.option(
 )  # fmt: skip
 
 
-def told(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
+def lengths_and_file(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]:
     """Lengths and file of --output, which may stand twice. Raises click.UsageError."""
     files = [one for one in outputs if one.endswith((".yaml", ".yml")) and not one.startswith("@")]
     lengths = [one for one in outputs if one not in files]
@@ -170,7 +164,7 @@ def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **
     """
     from planner import api
 
-    length, file = told(outputs)
+    length, file = lengths_and_file(outputs)
     if cheapest:
         _cheapest(length, file, as_json, flags)
         return
@@ -222,8 +216,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
     """One deployment, priced: latencies, rates, the decode step and memory in parts.
 
     FILE is a plan of --output; flags replace what it says. What is left out follows: replicas from --gpus, experts over all ranks
-    of a stage, batch and chunk of the engine, 32 requests in
-    flight at every engine.
+    of a stage, batch and chunk of the engine, 32 requests in flight at every engine.
 
     \b
     Examples:
@@ -235,7 +228,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
     """
     from planner import api
 
-    length, written = told(outputs)
+    length, written = lengths_and_file(outputs)
     found = api.serve_estimate(file, output=length, **flags)
     if written is not None:
         found.save(written)
@@ -254,7 +247,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
 def compare(
     files: tuple[Path, ...], splits: tuple[str, ...], outputs: tuple[str, ...], as_json: bool, **flags: Any
 ) -> None:
-    """Splits of one model beside each other: throughput, memory, communication, and which cannot run and why.
+    """Splits of one model compared: throughput, memory, communication, and which cannot run and why.
 
     Without --split: every one of tensor ranks, pipeline stages and replicas that takes all GPUs. FILES are plans of --output
     instead.
@@ -267,7 +260,7 @@ def compare(
     """
     from planner import api
 
-    length, file = told(outputs)
+    length, file = lengths_and_file(outputs)
     if file is not None:
         raise click.UsageError("a comparison writes no plan; --output is the number of generated tokens here")
     said = {name: value for name, value in {**flags, "output": length}.items() if value is not None}

@@ -20,7 +20,7 @@ from planner.questions.report.show import SERVING_CHARTS as CHARTS
 from planner.questions.serve.show import LATENCY_TEXT, MEMORY_TEXT
 from planner.serving.candidates import loads
 from planner.serving.engine import engine_names, load_engine
-from planner.serving.one_deployment import price_again, priced_either
+from planner.serving.plan_pricing import price_again, priced_either
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, answer
@@ -45,9 +45,9 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
     rates = rates_of(load_hardware(plan.hardware), price=price)
     row = row_of_plan(plan, rates)
     progress("searching")
-    beside = _search(plan, progress)
+    searched = _search(plan, progress)
     charts = [
-        *([_front_chart(plan, row, beside, rates)] if beside else []),
+        *([_front_chart(plan, row, searched, rates)] if searched else []),
         _load_chart(plan),
         _step_chart(found),
         _memory_chart(found),
@@ -59,7 +59,7 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
         layout=f"{row.engine}, {plan_layout_text(plan)}, {row.precision}", fits=row.limits_kept, verdict=_verdict(plan, row),
         notices=() if row.limits_kept else (plan.why or "It does not serve what is asked.",), figures=tuple(_figures(row, found)),
         why=tuple(one for one in (plan.why, *DEFINITIONS) if one), reasons="Why this deployment",
-        alternatives=_alternatives(plan, beside, rates),
+        alternatives=_alternatives(plan, searched, rates),
         charts=tuple(charts), assumptions=tuple(vars(one) for one in plan.assumptions),
         basis=tuple(dict(vars(one)) for one in rates.basis),
         plan=plan.to_dict(), version=_version(), date=datetime.now(UTC).strftime("%Y-%m-%d"), run=tuple(_commands(plan)), rates={},
@@ -75,7 +75,7 @@ def _version() -> str:
 
 
 def _search(plan: ServePlan, progress: Callable[[str], None]) -> Answered | None:
-    """The question of the plan at open loads, beside its own engine the others; None where nothing is legal any more."""
+    """The question of the plan at open loads, its own engine and the others; None where nothing is legal any more."""
     others = [one for one in engine_names() if one != plan.engine_name]
     said = vars(request_of_plan(plan)) | {plan.traffic.load: None, "engine": ",".join([plan.engine, *others])}
     with suppress(PlannerError):
@@ -149,11 +149,11 @@ def _point(row: ServeRow, group: str) -> tuple[Value, ...]:
     )  # fmt: skip
 
 
-def _front_chart(plan: ServePlan, mine: ServeRow, beside: Answered, rates: Rates) -> Chart:
-    rows = [_point(row_of_plan(one, rates), one.engine_name) for one in beside.front]
+def _front_chart(plan: ServePlan, mine: ServeRow, searched: Answered, rates: Rates) -> Chart:
+    rows = [_point(row_of_plan(one, rates), one.engine_name) for one in searched.front]
     rows.append(_point(mine, "this plan"))
-    first = beside.front[0] if beside.front else plan
-    last = beside.front[-1] if beside.front else plan
+    first = searched.front[0] if searched.front else plan
+    last = searched.front[-1] if searched.front else plan
     ends = [row_of_plan(one, rates) for one in (first, last)]
     reading = (
         f"From {shown(ends[0].tokens_per_second_per_user, 'rate')} tokens/s of a user ({ends[0].layout}) to "
@@ -229,10 +229,10 @@ def _memory_chart(found: ServePrediction) -> Chart:
     return chart("serve-memory", reading, rows, facts={"limit_gib": found.memory_limit_gib})
 
 
-def _alternatives(plan: ServePlan, beside: Answered | None, rates: Rates) -> Chart:
+def _alternatives(plan: ServePlan, searched: Answered | None, rates: Rates) -> Chart:
     """The best deployments of a search of the same question at open loads."""
     rows: list[tuple[Value, ...]] = []
-    for one, purpose in zip(beside.best, beside.purposes, strict=True) if beside else ():
+    for one, purpose in zip(searched.best, searched.purposes, strict=True) if searched else ():
         row = row_of_plan(one, rates)
         rows.append((
             purpose, row.engine, row.layout, row.load, row.tokens_per_second_per_gpu, row.tokens_per_second_per_user, row.ttft_s,
@@ -259,7 +259,7 @@ def _commands(plan: ServePlan) -> list[dict[str, str]]:
             "what": "Other hardware, the best deployment each",
             "command": f"plan serve what-if {FILE} --hardware h200-sxm,b200-sxm",
         },
-        {"what": "Set your own measurement beside it", "command": f"plan doctor {FILE} --measured bench.json"},
+        {"what": "Compare your own measurement with it", "command": f"plan doctor {FILE} --measured bench.json"},
     ]
 
 

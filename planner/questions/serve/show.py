@@ -12,10 +12,10 @@ from rich.text import Text
 
 from planner.costs import Rates, rates_of
 from planner.hardware import load_hardware
-from planner.serving.other_sizes import Change
 from planner.serving.published import QUALITY
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.serving_answer import Answered
+from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_data, row_of_plan
@@ -44,8 +44,8 @@ def print_answer(console: Console, found: Answered, ways: Sequence[Change] = ())
     first = found.best[0] if found.best else None
     for text in _verdict(found):
         console.print(text, soft_wrap=not console.is_terminal)
-    if found.beside:
-        console.print(escape(found.beside), soft_wrap=not console.is_terminal)
+    if found.pools_note:
+        console.print(escape(found.pools_note), soft_wrap=not console.is_terminal)
     if not found.kept:
         console.print(ways_table(ways) if ways else "No single change of those that were tried serves it.")
     if found.others and found.kept:
@@ -284,7 +284,7 @@ def answer_data(found: Answered, ways: Sequence[Change] = ()) -> dict[str, Any]:
 
     return {
         "model": question.model.name, "hardware": question.hardware_name, "gpus": question.gpus,
-        "disaggregated": found.beside, "traffic": traffic_text(task.traffic, task.loaded), "limits": limits_text(task.limits),
+        "disaggregated": found.pools_note, "traffic": traffic_text(task.traffic, task.loaded), "limits": limits_text(task.limits),
         "starts": found.fit,
         "kept": found.kept,
         "assumptions": [vars(one) for one in question.assumptions], "plans": lines(found.best, found.purposes),

@@ -1,4 +1,4 @@
-"""Several deployments beside each other on the terminal, and as plain data: splits, changes, plans."""
+"""Several deployments compared on the terminal, and as plain data: splits, changes, plans."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.text import Text
 from planner.costs import rates_of
 from planner.hardware import load_hardware
 from planner.questions.serve.show import change_data, money, number, print_notes, rows_table, time, title
-from planner.serving.other_sizes import Change
+from planner.serving.compared_splits import Compared
 from planner.serving.serve_plan import ServePlan
-from planner.serving.serving_changes import Compared
+from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question
 from planner.serving.serving_rows import row_data, row_of_plan
 from planner.terminal.tables import assumptions_table, percent, table
 
 
-def printed(console: Console, found: ComparedSplits | Changed | PlansBeside) -> None:
+def printed(console: Console, found: ComparedSplits | Changed | ComparedPlans) -> None:
     """Print one of them."""
     found.show(console)
 
 
 class ComparedSplits:
-    """Splits of one question beside each other."""
+    """Splits of one question, compared."""
 
     def __init__(self, question: Question, rows: Sequence[Compared]) -> None:
         self.question, self.rows = question, list(rows)
@@ -48,18 +48,8 @@ class ComparedSplits:
         question = self.question
         console.print(title(question))
         headings = (
-            "=layout",
-            ">load",
-            ">tok/s",
-            ">tok/s/GPU",
-            ">user",
-            ">TTFT",
-            ">TPOT",
-            ">weights, GiB",
-            ">cache",
-            ">comm.",
-            ">$/M out",
-        )
+            "=layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">weights, GiB", ">cache", ">comm.", ">$/M out",
+        )  # fmt: skip
         shown = table(*headings, title=f"Splits, {question.engines[0].name} {question.engines[0].version}")
         shown.padding = (0, 1, 0, 0)
         for one in self.rows:
@@ -109,19 +99,9 @@ class Changed:
             return
         console.print(title(self.rows[0].question))
         headings = (
-            "=change",
-            ">GPUs",
-            "=engine",
-            "=layout",
-            ">load",
-            ">tok/s",
-            ">tok/s/GPU",
-            ">user",
-            ">TTFT",
-            ">TPOT",
-            ">$/h",
+            "=change", ">GPUs", "=engine", "=layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">$/h",
             ">$/M out",
-        )
+        )  # fmt: skip
         shown = table(*headings, title="Best deployment each")
         shown.padding = (0, 1, 0, 0)
         for one in self.rows:
@@ -148,8 +128,8 @@ def _price(question: Question) -> str:
     return f"{basis.value} per GPU-hour ({basis.source}{', ' + basis.date if basis.date else ''})"
 
 
-class PlansBeside:
-    """Plans of files beside each other."""
+class ComparedPlans:
+    """Plans of files, compared."""
 
     def __init__(self, plans: Sequence[ServePlan]) -> None:
         self.plans = list(plans)

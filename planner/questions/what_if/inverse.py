@@ -11,8 +11,8 @@ from planner.costs import DAY, HOUR
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
+from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import Value, Variant, apply
-from planner.questions.what_if.rows import Pricing, Row, row_of
 from planner.search import Pins
 
 EVERY_NODE = 16
@@ -81,7 +81,7 @@ class Question:
     say: Callable[[str], None]
     """Called with what is tried."""
     many: bool = False
-    """One of many: nothing beside the answer itself is looked for."""
+    """One of many: nothing but the answer itself is looked for."""
     free_batch: bool = False
     """The global batch was not said: another number of GPUs takes the one that is usual for it."""
     keep: Callable[[Row], None] = lambda _: None

@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.hardware.names import profile_named
 from planner.keywords import flag_of
+from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
 from planner.questions.what_if.inverse import (
     Goal,
@@ -24,7 +25,6 @@ from planner.questions.what_if.inverse import (
     largest_batch,
     longest_sequence,
 )
-from planner.questions.what_if.rows import Pricing, Row, row_of
 from planner.search import Pins
 from planner.trainer_options import read_options
 

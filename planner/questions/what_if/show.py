@@ -10,8 +10,8 @@ from rich.text import Text
 
 from planner.costs import LEFT_OUT
 from planner.explain import layout_text
+from planner.questions.what_if.changed_rows import Row
 from planner.questions.what_if.numbers import WhatIf
-from planner.questions.what_if.rows import Row
 from planner.terminal.pictures import new_figure, write_picture
 from planner.terminal.tables import percent, seconds, table
 from planner.units import KILO, format_count

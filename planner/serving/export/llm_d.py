@@ -1,6 +1,6 @@
 """llm-d: values of its model service chart, one section for each pool.
 
-A router of the cluster's gateway stands before the pods; beside each decode pod runs a proxy that sends prompts to a prefill pod.
+A router of the cluster's gateway stands before the pods; with each decode pod runs a proxy that sends prompts to a prefill pod.
 [llm-d-incubation/llm-d-modelservice: values.yaml, examples/]
 """
 

@@ -33,7 +33,7 @@ def refusals(job: ServeJob) -> list[str]:
             )
         if pool.nodes > 1 and int(one.attn_dp) > 1 and int(one.tp) * int(one.pp) > pool.gpus_per_node:
             found.append(
-                f"an attention rank of tp {one.tp} x pp {one.pp} does not fit into a node of {pool.gpus_per_node} GPUs beside "
+                f"an attention rank of tp {one.tp} x pp {one.pp} does not fit into a node of {pool.gpus_per_node} GPUs with "
                 f"attn_dp {one.attn_dp}; choose tp x pp of at most {pool.gpus_per_node}"
             )
     return found

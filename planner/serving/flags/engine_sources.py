@@ -114,24 +114,24 @@ def _sglang_field(found: Flags, name: str, annotation: ast.expr, known: "_Source
     if not (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in ("A", "Annotated")):
         return
     parts = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-    told: dict[str, ast.expr] = {}
+    keywords: dict[str, ast.expr] = {}
     for part in parts[1:]:
         if isinstance(part, ast.Call) and ast.unparse(part.func) == "Derived":
             return
         if isinstance(part, ast.Call):
-            told = {one.arg: one.value for one in part.keywords if one.arg}
-    if len(parts) < 2 or ("no_cli" in told and ast.unparse(told["no_cli"]) == "True"):
+            keywords = {one.arg: one.value for one in part.keywords if one.arg}
+    if len(parts) < 2 or ("no_cli" in keywords and ast.unparse(keywords["no_cli"]) == "True"):
         return
     flag = _of_annotation(name, parts[0], known)
-    if "action" in told:
-        flag = _action(ast.unparse(told["action"])) or flag
-    if "type_parser" in told:
-        flag = {"type": _PARSERS.get(ast.unparse(told["type_parser"]), "str")}
-    choices = known.values(told["choices"]) if "choices" in told else None
+    if "action" in keywords:
+        flag = _action(ast.unparse(keywords["action"])) or flag
+    if "type_parser" in keywords:
+        flag = {"type": _PARSERS.get(ast.unparse(keywords["type_parser"]), "str")}
+    choices = known.values(keywords["choices"]) if "choices" in keywords else None
     if choices:
         flag["choices"] = choices
-    written = known.values(told["cli_name"]) if "cli_name" in told else None
-    aliases = (known.values(told["aliases"]) if "aliases" in told else None) or []
+    written = known.values(keywords["cli_name"]) if "cli_name" in keywords else None
+    aliases = (known.values(keywords["aliases"]) if "aliases" in keywords else None) or []
     _named(found, [written[0] if written else f"--{name.replace('_', '-')}", *aliases], flag)
 
 
@@ -317,13 +317,13 @@ def _bases(cls: str, known: _Sources) -> list[str]:
 
 def _of_call(call: ast.Call, known: _Sources) -> Flag:
     """A call of argparse's own form."""
-    told = {one.arg: one.value for one in call.keywords if one.arg}
-    flag: Flag = {"type": _PARSERS.get(ast.unparse(told["type"]), "str") if "type" in told else "str"}
-    if "action" in told:
-        flag = _action(ast.unparse(told["action"])) or flag
-    if "nargs" in told and ast.unparse(told["nargs"]) in ("'+'", "'*'"):
+    keywords = {one.arg: one.value for one in call.keywords if one.arg}
+    flag: Flag = {"type": _PARSERS.get(ast.unparse(keywords["type"]), "str") if "type" in keywords else "str"}
+    if "action" in keywords:
+        flag = _action(ast.unparse(keywords["action"])) or flag
+    if "nargs" in keywords and ast.unparse(keywords["nargs"]) in ("'+'", "'*'"):
         flag["type"] += "+"
-    choices = known.values(told["choices"]) if "choices" in told else None
+    choices = known.values(keywords["choices"]) if "choices" in keywords else None
     return {**flag, **({"choices": choices} if choices else {})}
 
 

@@ -1,4 +1,4 @@
-"""A file that starts servers, with what the user says beside it, as a serve plan."""
+"""A file that starts servers, with what the user adds to it, as a serve plan."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.serving.engine import Engine, load_engine
 from planner.serving.readback.server_commands import FORM, Found, Server, find_servers
-from planner.serving.readback.server_layouts import Told, told_by, weights_of
+from planner.serving.readback.server_layouts import Stated, stated_by, weights_of
 from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.serving.serving_rules import violations
@@ -31,7 +31,7 @@ DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 32
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSaid:
-    """What the user says beside the file; None = not said."""
+    """What the user adds to the file; None = not said."""
 
     model: str | None = None
     hardware: str | None = None
@@ -111,14 +111,14 @@ class _Reader:
         profile = load_hardware(hardware)
         if not hardware.endswith((".yaml", ".yml")):
             hardware = profile.name  # what people call it is not what plans are compared by
-        told = [told_by(one, model, self.settings(one)) for one in servers]
-        layouts = [self._layout(one, part, engine, profile) for one, part in zip(servers, told, strict=True)]
-        for part in told:
+        stated = [stated_by(one, model, self.settings(one)) for one in servers]
+        layouts = [self._layout(one, part, engine, profile) for one, part in zip(servers, stated, strict=True)]
+        for part in stated:
             self.unread += [text for text in part.unread if text not in self.unread]
             self.noise += [text for text in part.noise if text not in self.noise]
         used = sum(int(one.num_gpus) for one in layouts)
-        options = {key: value for key, value in told[-1].options.items() if value is not None}
-        precision = self._precision(told[-1], model_text, engine)
+        options = {key: value for key, value in stated[-1].options.items() if value is not None}
+        precision = self._precision(stated[-1], model_text, engine)
         for one in layouts:
             broken = violations(model, profile, engine, precision, replace(one, replicas=1))
             self.notes += [
@@ -129,7 +129,7 @@ class _Reader:
         return ServePlan(
             model=model, hardware=hardware, gpus=self.said.gpus or used, engine=engine.label,
             precision=precision, layout=layouts[-1],
-            prefill=layouts[0] if len(layouts) > 1 else None, traffic=self._traffic(told[-1], model),
+            prefill=layouts[0] if len(layouts) > 1 else None, traffic=self._traffic(stated[-1], model),
             options=self._options(options), assumptions=tuple(self.assumptions), why=f"read from {self.path.name}",
         )  # fmt: skip
 
@@ -171,13 +171,13 @@ class _Reader:
         return model, name
 
     def _engine(self, name: str) -> Engine:
-        told = self.said.engine or (f"{name}@{self.found.version}" if self.found.version else name)
-        engine = load_engine(told)
+        stated = self.said.engine or (f"{name}@{self.found.version}" if self.found.version else name)
+        engine = load_engine(stated)
         if engine.name != name:
-            raise PlannerError(f"{self.path}: it starts {name}, and --engine says {told}")
+            raise PlannerError(f"{self.path}: it starts {name}, and --engine says {stated}")
         if engine.note:
             self.notes.append(engine.note)
-        if "@" not in told and not engine.file:
+        if "@" not in stated and not engine.file:
             self.assume(
                 "engine",
                 f"{engine.name}@{engine.version}",
@@ -186,23 +186,23 @@ class _Reader:
             )
         return engine
 
-    def _layout(self, server: Server, told: Told, engine: Engine, hardware: Any) -> ServingLayout:
-        degrees = {**told.degrees, "replicas": told.degrees.get("replicas", 1) * server.copies}
+    def _layout(self, server: Server, stated: Stated, engine: Engine, hardware: Any) -> ServingLayout:
+        degrees = {**stated.degrees, "replicas": stated.degrees.get("replicas", 1) * server.copies}
         start = ServingLayout(**degrees)
         default = int(engine.default_max_batch(hardware, start)), int(engine.default_max_tokens(hardware, start))
         for what, value, standard in (
-            ("largest batch", told.batch, default[0]),
-            ("tokens of a step", told.tokens, default[1]),
+            ("largest batch", stated.batch, default[0]),
+            ("tokens of a step", stated.tokens, default[1]),
         ):
             if value is None and not any(one.what == what for one in self.assumptions):
                 self.assume(what, standard, f"default of {engine.name} {engine.version} on {hardware.name}", "--set")
-        return ServingLayout(**degrees, max_batch=told.batch or default[0], max_tokens=told.tokens or default[1])
+        return ServingLayout(**degrees, max_batch=stated.batch or default[0], max_tokens=stated.tokens or default[1])
 
-    def _precision(self, told: Told, model_text: str, engine: Engine) -> Precision:
-        weights = weights_of(told, model_text, self.given, lambda one: self.given.questions.append(one))
+    def _precision(self, stated: Stated, model_text: str, engine: Engine) -> Precision:
+        weights = weights_of(stated, model_text, self.given, lambda one: self.given.questions.append(one))
         if weights not in WEIGHTS:
             raise PlannerError(f"weights {shown(weights)}; it must be one of {', '.join(WEIGHTS)}")
-        cache = told.cache or engine.cache_dtype_default(weights)
+        cache = stated.cache or engine.cache_dtype_default(weights)
         if cache not in CACHES:
             self.unread.append(f"format of the cache {cache}: priced as fp8")
             cache = "fp8"
@@ -222,7 +222,7 @@ class _Reader:
 
     # -------------------------------------------------------------------------------------------- load
 
-    def _traffic(self, told: Told, model: ModelSpec) -> Traffic:
+    def _traffic(self, stated: Stated, model: ModelSpec) -> Traffic:
         bench = self.found.bench
         ends = {name: self._lengths(name, bench) for name in ("input", "output")}
         load, value = "concurrency", float(DEFAULT_CONCURRENCY)
@@ -239,13 +239,13 @@ class _Reader:
         else:
             self.assume("load", f"{value:g} requests at once", "the file does not say it", "--concurrency or --rate")
         return Traffic(
-            input=ends["input"], output=ends["output"], load=load, value=value, speculation=self._speculation(told)
+            input=ends["input"], output=ends["output"], load=load, value=value, speculation=self._speculation(stated)
         )
 
     def _lengths(self, name: str, bench: dict[str, Any]) -> Lengths:
-        told = self.said.input if name == "input" else self.said.output
-        if told is not None:
-            return told
+        stated = self.said.input if name == "input" else self.said.output
+        if stated is not None:
+            return stated
         size = bench.get(f"random_{name}_len")
         if isinstance(size, int) and size >= 1:
             return _drawn(size, _ratio(bench, name), bench["engine"])
@@ -253,9 +253,9 @@ class _Reader:
         self.assume(f"{name} tokens", default, "the file does not say them", f"--{name}-tokens")
         return Lengths.fixed(default)
 
-    def _speculation(self, told: Told) -> Speculation | None:
+    def _speculation(self, stated: Stated) -> Speculation | None:
         """Depth is the file's, acceptance the user's: it depends on the prompts."""
-        if not told.draft:
+        if not stated.draft:
             return None
         values: dict[str, Any] = {}
         for name, about in (
@@ -263,14 +263,14 @@ class _Reader:
             ("draft_parameters", "of the draft model"),
         ):
             given = self.given.setting(name)
-            values[name] = told.draft.get(name) if given is None else _number(given, f"--set {name}")
+            values[name] = stated.draft.get(name) if given is None else _number(given, f"--set {name}")
             if values[name] is None:
                 self.given.questions.append(
                     Question(name=name, about=about, choices=("0.7",) if name == "acceptance" else ("1e9",))
                 )
                 values[name] = 0.5
         return Speculation(
-            depth=min(int(told.draft["depth"]), 64),
+            depth=min(int(stated.draft["depth"]), 64),
             acceptance=values["acceptance"],
             draft_parameters=values["draft_parameters"],
         )

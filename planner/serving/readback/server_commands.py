@@ -172,16 +172,16 @@ def _named(engine: str, known: Flags, after: Iterable[Word]) -> dict[str, Any]:
     for name, values, under in options(after):
         head, _, inner = name.partition(".")
         value: Any = True if not values else values[0] if len(values) == 1 else values
-        told = gap(under) if under else _value(value)
+        read = gap(under) if under else _value(value)
         long, negated = _long_name(engine, known, head)
-        if negated and told is True:
-            told = False
+        if negated and read is True:
+            read = False
         if inner:
             section = found.setdefault(long, {})
             if isinstance(section, dict):
-                section[inner.replace("-", "_")] = told
+                section[inner.replace("-", "_")] = read
         else:
-            found[long] = told
+            found[long] = read
     return found
 
 
@@ -230,13 +230,13 @@ def _role(settings: dict[str, Any]) -> str:
 
 
 def _config(path: Path, engine: str, name: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the YAML file that a command names: beside the script, or written by it."""
+    """Settings of the YAML file that a command names: in the folder of the script, or written by it."""
     if name in files:
         data = library.parse_yaml(files[name], f"{path}: {name}")
     else:
         there = beside(path, name)
         if there is None:
-            raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script")
+            raise PlannerError(f"{path}: it names {name}, which is not there; put it next to the script")
         data = library.read_yaml(there)
     return {str(key).replace("-", "_"): value for key, value in data.items()}
 

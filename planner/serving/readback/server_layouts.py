@@ -57,7 +57,7 @@ _READ = {
 
 
 @dataclass
-class Told:
+class Stated:
     """What one server's command says, in the planner's words."""
 
     degrees: dict[str, int] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class Told:
     noise: list[str] = field(default_factory=list)
 
 
-def told_by(server: Server, model: ModelSpec, settings: Settings) -> Told:
+def stated_by(server: Server, model: ModelSpec, settings: Settings) -> Stated:
     """One server's settings. Raises PlannerError for values of a wrong type."""
-    found: Told = _ENGINES[server.engine](settings, model)
+    found: Stated = _ENGINES[server.engine](settings, model)
     for key in _READ[server.engine].split():
         settings.asked.add(key)
     known = recorded(server.engine)["programs"][PROGRAMS[server.engine]]
@@ -91,7 +91,7 @@ def told_by(server: Server, model: ModelSpec, settings: Settings) -> Told:
     return found
 
 
-def _vllm(one: Settings, model: ModelSpec) -> Told:
+def _vllm(one: Settings, model: ModelSpec) -> Stated:
     tp, pp, dp = (one.size(f"{name}_parallel_size") for name in ("tensor", "pipeline", "data"))
     groups = dp if model.is_moe else 1
     spread = one.flag("enable_expert_parallel") and model.is_moe
@@ -104,7 +104,7 @@ def _vllm(one: Settings, model: ModelSpec) -> Told:
     }
     degrees |= {"ep": tp * groups, "moe_tp": 1} if spread else {"ep": 1, "moe_tp": tp * groups if model.is_moe else 1}
     batch = one.number("max_num_seqs")
-    return Told(
+    return Stated(
         degrees=degrees, batch=None if batch is None else batch * groups, tokens=one.number("max_num_batched_tokens"),
         options=_options(one, "gpu_memory_utilization", "max_model_len") | {
             "prefix_caching": _maybe(one, "enable_prefix_caching"), "chunked_prefill": _maybe(one, "enable_chunked_prefill"),
@@ -126,7 +126,7 @@ def _vllm_draft(one: Settings, model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _sglang(one: Settings, model: ModelSpec) -> Told:
+def _sglang(one: Settings, model: ModelSpec) -> Stated:
     ranks, pp, dp = one.size("tp_size"), one.size("pp_size"), one.size("dp_size")
     groups = one.size("attn_dp_size")
     if one.flag("enable_dp_attention"):
@@ -154,7 +154,7 @@ def _sglang(one: Settings, model: ModelSpec) -> Told:
         "eager": one.flag("disable_cuda_graph"),
     }
     options["chunked_prefill"] = False if chunk is not None and chunk <= 0 else None
-    return Told(
+    return Stated(
         degrees=degrees, batch=one.number("max_running_requests"), tokens=max(chunk // groups, 1) if chunk and chunk > 0 else None,
         options=options, cache=_cache(one.get("kv_cache_dtype")), quantization=str(one.get("quantization", "")),
         dtype=str(one.get("dtype", "")), draft=_sglang_draft(one, model),
@@ -170,7 +170,7 @@ def _sglang_draft(one: Settings, model: ModelSpec) -> dict[str, Any]:
     return {"depth": max(depth, 1), "draft_parameters": _draft_size("mtp" if own else method, model)}
 
 
-def _trtllm(one: Settings, model: ModelSpec) -> Told:
+def _trtllm(one: Settings, model: ModelSpec) -> Stated:
     ranks, pp = one.size("tensor_parallel_size"), one.size("pipeline_parallel_size")
     whole = one.flag("enable_attention_dp")
     ep, split = one.number("moe_expert_parallel_size"), one.number("moe_tensor_parallel_size")
@@ -193,13 +193,13 @@ def _trtllm(one: Settings, model: ModelSpec) -> Told:
         method = str(part.get("decoding_type", "")).lower()
         depth = part.number("num_nextn_predict_layers") or part.size("max_draft_len")
         draft = {"depth": depth, "draft_parameters": _draft_size(method, model)}
-    return Told(
+    return Stated(
         degrees=degrees, batch=None if batch is None else batch * degrees["attn_dp"], tokens=one.number("max_num_tokens"),
         options=options, cache=_cache(cache.get("dtype", one.get("kv_cache_dtype"))), draft=draft,
     )  # fmt: skip
 
 
-_ENGINES: dict[str, Callable[[Settings, ModelSpec], Told]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+_ENGINES: dict[str, Callable[[Settings, ModelSpec], Stated]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
 
 
 def _options(one: Settings, share: str, length: str) -> dict[str, Any]:
@@ -227,23 +227,23 @@ def _draft_size(method: str, model: ModelSpec) -> float | None:
     return None
 
 
-def weights_of(told: Told, model_text: str, said: Given, ask: Callable[[Question], None]) -> str:
+def weights_of(stated: Stated, model_text: str, said: Given, ask: Callable[[Question], None]) -> str:
     """Format of the weights: as the user says, by --quantization, by the model's name, else by --dtype; asked where it is open."""
     if (given := said.setting("weights")) is not None:
         return str(value_of(given))
     by_name = next((kind for form, kind in NAMES if re.search(form, model_text.lower())), "")
-    if told.quantization:
-        known = FORMATS.get(told.quantization) or by_name
+    if stated.quantization:
+        known = FORMATS.get(stated.quantization) or by_name
         if not known:
             ask(
                 Question(
                     name="weights",
-                    about=f"their format under {told.quantization}",
+                    about=f"their format under {stated.quantization}",
                     choices=("fp8", "int4", "int8", "nvfp4"),
                 )
             )
         return known or "bf16"
-    return by_name or {"float16": "fp16", "half": "fp16"}.get(told.dtype, "bf16")
+    return by_name or {"float16": "fp16", "half": "fp16"}.get(stated.dtype, "bf16")
 
 
 def total_of(model: ModelSpec) -> float:

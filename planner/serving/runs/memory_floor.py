@@ -17,7 +17,7 @@ from planner.units import KILO
 def impossible(
     row: ServingRow, model: ModelSpec, hardware: HardwareProfile, weights: str, layout: Degrees | None
 ) -> str:
-    """What the figures say that cannot be; '' = nothing, or it cannot be told (experts, speculation, no layout)."""
+    """What the figures say that cannot be; '' = nothing, or it is not known (experts, speculation, no layout)."""
     output = row.get("load.osl")
     speculates = str(row.get("options").get("speculative") or "none") != "none" or "spec-unknown" in row.flags
     if model.is_moe or speculates or layout is None or not output:

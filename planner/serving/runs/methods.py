@@ -61,7 +61,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
     else:
         one = {}
     tokens = one.get("max_tokens", 0)
-    if "tokens_above" in one:  # beside the prompt and a token of each sequence
+    if "tokens_above" in one:  # on top of the prompt and a token of each sequence
         tokens = max(tokens, int(one["tokens_above"] + flight + (lengths[0] or 0)))
     receive = max((steps for least, steps in one.get("receive", ()) if flight >= least), default=1)
     return Launch(

@@ -59,7 +59,7 @@ class Case:
 def predict_runs(
     runs: Sequence[ServingRun], progress: Callable[[int], object] = lambda done: None
 ) -> list[ServingAnswer]:
-    """The answer to every run, in their order. ``progress`` is told how many are done."""
+    """The answer to every run, in their order. ``progress`` is called with how many are done."""
     answers = [ServingAnswer(status=UNSUPPORTED, reason=one.unsupported) for one in runs]
     groups: dict[tuple[object, ...], list[Case]] = defaultdict(list)
     known: dict[tuple[object, ...], Served] = {}

@@ -1,6 +1,6 @@
 """Files of published serving runs, every value checked: what a row says, nothing derived.
 
-A file of serving runs has the key ``client`` or ``engine`` beside ``source`` and ``rows`` (profiles/serving-runs/README.md). A key
+A file of serving runs has the key ``client`` or ``engine`` with ``source`` and ``rows`` (profiles/serving-runs/README.md). A key
 that is nearly a known one is refused as a slip; other unknown keys are kept aside and named in the answer of the row.
 """
 

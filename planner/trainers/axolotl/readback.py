@@ -79,7 +79,7 @@ def _targets(given: Settings) -> str:
 
 
 def _parallel(given: Settings, found: Sharding) -> Sharding:
-    """Degrees of axolotl's own keys, beside what FSDP or DeepSpeed say. Raises PlannerError."""
+    """Degrees of axolotl's own keys, in addition to what FSDP or DeepSpeed say. Raises PlannerError."""
     tp, ep, replicas = (given.size(f"{name}_size") for name in ("tensor_parallel", "expert_parallel", "dp_replicate"))
     shards = given.number("dp_shard_size")
     cp = max(given.size("context_parallel_size"), given.size("sequence_parallel_degree"))

@@ -21,7 +21,7 @@ LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot", "ray")
 """Names after --launcher."""
 RUNS = {"run": "The run itself.", "smoke": "A few steps on synthetic data, with the same parallelism."}
 SCHEDULED = {"slurm": {"sbatch": "slurm.sbatch.j2"}, "ray": {"ray.py": "ray_train.py.j2"}}
-"""Ending of the file that a launcher gets beside the scripts, and its template."""
+"""Ending of the file that a launcher gets with the scripts, and its template."""
 LARGEST_CONFIG_MAP = 900_000
 """Bytes of files that go into a ConfigMap; the API server stores up to 1 MiB with its metadata."""
 MOST_LINES = 64

@@ -1,4 +1,4 @@
-"""What LitGPT alone does: queries and keys beside the tensor they are views of, and a frozen base in FSDP's flat parameters."""
+"""What LitGPT alone does: queries and keys as well as the tensor they are views of, and a frozen base in FSDP's flat parameters."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ LAUNCHERS = re.compile(
     r"jobid|label|container.*|mpi|export|kill.on.bad.exit|wait|hostfile|num.(nodes|gpus)|launcher|include|exclude|force.multi|"
     r"[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module"
 )
-"""What launchers are told, not the trainer."""
+"""Flags of launchers, not of the trainer."""
 
 
 def of_script(text: str, where: str, given: Given, directory: Path | None) -> Arguments:
@@ -132,19 +132,19 @@ def _words(value: Value) -> list[str]:
 
 def gpus_of(script: Script, words: Sequence[str]) -> int | None:
     """GPUs of the job: from the launcher's words, #SBATCH lines, or variables of usual names; None where they do not say it."""
-    told: dict[str, str] = {}
+    flags: dict[str, str] = {}
     for name, values, under in options(words_of(words)):
         if not under and values:
-            told.setdefault(name, values[0])
-    if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(told, ("n", "np"))):
+            flags.setdefault(name, values[0])
+    if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(flags, ("n", "np"))):
         return ranks
-    per_node = _first(told, _PER_NODE) or _batch_gpus(script)
-    nodes = _first(told, _NODES) or _whole(script.batch.get("nodes"))
-    actor = [_whole(told.get(name)) for name in ("actor-num-nodes", "actor-num-gpus-per-node")]
+    per_node = _first(flags, _PER_NODE) or _batch_gpus(script)
+    nodes = _first(flags, _NODES) or _whole(script.batch.get("nodes"))
+    actor = [_whole(flags.get(name)) for name in ("actor-num-nodes", "actor-num-gpus-per-node")]
     if all(actor):
         return prod(one for one in actor if one)
-    single = any(name in told for name in ("nproc_per_node", "nproc-per-node", "num_gpus", "standalone"))
-    if per_node and (nodes or (single and not any(name in told for name in _NODES))):
+    single = any(name in flags for name in ("nproc_per_node", "nproc-per-node", "num_gpus", "standalone"))
+    if per_node and (nodes or (single and not any(name in flags for name in _NODES))):
         return per_node * (nodes or 1)
     if _whole(script.batch.get("ntasks")) and not single:
         return _whole(script.batch["ntasks"])
@@ -159,8 +159,8 @@ def _batch_gpus(script: Script) -> int | None:
     return int(gres[1]) if gres else int(each[1]) if each else tasks if tasks and tasks > 1 else None
 
 
-def _first(told: dict[str, str], names: Sequence[str]) -> int | None:
-    return next((count for name in names if (count := _whole(told.get(name)))), None)
+def _first(flags: dict[str, str], names: Sequence[str]) -> int | None:
+    return next((count for name in names if (count := _whole(flags.get(name)))), None)
 
 
 def _whole(text: str | None) -> int | None:

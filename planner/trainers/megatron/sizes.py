@@ -83,8 +83,8 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         sizes = ("num_layers", "hidden_size", "num_heads", "ffn_size", "num_experts")
         differ = [one for one in sizes if getattr(said, one) != getattr(model, one)]
         if differ:
-            told = ", ".join(f"{one} {getattr(model, one)}, not {getattr(said, one)}" for one in differ)
-            found.notes.append(f"--model {said.name} is another model than the file's: {told}")
+            differences = ", ".join(f"{one} {getattr(model, one)}, not {getattr(said, one)}" for one in differ)
+            found.notes.append(f"--model {said.name} is another model than the file's: {differences}")
         return said
     return known_model(model, name) if rows else _with_vocabulary(found, model)
 

@@ -50,7 +50,7 @@ GPUS = "A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
 
 
 def read(path: Path, given: Given) -> Reading:
-    """The job of a configuration; scripts that it reads are followed where they lie beside it. Raises PlannerError."""
+    """The job of a configuration; scripts that it reads are followed where they lie in its folder. Raises PlannerError."""
     script = evaluate(read_text(path), str(path), given.settings, path.parent)
     given.used.update(
         given.settings.keys() & (script.variables.mentioned | {*NAMES, *FLAGS, *TEXTS, *FROZEN, "FP8", "DGXNGPU", "MINIBS", "LORA"})

@@ -46,8 +46,8 @@ def read(path: Path, said: Given) -> Reading:
     gpus = said.num_gpus or found.num_gpus
     if "megatron" in found.program:
         return parse_megatron(given, mode, gpus)
-    told = said.num_gpus or (found.sharding or Sharding()).num_gpus
-    if (found.visible or 1) > (found.num_gpus or 1) and told is None:
+    stated = said.num_gpus or (found.sharding or Sharding()).num_gpus
+    if (found.visible or 1) > (found.num_gpus or 1) and stated is None:
         raise PlannerError(
             f"{path}: {found.num_gpus or 1} processes see {found.visible} GPUs: layers spread over GPUs by device_map are not "
             "modelled; set NPROC_PER_NODE, or say --gpus N where every GPU has a process"

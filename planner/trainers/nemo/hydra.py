@@ -69,7 +69,7 @@ def read(path: Path, said: Given) -> Reading:
 
 
 def of_command(path: Path, said: Given) -> Reading:
-    """The job of a command with overrides, over the configuration that it names: beside it, or as NeMo publishes it. Raises
+    """The job of a command with overrides, over the configuration that it names: in its folder, or as NeMo publishes it. Raises
     PlannerError."""
     found = launched(path, said, PROGRAM)
     program = re.sub(r"^train_", "", found.program.rpartition("/")[2].removesuffix(".py"))
@@ -78,7 +78,8 @@ def of_command(path: Path, said: Given) -> Reading:
     known = library.read_yaml(Path(__file__).with_name("configurations.yaml"))
     file = beside(path, f"{folder}/{named}.yaml")
     if file is None and named not in known:
-        raise PlannerError(f"{path}: its configuration {shown(named or program)} is not beside it, nor one of {', '.join(known)}")
+        names = ", ".join(known)
+        raise PlannerError(f"{path}: its configuration {shown(named or program)} is neither in its folder nor one of {names}")
     base = file_settings(file, "a configuration of NeMo") if file is not None else known[named]
     words = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
     reading = parse(path, program, override(base, words), said)

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "use_distributed_optimizer": True, "sequence_parallel": True, "bf16": True, "seq_length": 1024, "global_batch_size": 16,
     "cp_comm_type": "p2p",
 }  # fmt: skip
-"""Of a pre-trainer on Megatron-LM, beside Megatron's own."""
+"""Of a pre-trainer on Megatron-LM, in addition to Megatron's own."""
 NO_DROPOUT = re.compile(r"(llama|qwen2\.5|qwen3_235B|glm|minimax|lfm)")
 """Families whose files switch dropout off; others inherit 0.1."""
 QUIET = re.compile(r"(.*sink_level|log_avg_.*|disable_(wandb|tensorboard|last_saving)|wandb_.*|enable_primus_turbo|use_turbo_.*|"

@@ -109,7 +109,7 @@ def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
 
 
 def _model(paths: list[str], name: str, flavor: str) -> str:
-    """The preset that a configuration trains, by its assets or by family and flavour; '' = not told."""
+    """The preset that a configuration trains, by its assets or by family and flavour; '' = not stated."""
     for one in paths:
         tail = one.replace("\\", "/").rstrip("/").split("/")
         if preset := next((preset for part in reversed(tail[-3:]) if (preset := preset_of(part))), None):
@@ -317,6 +317,6 @@ def _file(path: Path, name: str) -> dict[str, Any]:
     name = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
     file = beside(path, name, (".toml",))
     if file is None:
-        raise PlannerError(f"{path}: it names {name}, which is not there; put it beside the script, or import that file")
+        raise PlannerError(f"{path}: it names {name}, which is not there; put it next to the script, or import that file")
     return library.parse_toml(read_text(file), str(file))
 

@@ -59,7 +59,7 @@ def _configuration(path: Path, name: str) -> dict[str, Any]:
     known = library.read_yaml(Path(__file__).with_name("configs.yaml"))
     if name.removesuffix(".yaml") not in known:
         near = ", ".join(nearest_first(name, known)[:3])
-        raise PlannerError(f"{path}: configuration {shown(name)} is neither a file beside it nor a published one, like {near}")
+        raise PlannerError(f"{path}: configuration {shown(name)} is neither a file in its folder nor a published one, like {near}")
     return dict(known[name.removesuffix(".yaml")])
 
 

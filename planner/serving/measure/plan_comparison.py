@@ -1,4 +1,4 @@
-"""Measured beside predicted, at the load that was measured, and what would explain the gap.
+"""Measured against predicted, at the load that was measured, and what would explain the gap.
 
 Every cause is priced again with the model itself; what it explains is the part of the gap, in the logarithm, that it closes over
 the quantities that were measured. [docs/explain.md does the same for training steps]
@@ -27,7 +27,7 @@ COMPARED = ("tpot.mean", "ttft.mean", "output_tokens_per_second")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class MeasuredQuantity:
     """One quantity."""
 
     quantity: str
@@ -61,12 +61,12 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run beside its plan."""
+    """A run with its plan."""
 
     plan: ServePlan
     """With the load that was measured, priced."""
     result: BenchResult
-    rows: tuple[Beside, ...]
+    rows: tuple[MeasuredQuantity, ...]
     """Largest deviation first."""
     notes: tuple[str, ...]
     causes: tuple[Cause, ...] = ()
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def compare_with(plan: ServePlan, result: BenchResult, *, causes: bool = True) -> Comparison:
-    """The run beside the plan, which is priced at the run's own load where that differs. Raises PlannerError."""
+    """The run against the plan, which is priced at the run's own load where that differs. Raises PlannerError."""
     traffic, notes = _as_measured(plan.traffic, result)
     again = priced(replace(plan, traffic=traffic))
     if notes:
@@ -104,7 +104,7 @@ def compare_with(plan: ServePlan, result: BenchResult, *, causes: bool = True) -
     return Comparison(plan=again, result=result, rows=ordered, notes=tuple(notes), causes=found)
 
 
-def _size(one: Beside) -> float:
+def _size(one: MeasuredQuantity) -> float:
     return (
         abs(math.log(one.predicted / one.measured)) if math.isfinite(one.predicted) and one.predicted > 0 else math.inf
     )
@@ -134,17 +134,17 @@ def _as_measured(traffic: Traffic, result: BenchResult) -> tuple[Traffic, list[s
     return traffic, notes
 
 
-def _rows(found: ServePrediction, result: BenchResult, ranges: Any) -> Iterator[Beside]:
+def _rows(found: ServePrediction, result: BenchResult, ranges: Any) -> Iterator[MeasuredQuantity]:
     for name in LATENCIES:
         for figure, measured in result.latencies.get(name, {}).items():
             interval = tuple(ranges[name]) if figure == "mean" and name in ranges else None
-            yield Beside(
+            yield MeasuredQuantity(
                 quantity=f"{name}.{figure}", measured=measured, predicted=found.latency(name, figure), interval=interval
             )
     for name, measured in result.rates.items():
         if measured > 0:
             interval = tuple(ranges[name]) if name in ranges else None
-            yield Beside(quantity=name, measured=measured, predicted=getattr(found, name), interval=interval)
+            yield MeasuredQuantity(quantity=name, measured=measured, predicted=getattr(found, name), interval=interval)
 
 
 # ------------------------------------------------------------------------------------------------ causes
