@@ -21,6 +21,7 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile
 from planner.schema import Name, Positive, Seconds, Text, check_keys, keys, one_of, read, value_of, within
 from planner.serving.engine_facts import (
+    DEGREES,
     FORMATS,
     GENERATIONS,
     HOST,
@@ -93,8 +94,8 @@ class Engine:
     """Weights in host memory: kernels read them over the link (streams), or the CPU computes their experts (computes)."""
     splits_blocks: bool
     """Scales of a block of 128 x 128 may be cut by the tensor degree."""
-    decode_context: bool
-    """The cache of a sequence can be split over ranks of the tensor group by position."""
+    degrees: tuple[Annotated[str, one_of(DEGREES)], ...]
+    """Of DEGREES those that it has."""
     formats: Annotated[dict[str, tuple[Name, ...]], keys(FORMATS, required=False)]
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]

@@ -25,6 +25,8 @@ GENERATIONS = ("Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "CDNA2
 """Architectures of NVIDIA and AMD, oldest first; those of a profile begin with one of these."""
 KINDS = ("latent", "sparse", "sinks", "chunked", *LINEAR_KINDS)
 """What a model may have that not every engine runs: MLA, an indexer, attention sinks, chunked attention, linear attention."""
+DEGREES = ("attn_dp", "dcp")
+"""Degrees that not every engine has: attention data parallelism, and the cache of a sequence split by position."""
 Count = Annotated[float, within(0, 1e9)]
 Where = Annotated[str, one_of(("all", "plain"))]  # plain: no norm of queries and keys, no MLA, no experts
 

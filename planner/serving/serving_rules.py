@@ -153,8 +153,8 @@ def _linear_heads(job: ServingJob, at: Any) -> Iterator[Any]:
 def _context(job: ServingJob, at: Any) -> Iterator[Any]:
     kv, heads = job.model.num_kv_heads, job.model.num_heads
     repeats = at.tp % at.dcp == 0 if job.model.is_mla else (at.tp % (kv * at.dcp) == 0) & (heads // kv % at.dcp == 0)
-    yield (at.dcp == 1) | (job.engine.decode_context & repeats)
-    if not job.engine.decode_context:
+    yield (at.dcp == 1) | (("dcp" in job.engine.degrees) & repeats)
+    if "dcp" not in job.engine.degrees:
         yield f"{job.title} does not split the cache of a sequence: dcp {at.dcp} must be 1"
     elif job.model.is_mla:
         yield f"dcp {at.dcp} does not divide tp {at.tp}; give a divisor"
@@ -163,6 +163,12 @@ def _context(job: ServingJob, at: Any) -> Iterator[Any]:
             f"dcp {at.dcp} splits what tp repeats: tp {at.tp} must be a multiple of {kv} key-value heads x dcp, and dcp divide the "
             f"{heads // kv} queries of each; give a larger tp or dcp 1"
         )
+
+
+@rule("attention data parallelism")
+def _spread_attention(job: ServingJob, at: Any) -> Iterator[Any]:
+    yield (at.attn_dp == 1) | ("attn_dp" in job.engine.degrees)
+    yield f"{job.title} has no attention data parallelism: attn_dp {at.attn_dp} must be 1; choose a newer version"
 
 
 @rule("attention of TensorRT-LLM", "trtllm")

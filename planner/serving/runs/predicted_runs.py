@@ -87,6 +87,8 @@ def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) 
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
         known[key] = Served(model=run.model, hardware=run.hardware, engine=engine, precision=Precision(**cache))
     served, layouts = known[key], run.split.layouts
+    if len(layouts) > 1 and "attn_dp" not in served.engine.degrees:
+        layouts = tuple(one for one in layouts if one.attn_dp == 1) or layouts
     if run.split.decode is not None:
         layouts = (run.split.decode,)
     elif not layouts:
