@@ -11,7 +11,7 @@ from test_serving_step import DENSE, closed_loop
 
 from planner.serving import load
 from planner.serving.engine_passes import Engine
-from planner.serving.lock_step import prompts_per_decode, train_of
+from planner.serving.lock_step import train_of
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
@@ -62,9 +62,9 @@ def test_a_train_of_equal_prompts_by_hand() -> None:
     alone = train_of(equal, 1.0, 1.0)
     assert float(alone.own) == 1.0 and float(alone.ahead) == float(alone.share) == 0.0
     spread = Engine(DENSE, layout, Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(128, 384), value=8.0))
-    assert float(prompts_per_decode(spread, 8.0)) == pytest.approx(8.0 / 256.0)  # for ever: out of step
+    assert float(spread.prompts_per_decode(8.0)) == pytest.approx(8.0 / 256.0)  # for ever: out of step
     short = Engine(DENSE, layout, replace(spread.traffic, output=Lengths.uniform(240, 272), waves=4.0))
-    assert float(prompts_per_decode(short, 64.0)) == pytest.approx((2.0 * 2.0 - 1.0) / 4.0 * 64.0 / 32.0)
+    assert float(short.prompts_per_decode(64.0)) == pytest.approx((2.0 * 2.0 - 1.0) / 4.0 * 64.0 / 32.0)
 
 
 def test_percentiles_of_the_first_token() -> None:

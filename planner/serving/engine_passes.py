@@ -82,7 +82,7 @@ class Engine:
         mixes = self.served.engine.mixes_prefill
         number, whole = self.passes(batch if mixes else 0.0, busy)
         added = np.maximum(whole - decode, 0.0) if mixes else whole
-        return number * added * self.together(batch) / self.dp, number * whole
+        return number * added * self.together(batch, number) / self.dp, number * whole
 
     def passes(self, batch: Any, busy: Any = 0.0) -> tuple[Floats, Floats]:
         """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``."""
@@ -94,9 +94,23 @@ class Engine:
         )  # fmt: skip
         return number, np.asarray(step_time(self.served, self.layout, work).total)
 
-    def together(self, batch: Any) -> Floats:
+    def together(self, batch: Any, number: Any) -> Floats:
         """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
         with a prompt holds up all of them, unless another has one too. (1 - (1 - f)^p) / (f p) where a pass has one with the
-        chance f = B / (O p): from 1, when prompts are rare, to 1 / p."""
-        chance = np.clip(np.asarray(batch) / (np.maximum(self.output, 1.0) * self.pp), 1e-6, 1.0 - 1e-12)
+        chance f, n prompts of ``number`` passes over p groups: from 1, when prompts are rare, to 1 / p."""
+        chance = np.clip(self.prompts_per_decode(batch) * number / self.pp, 1e-6, 1.0 - 1e-12)
         return np.asarray(-np.expm1(self.pp * np.log1p(-chance)) / (chance * self.pp))
+
+    @property
+    def width(self) -> Floats:
+        """w: decodes over which answers that started together end; equal lengths: 0."""
+        return np.asarray(np.sqrt(12.0 * self.traffic.output.variation) * self.output)
+
+    def prompts_per_decode(self, requests: Any) -> Floats:
+        """n: the mean of N / (sqrt(k) w) over the waves k = 1 .. W of a run, (2 sqrt(W) - 1) / W N / w, not below N / O; of a loop
+        that goes on for ever N / O unless lengths are equal."""
+        polled = np.asarray(self.layout.receive_interval, dtype=np.float64)
+        apart = requests * polled / np.maximum(self.output, 1.0)
+        waves, width = self.traffic.waves, self.width
+        in_step = (2.0 * np.sqrt(waves) - 1.0) / waves if waves is not None else 0.0
+        return np.maximum(apart, np.where(width < 1.0, requests, in_step * requests / np.maximum(width, 1.0)))

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
 from planner.serving.engine_passes import Engine
 
 
@@ -36,7 +35,7 @@ def bulk_of(engine: Engine, requests: Any) -> Bulk:
     """A prompt holds up all but those of its own passes and of later ones of the same bulk."""
     requests = np.maximum(requests, 1.0)
     polled = np.asarray(engine.layout.receive_interval, dtype=np.float64) / np.maximum(engine.output, 1.0)
-    size = np.clip(requests * np.maximum(1.0 / np.maximum(width_of(engine), 1.0), polled), 1.0, requests)
+    size = np.clip(requests * np.maximum(1.0 / np.maximum(engine.width, 1.0), polled), 1.0, requests)
     packed = np.clip(np.floor(engine.budget / engine.input) * engine.dp, 1.0, size)
     return Bulk(size=size, packed=packed, share=(requests - size + 0.5 * (size - packed)) / requests)
 
@@ -57,21 +56,7 @@ def train_of(engine: Engine, requests: Any, batch: Any) -> Train:
     """``requests`` in flight of which ``batch`` decode: n prompts a pass, those that fit at most, and those that came meanwhile."""
     requests = np.maximum(requests, 1.0)
     fit = engine.room(batch) * engine.dp / engine.input
-    together = np.minimum(prompts_per_decode(engine, requests), fit)
+    together = np.minimum(engine.prompts_per_decode(requests), fit)
     own = np.clip(1.0 + together * (requests - 1.0) / requests, 1.0, np.maximum(np.minimum(fit, requests), 1.0))
     share = np.maximum(requests - own, 0.0) / requests
     return Train(own=own, ahead=together * share, share=share)
-
-
-def width_of(engine: Engine) -> Floats:
-    """w: decodes over which answers that started together end; equal lengths: 0."""
-    return np.asarray(np.sqrt(12.0 * engine.traffic.output.variation) * engine.output)
-
-
-def prompts_per_decode(engine: Engine, requests: Any) -> Floats:
-    """n: the mean of N / (sqrt(k) w) over the waves k = 1 .. W of a run, (2 sqrt(W) - 1) / W N / w, not below N / O; of a loop that
-    goes on for ever N / O unless lengths are equal."""
-    apart = requests * np.asarray(engine.layout.receive_interval, dtype=np.float64) / np.maximum(engine.output, 1.0)
-    width, waves = width_of(engine), engine.traffic.waves
-    in_step = (2.0 * np.sqrt(waves) - 1.0) / waves if waves is not None else 0.0
-    return np.maximum(apart, np.where(width < 1.0, requests, in_step * requests / np.maximum(width, 1.0)))
