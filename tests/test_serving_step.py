@@ -297,10 +297,13 @@ def test_context_parallel_decode_pays_for_its_exchanges() -> None:
 
 
 def test_prompts_hold_up_all_groups_of_a_pipeline() -> None:
-    """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass only a p-th."""
-    traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(100))
+    """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass only a p-th; so do equal lengths,
+    whose prompts come together."""
+    traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(50, 150))
     one, four = (Engine(DENSE, ServingLayout(tp=2, pp=pp, max_batch=1024), traffic) for pp in (1, 4))
-    assert float(one.together(50.0)) == pytest.approx(1.0)
-    assert float(four.together(0.01)) == pytest.approx(1.0, rel=1e-3)
-    assert float(four.together(400.0)) == pytest.approx(0.25)
-    assert float(four.together(200.0)) == pytest.approx((1 - 0.5**4) / 2.0)
+    assert float(one.together(50.0, 1.0)) == pytest.approx(1.0)
+    assert float(four.together(0.01, 1.0)) == pytest.approx(1.0, rel=1e-3)
+    assert float(four.together(400.0, 1.0)) == pytest.approx(0.25)
+    assert float(four.together(200.0, 1.0)) == float(four.together(100.0, 2.0)) == pytest.approx((1 - 0.5**4) / 2.0)
+    equal = Engine(DENSE, four.layout, replace(traffic, output=Lengths.fixed(100)))
+    assert float(equal.together(8.0, 1.0)) == pytest.approx(0.25)
