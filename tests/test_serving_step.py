@@ -297,7 +297,7 @@ def test_context_parallel_decode_pays_for_its_exchanges() -> None:
 
 
 def test_prompts_hold_up_all_groups_of_a_pipeline() -> None:
-    """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass only a p-th; so do equal lengths,
+    """One stage: a prompt costs its time. p stages: rare prompts cost it too, prompts in every pass a p-th; so do equal lengths,
     whose prompts come together."""
     traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(50, 150))
     one, four = (Engine(DENSE, ServingLayout(tp=2, pp=pp, max_batch=1024), traffic) for pp in (1, 4))
