@@ -28,7 +28,8 @@ def said(*words: str) -> str:
     return done.output
 
 
-def test_one_request_in_flight_never_waits_for_its_own_prompt() -> None:
+@pytest.mark.parametrize(("speculation", "tokens"), [(None, 1.0), ("depth=2,acceptance=0.5,draft=1B", 1.75)])
+def test_one_request_in_flight_never_waits_for_its_own_prompt(speculation: str | None, tokens: float) -> None:
     found = planner.serve_estimate(
         model="llama-8b",
         hardware="h100-sxm",
@@ -37,9 +38,10 @@ def test_one_request_in_flight_never_waits_for_its_own_prompt() -> None:
         input="fixed:100k",
         output="fixed:256",
         concurrency=1,
+        speculation=speculation,
     ).file.prediction
-    assert found is not None
-    assert found.tpot_s["mean"] == pytest.approx(sum(found.step_s.values()), rel=1e-5)
+    assert found is not None and (found.step_s["draft"] > 0) == (speculation is not None)
+    assert found.tpot_s["mean"] * tokens == pytest.approx(sum(found.step_s.values()), rel=1e-5)
     assert found.requests_per_second * found.e2e_s["mean"] == pytest.approx(
         1.0, rel=0.07
     )  # the client is beside the loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,14 @@ class Engine:
 
     def decode(self, batch: Any, busy: Any = 0.0) -> Floats:
         """D(B): seconds of one pass over all stages that only decodes; ``busy``: share of the time that goes to prompts."""
-        clock = self.clock(batch, busy)
-        work = Pass(batch=np.maximum(batch, 1e-6), context=self.context, queries=self.drafted, clock=clock)
+        return np.asarray(self.decode_step(batch, busy).total)
+
+    def decode_step(self, batch: Any, busy: Any = 0.0) -> StepTime:
+        """The parts of ``decode``."""
+        batch = np.maximum(batch, 1e-6)
+        work = Pass(batch=batch, context=self.context, queries=self.drafted, clock=self.clock(batch, busy))
         time = step_time(self.served, self.layout, work)
-        return np.asarray(time.total) + self.draft(np.asarray(batch), time)
+        return replace(time, draft=self.draft(batch, time))
 
     def draft(self, batch: Floats, time: StepTime) -> Floats:
         """Seconds to propose the tokens of a step: by the model's own module of multi-token prediction a layer and the head each,

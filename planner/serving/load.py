@@ -248,7 +248,7 @@ def static(engine: Engine, requests: Any, most: Any) -> Flow:
     number, tokens = engine.chunks(0.0)
     packed = np.clip(np.floor(engine.budget / tokens), 1.0, np.maximum(inside / engine.dp, 1.0))
     work = Pass(
-        batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens
+        batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens + engine.hit
     )
     passes = number * np.maximum(inside / (packed * engine.dp), 1.0)
     whole = np.asarray(step_time(engine.served, engine.layout, work).total)

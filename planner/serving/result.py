@@ -53,6 +53,8 @@ class StepTime:
     """Embedding, output head and sampling."""
     host: Numbers
     """What the engine's host loop adds that the GPU does not hide."""
+    draft: Numbers = 0.0
+    """Proposing the tokens that the step verifies."""
 
     @property
     def total(self) -> Numbers:

@@ -12,7 +12,6 @@ from planner.serving.result import Quantiles, ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
-from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Traffic
 
 LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
@@ -64,7 +63,6 @@ def result(engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow) ->
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
     rest = np.maximum(output - 1.0, 0.0) * flow.tpot
-    step = step_time(served, layout, Pass(batch=flow.running, context=engine.context))
     mixed = flow.decode + flow.prompt * engine.dp * engine.pp
     share = np.minimum(flow.rate * flow.tpot, 1.0)
     saturated = np.isinf(flow.waiting) if traffic.load == "rate" else flow.waiting > 0.5
@@ -83,7 +81,7 @@ def result(engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow) ->
         total_tokens_per_second=rate * total,
         running=flow.running,
         waiting=flow.waiting,
-        step=step,
+        step=engine.decode_step(flow.running, np.minimum(flow.rate * flow.prompt, 1.0)),
         memory=memory,
         saturated=saturated,
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),

@@ -14,7 +14,7 @@ from planner.units import GIB, format_seconds
 
 PART_TEXT = {
     "linear": "matrix products", "attention": "attention", "experts": "experts", "memory_bound": "norms and activations",
-    "communication": "communication", "head": "head and sampling", "host": "host work",
+    "communication": "communication", "head": "head and sampling", "host": "host work", "draft": "drafted tokens",
 }  # fmt: skip
 ONE = ("attention", "communication", "host")
 """Parts that take; the others take."""
