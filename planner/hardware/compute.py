@@ -8,7 +8,20 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import AttentionCurve, Column, GemmCurve, column, index
 from planner.errors import PlannerError, UnknownNameError, shown
-from planner.schema import Bandwidth, Bytes, FlopRate, Name, Positive, Rule, Seconds, Watts, check_keys, keys
+from planner.schema import (
+    Bandwidth,
+    Bytes,
+    FlopRate,
+    Line,
+    Name,
+    Positive,
+    Rule,
+    Seconds,
+    Watts,
+    check_keys,
+    group,
+    keys,
+)
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -30,6 +43,12 @@ def _attention_curves(data: object, where: str) -> dict[tuple[str, str, str], At
     if not found:
         raise PlannerError(f"{where} is {shown(data)}; it must be a list of curves")
     return found
+
+
+_Kernels = Annotated[
+    dict[str, Any],
+    group({"same_as_best": list[Line], "slowdown": dict[str, Annotated[dict[str, Positive], keys(("forward", "backward"))]]}),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +93,7 @@ class Compute:
     """By recipe: bf16, fp8 (per-tensor, dynamic), fp8_block, nvfp4."""
     attention: Annotated[dict[tuple[str, str, str], AttentionCurve], Rule(reader=_attention_curves)]
     """By (kernel, dtype, pass)."""
-    kernels: dict[str, Any] = field(default_factory=dict)
+    kernels: _Kernels = field(default_factory=dict)
     """Attention kernels that are the best one, and ``slowdown`` of those known only relative to the best."""
     memory_fraction: Annotated[dict[str, Positive], keys(MEMORY_OPS)]
     """Part of memory_bandwidth that each class of memory-bound operation reaches."""
