@@ -16,6 +16,7 @@ from planner import api
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import load_model
+from planner.plan_file import plan_from_dict
 from planner.runs import read_runs
 from planner.trainer import load_trainer
 
@@ -109,3 +110,13 @@ def test_a_row_with_a_long_name_is_named_by_its_number(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="row 1: ") as caught:
         read_runs([tmp_path / "runs.yaml"])
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step_time_range_s", [46.1, 0]), ("step_time_s", 0), ("tokens_per_second_per_gpu", -1), ("memory_peak_gib", 0.0)],
+)
+def test_predictions_of_a_plan_are_above_zero(key: str, value: Any) -> None:
+    """Found by fuzz: plan 77692, 326052. What divides by them: the README of an export, the doctor."""
+    with pytest.raises(PlannerError, match=f"plan: estimate: {key} is .* above 0"):
+        plan_from_dict(put(plans()[0], ("estimate", key), value))
