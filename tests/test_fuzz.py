@@ -19,6 +19,7 @@ from planner.model import load_model
 from planner.plan_file import plan_from_dict
 from planner.runs import read_runs
 from planner.trainer import load_trainer
+from planner.trainers.bundle import nearest
 
 QUICK = {
     "config.json": 700, "model": 450, "trainer": 180, "plan": 50, "hardware": 20, "runs": 50, "log": 20, "configuration": 30,
@@ -120,3 +121,11 @@ def test_predictions_of_a_plan_are_above_zero(key: str, value: Any) -> None:
     """Found by fuzz: plan 77692, 326052. What divides by them: the README of an export, the doctor."""
     with pytest.raises(PlannerError, match=f"plan: estimate: {key} is .* above 0"):
         plan_from_dict(put(plans()[0], ("estimate", key), value))
+
+
+def test_a_server_that_cannot_hold_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by fuzz: plan 56268. No layout of the training changes what a server holds: none is searched for."""
+    monkeypatch.setattr(nearest, "search", None)
+    plan = api.Plan(plan_from_dict(put(plans()[0], ("workload", "model", "hidden_size"), 217589)))
+    with pytest.raises(PlannerError, match="do not hold the bf16 weights .* choose another target"):
+        plan.export("vllm", "nowhere")
