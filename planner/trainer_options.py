@@ -190,7 +190,7 @@ def choices_of(data: Mapping[str, Any], where: str, written: str) -> Choices:
 def _recipe(data: Any, known: Mapping[str, Any], where: str) -> Recipe:
     one = dict(schema.mapping(data, where))
     chosen = schema.mapping(one.get("options", {}), f"{where}: options")
-    one["options"] = {name: text_of(value) for name, value in chosen.items()}
+    one["options"] = {str(name): text_of(value) for name, value in chosen.items()}
     for name, value in one["options"].items():
         require_value(name, value, known, where)
     schema.check_keys(one.get("defaults", {}), DEFAULTS, where)

@@ -129,3 +129,19 @@ def test_a_server_that_cannot_hold_a_model_is_asked_once(monkeypatch: pytest.Mon
     plan = api.Plan(plan_from_dict(put(plans()[0], ("workload", "model", "hidden_size"), 217589)))
     with pytest.raises(PlannerError, match="do not hold the bf16 weights .* choose another target"):
         plan.export("vllm", "nowhere")
+
+
+def test_sentences_are_short_whatever_they_repeat(tmp_path: Path) -> None:
+    """Found by fuzz: configuration 174306, plan 230147, trainer 277127."""
+    for text in ("x" * 100_000, "x " * 50_000):
+        error = str(PlannerError(f"f.yaml: '{text}' is no number; write one, like 8"))
+        assert len(error) < LONG_SENTENCE and error.startswith("f.yaml: 'x") and error.endswith("is no number; write one, like 8")
+        assert str(PlannerError(error)) == error
+    with pytest.raises(PlannerError, match=r"unknown module 'x{50,60}\.\.\.; known: "):
+        plan_from_dict(put(plans()[0], ("layout", "recompute_modules"), ["x" * 100_000]))
+    (tmp_path / "m.yaml").write_text(f"per_device_train_batch_size: {'x' * 5000}\nmodel_name_or_path: a/b\nstage: sft\n")
+    with pytest.raises(PlannerError, match=r"per_device_train_batch_size is 'x{50,60}\.\.\.; it must be a whole number"):
+        api.import_config(tmp_path / "m.yaml", model="llama-8b", gpus=8, hardware="h100-sxm")
+    (tmp_path / "mine.yaml").write_text('extends: megatron\nversion: "9"\nrecipes: {"9": [{model: llama, options: {1: 2}}]}\n')
+    with pytest.raises(PlannerError, match="recipes has no option '1'"):
+        load_trainer(str(tmp_path / "mine.yaml"))
