@@ -1,5 +1,6 @@
 """One accelerator: its figures and measured curves, and the seconds of products, attention and memory-bound operations."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -107,6 +108,14 @@ class Compute:
     def is_cpu(self) -> bool:
         """Whether the ranks compute on processors: a profile that was measured where there is no GPU."""
         return self.arch == "CPU"
+
+    def missing_curves(self) -> Iterator[str]:
+        """Curves that every price without its own falls back to, and that are not there."""
+        if "bf16" not in self.gemm:
+            yield "gemm has no curve of bf16, which stands for every precision without one"
+        for pass_ in ("forward", "backward"):
+            if ("best", "bf16", pass_) not in self.attention:
+                yield f"attention has no curve of the best bf16 kernel {pass_}, which stands for every one without a curve"
 
     def peak(self, dtype: str) -> float:
         """Dense peak of a dtype or GEMM recipe, FLOP/s. Raises PlannerError when the device has none."""

@@ -241,9 +241,11 @@ _SCALE = Annotated[dict[str, Positive], keys(SCALES, required=False)]
 
 
 def _faults(profile: HardwareProfile) -> Iterator[str]:
-    """What a price looks up and is not there; then what no machine can be: faster than its peak, its memory, its host or a link;
+    """What a price looks up and is not there, and what no machine can be: faster than its peak, its memory, its host or a link;
     with the numbers."""
-    yield from _missing(profile)
+    yield from profile.missing_curves()
+    for family in (one for one in FAMILIES if one not in profile.measured):
+        yield f"measured does not say how {family} is known; write measured, assumed, or scaled from a profile"
     for what, share, of in _shares(profile):
         if not 0 < share <= 1:
             yield f"{what} {share:.2f}{of}; at most 1, and above 0"
@@ -252,18 +254,6 @@ def _faults(profile: HardwareProfile) -> Iterator[str]:
         yield from _grids(profile)
     yield from _switches(profile)
     yield from _collectives(profile)
-
-
-def _missing(profile: HardwareProfile) -> Iterator[str]:
-    """Curves that stand for every dtype without one, and how each family is known."""
-    if "bf16" not in profile.gemm:
-        yield "gemm has no curve of bf16, which stands for every precision without one"
-    for pass_ in ("forward", "backward"):
-        if ("best", "bf16", pass_) not in profile.attention:
-            yield f"attention has no curve of the best bf16 kernel {pass_}, which stands for every one without a curve"
-    for family in FAMILIES:
-        if family not in profile.measured:
-            yield f"measured does not say how {family} is known; write measured, assumed, or scaled from a profile"
 
 
 def _shares(profile: HardwareProfile) -> Iterator[tuple[str, float, str]]:
