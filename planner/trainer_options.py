@@ -142,7 +142,7 @@ def read_options(given: Any) -> dict[str, str]:
 
 def number_of(version: str) -> tuple[int, ...]:
     """A version as numbers that can be compared. Raises PlannerError."""
-    parts = re.fullmatch(r"[vr]?(\d+(?:\.\d+)*)", version.strip()) if isinstance(version, str) else None
+    parts = re.fullmatch(r"[vr]?(\d{1,9}(?:\.\d{1,9})*)", version.strip()) if isinstance(version, str) else None
     if parts is None:
         raise PlannerError(f"version {shown(version)} is not a number like 26.06; in a file it must be in quotes")
     return tuple(int(one) for one in parts[1].split("."))
@@ -156,8 +156,8 @@ def at_version(stated: Iterable[str], version: str) -> str:
 
 
 def newest_of(versions: Iterable[str]) -> str:
-    """The newest of the stated versions."""
-    return max(versions, key=number_of)
+    """The newest of the stated versions; '' where none is stated."""
+    return max(versions, key=number_of, default="")
 
 
 def options_of(data: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from planner.hardware import load_hardware
 from planner.model import load_model
 from planner.plan_file import plan_from_dict
 from planner.runs import read_runs
+from planner.serving.serving_changes import values_of
 from planner.trainer import load_trainer
 from planner.trainers.bundle import nearest
 
@@ -145,3 +147,31 @@ def test_sentences_are_short_whatever_they_repeat(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text('extends: megatron\nversion: "9"\nrecipes: {"9": [{model: llama, options: {1: 2}}]}\n')
     with pytest.raises(PlannerError, match="recipes has no option '1'"):
         load_trainer(str(tmp_path / "mine.yaml"))
+
+
+def test_versions_of_a_trainer_may_be_none_and_are_short(tmp_path: Path) -> None:
+    """Found by fuzz: trainer 2033677."""
+    (tmp_path / "mine.yaml").write_text("extends: megatron\nversions: {}\n")
+    assert load_trainer(str(tmp_path / "mine.yaml")).name == "mine"
+    (tmp_path / "mine.yaml").write_text(f"extends: megatron\nversions: {{? '{'9' * 5000}' : {{}}}}\n")
+    with pytest.raises(PlannerError, match=r"version '9{50,60}\.\.\. is not a number"):
+        load_trainer(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000], ids=["superscript", "long"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.sh", "shift {0}\ntorchrun pretrain_gpt.py --num-layers 32 --bf16 --micro-batch-size 1"),
+        ("noop.sh", "torchrun pretrain_gpt.py --num-layers 32 --bf16 --noop-layers 1 --first-k-dense-replace {0}"),
+        ("config_mlperf.sh", "export DGXNNODES={0} DGXNGPU=8 MINIBS=4 FP8=True LORA=0 TENSOR_MODEL_PARALLEL=2\n"),
+    ],
+    ids=["shift", "layers", "nodes"],
+)
+def test_digits_that_int_does_not_read(name: str, text: str, number: str, tmp_path: Path) -> None:
+    """str.isdigit says yes to them, and int() no: they are no numbers of a script."""
+    (tmp_path / name).write_text(text.format(number))
+    with suppress(PlannerError):
+        api.import_config(tmp_path / name, model="llama-8b", gpus=8, hardware="h100-sxm", sequence_length=512, global_batch_size=64)
+    with pytest.raises(PlannerError, match="--gpus is '.*; it must be a whole number"):
+        values_of("gpus", number)
