@@ -7,7 +7,13 @@ from itertools import takewhile
 
 
 class PlannerError(Exception):
-    """What was asked, why it cannot be, and what to change; the command line prints it and exits with code 2."""
+    """What was asked, why it cannot be, and what to change; the command line prints it and exits with code 2.
+
+    Of a value of a file that is too long to read, only its beginning and its end are in the sentence (``bounded``).
+    """
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(bounded(sentence))
 
 
 class UnknownNameError(PlannerError):
@@ -26,6 +32,17 @@ FEW = 8
 """Names that a message lists when there are many."""
 LISTED_BY = {"model": "models", "hardware": "hardware", "trainer": "trainers"}
 """Command that lists all names of a kind."""
+
+
+LONG_WORD, LONG_SENTENCE = 300, 2900
+"""Characters beyond which a word, or a sentence, is cut; no path or name that people write is as long as the first."""
+
+
+def bounded(sentence: str) -> str:
+    """A sentence without the middle of words that are too long, nor its own: whoever wrote it may have forgotten ``shown``."""
+    words = re.sub(rf"\S{{{LONG_WORD},}}", lambda word: f"{word.group()[:57]}...{word.group()[-57:]}", sentence)
+    half = LONG_SENTENCE // 2
+    return words if len(words) <= LONG_SENTENCE else f"{words[:half]} ... {words[-half + 5:]}"
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.schema import Rule, group, one_of, value_of, within
 
 Column = int | NDArray[np.integer]
@@ -218,7 +218,7 @@ def module_mask(names: object, *, where: str = "recompute_modules") -> int:
     mask = 0
     for item in filter(None, items):
         if item not in by_name:
-            raise PlannerError(f"{where}: unknown module '{item}'; known: {', '.join(by_name)}")
+            raise PlannerError(f"{where}: unknown module {shown(item)}; known: {', '.join(by_name)}")
         mask |= by_name[item]
     return mask
 

@@ -15,7 +15,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.rules import Job
-from planner.schema import Bandwidth, Count, Number, Text, check_keys, keys, one_of, plain, read
+from planner.schema import Bandwidth, Count, Number, Positive, Text, check_keys, keys, one_of, plain, read
 from planner.trainer import Trainer, load_trainer
 from planner.units import GIB
 from planner.workload import Workload
@@ -43,14 +43,14 @@ class Assumption:
 class Prediction:
     """An estimate of one layout as plain numbers: what plan files, tables and --json show."""
 
-    step_time_s: Number
+    step_time_s: Positive
     """Seconds of one optimizer step."""
-    step_time_range_s: tuple[Number, Number]
+    step_time_range_s: tuple[Positive, Positive]
     """Nine of ten measured steps lie within, by the residuals of published runs like it."""
     step_time_range_basis: str
     """Which runs those were."""
-    tokens_per_second_per_gpu: Number
-    mfu: Number
+    tokens_per_second_per_gpu: Positive
+    mfu: Positive
     """Model FLOP utilisation: causal attention halved, head counted, recompute not counted."""
     bubble_share: Number
     """Idle time of the pipeline over the step time."""
@@ -60,20 +60,20 @@ class Prediction:
     """Seconds of communication behind computation, not part of the step time."""
     memory_gib: Annotated[dict[str, Number], keys(COMPONENTS)]
     """GiB per GPU by component on the stage with the highest peak."""
-    memory_peak_gib: Number
+    memory_peak_gib: Positive
     """Sum of memory_gib: the peak of the device."""
-    memory_peak_range_gib: tuple[Number, Number]
+    memory_peak_range_gib: tuple[Positive, Positive]
     """Nine of ten measured peaks lie within, by the residuals of published runs like it."""
-    memory_limit_gib: Number
+    memory_limit_gib: Positive
     """What the driver reports as usable."""
     memory_stage: Annotated[str, one_of(STAGE_NAMES)]
     """Pipeline stage of the peak: first, middle or last."""
     out_of_memory_probability: Number
     host_memory_gib_per_gpu: Number
     """Host memory for offloaded states."""
-    step_time_median_s: Number | None = None
+    step_time_median_s: Positive | None = None
     """Half of the measured steps took longer, by the same residuals; None in files of before."""
-    first_runs_s: tuple[Number, Number, Number] | None = None
+    first_runs_s: tuple[Positive, Positive, Positive] | None = None
     """What a user's own run takes before it is tuned: half of them lie between the first and the last, half above the second."""
     first_runs_basis: str = ""
     """Which users' runs those were."""
@@ -194,7 +194,7 @@ def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
     found = dict(check_keys(data, _KEYS, where, required=_KEYS, hint="; the file is damaged or cut off"))
     cluster = check_keys(found.pop("cluster"), _CLUSTER_KEYS, f"{where}: cluster", required=_CLUSTER_KEYS)
     del found["planner_plan"]
-    found["prediction"] = found.pop("estimate")
+    found["prediction"] = read(Prediction, found.pop("estimate"), f"{where}: estimate")
     return read(Plan, {**found, **cluster}, where)
 
 

@@ -142,7 +142,7 @@ def read_options(given: Any) -> dict[str, str]:
 
 def number_of(version: str) -> tuple[int, ...]:
     """A version as numbers that can be compared. Raises PlannerError."""
-    parts = re.fullmatch(r"[vr]?(\d+(?:\.\d+)*)", version.strip()) if isinstance(version, str) else None
+    parts = re.fullmatch(r"[vr]?(\d{1,9}(?:\.\d{1,9})*)", version.strip()) if isinstance(version, str) else None
     if parts is None:
         raise PlannerError(f"version {shown(version)} is not a number like 26.06; in a file it must be in quotes")
     return tuple(int(one) for one in parts[1].split("."))
@@ -156,8 +156,8 @@ def at_version(stated: Iterable[str], version: str) -> str:
 
 
 def newest_of(versions: Iterable[str]) -> str:
-    """The newest of the stated versions."""
-    return max(versions, key=number_of)
+    """The newest of the stated versions; '' where none is stated."""
+    return max(versions, key=number_of, default="")
 
 
 def options_of(data: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
@@ -190,7 +190,7 @@ def choices_of(data: Mapping[str, Any], where: str, written: str) -> Choices:
 def _recipe(data: Any, known: Mapping[str, Any], where: str) -> Recipe:
     one = dict(schema.mapping(data, where))
     chosen = schema.mapping(one.get("options", {}), f"{where}: options")
-    one["options"] = {name: text_of(value) for name, value in chosen.items()}
+    one["options"] = {str(name): text_of(value) for name, value in chosen.items()}
     for name, value in one["options"].items():
         require_value(name, value, known, where)
     schema.check_keys(one.get("defaults", {}), DEFAULTS, where)

@@ -187,6 +187,9 @@ def test_bad_input_is_one_sentence(run: Any, files: list[str], tmp_path: Path) -
     assert done.exit_code == 2 and "trainer megatron has no optimizer paged_adam_8bit; it knows adam" in " ".join(
         done.stderr.split()
     )
+    unknown.write_text(Path(files[0]).read_text().replace("  pp: ", "  pp: 3794", 1))  # a pipeline that takes hours to walk
+    done = run("compare", files[0], files[1])
+    assert done.exit_code == 2 and f"{files[1]}: tp" in done.stderr and "but the job has 16" in " ".join(done.stderr.split())
     same = run("compare", files[0], files[0])
     assert "The plans are the same: no input differs." in same.output
 

@@ -236,6 +236,7 @@ def test_json_holds_what_the_tables_show(run: Any, file: str) -> None:
     [
         ([], "what was measured? give --measured 14.2s, --memory 71GiB, or both"),
         (["--measured", "14.2x"], "--measured: '14.2x' has the unit 'x', which does not measure seconds; write it like 2.5 us"),
+        (["--measured", "9007199254740992s"], "times what the plan predicts, which nothing that is known explains"),
         (["--measured", "71GiB"], "which does not measure seconds"),
         (["--measured", "0s"], "--measured must be above zero"),
         (["--memory", "71"], "has no unit; write it like 79.6 GiB"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from planner import api
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import load_model
+from planner.plan_file import plan_from_dict
 from planner.runs import read_runs
+from planner.serving.serving_changes import values_of
 from planner.trainer import load_trainer
+from planner.trainers.bundle import nearest
 
 QUICK = {
     "config.json": 700, "model": 450, "trainer": 180, "plan": 50, "hardware": 20, "runs": 50, "log": 20, "configuration": 30,
@@ -109,3 +113,65 @@ def test_a_row_with_a_long_name_is_named_by_its_number(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="row 1: ") as caught:
         read_runs([tmp_path / "runs.yaml"])
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step_time_range_s", [46.1, 0]), ("step_time_s", 0), ("tokens_per_second_per_gpu", -1), ("memory_peak_gib", 0.0)],
+)
+def test_predictions_of_a_plan_are_above_zero(key: str, value: Any) -> None:
+    """Found by fuzz: plan 77692, 326052. What divides by them: the README of an export, the doctor."""
+    with pytest.raises(PlannerError, match=f"plan: estimate: {key} is .* above 0"):
+        plan_from_dict(put(plans()[0], ("estimate", key), value))
+
+
+def test_a_server_that_cannot_hold_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by fuzz: plan 56268. No layout of the training changes what a server holds: none is searched for."""
+    monkeypatch.setattr(nearest, "search", None)
+    plan = api.Plan(plan_from_dict(put(plans()[0], ("workload", "model", "hidden_size"), 217589)))
+    with pytest.raises(PlannerError, match="do not hold the bf16 weights .* choose another target"):
+        plan.export("vllm", "nowhere")
+
+
+def test_sentences_are_short_whatever_they_repeat(tmp_path: Path) -> None:
+    """Found by fuzz: configuration 174306, plan 230147, trainer 277127."""
+    for text in ("x" * 100_000, "x " * 50_000):
+        error = str(PlannerError(f"f.yaml: '{text}' is no number; write one, like 8"))
+        assert len(error) < LONG_SENTENCE and error.startswith("f.yaml: 'x") and error.endswith("is no number; write one, like 8")
+        assert str(PlannerError(error)) == error
+    with pytest.raises(PlannerError, match=r"unknown module 'x{50,60}\.\.\.; known: "):
+        plan_from_dict(put(plans()[0], ("layout", "recompute_modules"), ["x" * 100_000]))
+    (tmp_path / "m.yaml").write_text(f"per_device_train_batch_size: {'x' * 5000}\nmodel_name_or_path: a/b\nstage: sft\n")
+    with pytest.raises(PlannerError, match=r"per_device_train_batch_size is 'x{50,60}\.\.\.; it must be a whole number"):
+        api.import_config(tmp_path / "m.yaml", model="llama-8b", gpus=8, hardware="h100-sxm")
+    (tmp_path / "mine.yaml").write_text('extends: megatron\nversion: "9"\nrecipes: {"9": [{model: llama, options: {1: 2}}]}\n')
+    with pytest.raises(PlannerError, match="recipes has no option '1'"):
+        load_trainer(str(tmp_path / "mine.yaml"))
+
+
+def test_versions_of_a_trainer_may_be_none_and_are_short(tmp_path: Path) -> None:
+    """Found by fuzz: trainer 2033677."""
+    (tmp_path / "mine.yaml").write_text("extends: megatron\nversions: {}\n")
+    assert load_trainer(str(tmp_path / "mine.yaml")).name == "mine"
+    (tmp_path / "mine.yaml").write_text(f"extends: megatron\nversions: {{? '{'9' * 5000}' : {{}}}}\n")
+    with pytest.raises(PlannerError, match=r"version '9{50,60}\.\.\. is not a number"):
+        load_trainer(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000], ids=["superscript", "long"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.sh", "shift {0}\ntorchrun pretrain_gpt.py --num-layers 32 --bf16 --micro-batch-size 1"),
+        ("noop.sh", "torchrun pretrain_gpt.py --num-layers 32 --bf16 --noop-layers 1 --first-k-dense-replace {0}"),
+        ("config_mlperf.sh", "export DGXNNODES={0} DGXNGPU=8 MINIBS=4 FP8=True LORA=0 TENSOR_MODEL_PARALLEL=2\n"),
+    ],
+    ids=["shift", "layers", "nodes"],
+)
+def test_digits_that_int_does_not_read(name: str, text: str, number: str, tmp_path: Path) -> None:
+    """str.isdigit says yes to them, and int() no: they are no numbers of a script."""
+    (tmp_path / name).write_text(text.format(number))
+    with suppress(PlannerError):
+        api.import_config(tmp_path / name, model="llama-8b", gpus=8, hardware="h100-sxm", sequence_length=512, global_batch_size=64)
+    with pytest.raises(PlannerError, match="--gpus is '.*; it must be a whole number"):
+        values_of("gpus", number)

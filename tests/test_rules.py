@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from broken_layouts import CASES, Broken, sample, zero_of
@@ -11,7 +13,7 @@ from samples import HARDWARE, MODELS, TRAINERS, job
 
 from planner.cluster import Cluster
 from planner.errors import PlannerError
-from planner.layout import Layout
+from planner.layout import Layout, Schedule
 from planner.rules import RULES, Job, allowed, check, check_workload, refusals
 from planner.workload import Workload
 
@@ -44,8 +46,20 @@ def test_mlp_width() -> None:
         check(one, layout)
 
 
+def test_pipeline_length() -> None:
+    """A pipeline of 65,536 stages is legal to a trainer, and would be walked for hours."""
+    flat, layout = job(), Layout(pp=4, dp=2, num_microbatches=16, vpp=256, schedule=Schedule.INTERLEAVED)
+    deep = Job(
+        workload=flat.workload.replace(model=replace(flat.model, num_layers=1024)), cluster=flat.cluster, trainer=flat.trainer
+    )
+    assert list(refusals(deep, layout)) == ["pipeline length"]
+    with pytest.raises(PlannerError, match="pp 4 x vpp 256 = 1024 stages; pipelines of up to 512 are priced"):
+        check(deep, layout)
+    check(deep, layout.replace(vpp=128))
+
+
 def test_every_rule_is_tested() -> None:
-    assert {rule.name for rule in RULES} == {case.rule for case in CASES} | {"MLP width"}
+    assert {rule.name for rule in RULES} == {case.rule for case in CASES} | {"MLP width", "pipeline length"}
     good = Layout(dp=8, num_microbatches=4)
     check(job(), good)
     assert refusals(job(), good) == {}

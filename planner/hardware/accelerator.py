@@ -1,5 +1,6 @@
 """One accelerator: its figures and measured curves, and the seconds of products, attention and memory-bound operations."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -8,7 +9,20 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import AttentionCurve, Column, GemmCurve, column, index
 from planner.errors import PlannerError, UnknownNameError, shown
-from planner.schema import Bandwidth, Bytes, FlopRate, Name, Positive, Rule, Seconds, Watts, check_keys, keys
+from planner.schema import (
+    Bandwidth,
+    Bytes,
+    FlopRate,
+    Line,
+    Name,
+    Positive,
+    Rule,
+    Seconds,
+    Watts,
+    check_keys,
+    group,
+    keys,
+)
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -30,6 +44,12 @@ def _attention_curves(data: object, where: str) -> dict[tuple[str, str, str], At
     if not found:
         raise PlannerError(f"{where} is {shown(data)}; it must be a list of curves")
     return found
+
+
+_Kernels = Annotated[
+    dict[str, Any],
+    group({"same_as_best": list[Line], "slowdown": dict[str, Annotated[dict[str, Positive], keys(("forward", "backward"))]]}),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +94,7 @@ class Compute:
     """By recipe: bf16, fp8 (per-tensor, dynamic), fp8_block, nvfp4."""
     attention: Annotated[dict[tuple[str, str, str], AttentionCurve], Rule(reader=_attention_curves)]
     """By (kernel, dtype, pass)."""
-    kernels: dict[str, Any] = field(default_factory=dict)
+    kernels: _Kernels = field(default_factory=dict)
     """Attention kernels that are the best one, and ``slowdown`` of those known only relative to the best."""
     memory_fraction: Annotated[dict[str, Positive], keys(MEMORY_OPS)]
     """Part of memory_bandwidth that each class of memory-bound operation reaches."""
@@ -88,6 +108,14 @@ class Compute:
     def is_cpu(self) -> bool:
         """Whether the ranks compute on processors: a profile that was measured where there is no GPU."""
         return self.arch == "CPU"
+
+    def missing_curves(self) -> Iterator[str]:
+        """Curves that every price without its own falls back to, and that are not there."""
+        if "bf16" not in self.gemm:
+            yield "gemm has no curve of bf16, which stands for every precision without one"
+        for pass_ in ("forward", "backward"):
+            if ("best", "bf16", pass_) not in self.attention:
+                yield f"attention has no curve of the best bf16 kernel {pass_}, which stands for every one without a curve"
 
     def peak(self, dtype: str) -> float:
         """Dense peak of a dtype or GEMM recipe, FLOP/s. Raises PlannerError when the device has none."""

@@ -1,5 +1,6 @@
 """The node and the network of an accelerator: link figures, and the seconds of collectives inside and across nodes."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -7,8 +8,8 @@ import numpy as np
 
 from planner import arrays as npt
 from planner.curves import COLLECTIVES, CollectiveCurve, Column, NetworkCurve, bus_factor, column, index, least_factor
-from planner.errors import PlannerError
-from planner.schema import Bandwidth, Bytes, Positive, Rule, Seconds, check_keys, keys, plain_fields
+from planner.errors import PlannerError, shown
+from planner.schema import Bandwidth, Bytes, Positive, Rule, Seconds, check_keys, keys, mapping, plain_fields, value_of
 
 LINKS = ("inside", "across")
 """Groups inside a scale-up domain, and groups that leave it."""
@@ -78,6 +79,15 @@ def _collective_curves(data: object, where: str) -> dict[str, CollectiveCurve]:
     return {op: CollectiveCurve.from_dict(op, found[op], f"{where} {op}") for op in COLLECTIVES}
 
 
+def _link_shares(data: object, where: str) -> dict[str, float]:
+    """Shares by size of a group, which is a whole number. Raises PlannerError."""
+    found = mapping(data, where)
+    for size in found:
+        if not re.fullmatch(r"[1-9]\d{0,8}", str(size)):
+            raise PlannerError(f"{where} has {shown(size)}; its keys must be numbers of GPUs, like 2 and 4")
+    return {str(size): value_of(Positive, share, where, str(size)) for size, share in found.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """What joins accelerators, and their host. Bytes, bytes/s, seconds; bandwidths in one direction."""
@@ -104,7 +114,7 @@ class Links:
     """Measured collectives inside one domain."""
     scale_out: Annotated[dict[str, NetworkCurve], keys(COLLECTIVES)]
     """Constants of collectives across nodes."""
-    link_shares: dict[str, Positive] = field(default_factory=dict)
+    link_shares: Annotated[dict[str, float], Rule(reader=_link_shares)] = field(default_factory=dict)
     """Share of a GPU's links that joins it to so many others of its group, by size of the group up to that; the whole domain has
     all. Empty where a switch joins them, or every pair alike."""
     overlap: Annotated[dict[str, MeasuredOverlap], keys(LINKS, required=False)] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.accelerator import Compute
 from planner.hardware.links import Links
 from planner.hardware.names import OVER, profile_named
-from planner.hardware.relatives import FASTEST_PCIE, filled, with_relatives
+from planner.hardware.relatives import FAMILIES, FASTEST_PCIE, filled, with_relatives
 from planner.schema import HourlyPrice, Positive, Text, keys
 
 SCALES: dict[str, str] = {
@@ -241,7 +241,11 @@ _SCALE = Annotated[dict[str, Positive], keys(SCALES, required=False)]
 
 
 def _faults(profile: HardwareProfile) -> Iterator[str]:
-    """What no machine can be: faster than its peak, its memory, its host or a link; with the numbers."""
+    """What a price looks up and is not there, and what no machine can be: faster than its peak, its memory, its host or a link;
+    with the numbers."""
+    yield from profile.missing_curves()
+    for family in (one for one in FAMILIES if one not in profile.measured):
+        yield f"measured does not say how {family} is known; write measured, assumed, or scaled from a profile"
     for what, share, of in _shares(profile):
         if not 0 < share <= 1:
             yield f"{what} {share:.2f}{of}; at most 1, and above 0"

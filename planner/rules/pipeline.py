@@ -8,6 +8,9 @@ import numpy as np
 from planner.layout import Schedule, is_v_shaped
 from planner.rules.rule import Job, chosen, divides, divisors_text, known, rule
 
+MOST_STAGES = 512
+"""Stages of a pipeline, virtual ones counted; the longest of profiles/runs has 128."""
+
 
 def _given_stages(x: Any) -> Any:
     return (x.first_stage_layers > 0).astype(int) + (x.last_stage_layers > 0)
@@ -40,6 +43,13 @@ def _virtual_stages(job: Job, x: Any) -> Iterator[Any]:
         f"vpp {x.vpp} does not divide the layers of each of the {x.pp} stages of {job.model.name} ({layers} layers); choose vpp so "
         "that every virtual stage has the same number"
     )
+
+
+@rule("pipeline length")
+def _length(job: Job, x: Any) -> Iterator[Any]:
+    """Finalists are walked action by action (``cost.pipeline.schedule_walk``): seconds at this length, hours far beyond it."""
+    yield x.pp * x.vpp <= MOST_STAGES
+    yield f"pp {x.pp} x vpp {x.vpp} = {x.pp * x.vpp} stages; pipelines of up to {MOST_STAGES} are priced, choose smaller ones"
 
 
 @rule("schedule")
@@ -79,4 +89,4 @@ def _batch(job: Job, x: Any) -> Iterator[Any]:
     )
 
 
-PIPELINE = (_layers, _virtual_stages, _schedule, _microbatches, _batch)
+PIPELINE = (_layers, _virtual_stages, _length, _schedule, _microbatches, _batch)

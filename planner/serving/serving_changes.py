@@ -90,7 +90,7 @@ def values_of(name: str, said: Any) -> list[Any]:
                 found.append(part.strip() if isinstance(part, str) else part)
     if name == "gpus":
         for one in found:
-            if not str(one).isdigit():
+            if not re.fullmatch(r"\d{1,9}", str(one)):
                 raise PlannerError(f"--gpus is {shown(one)}; it must be a whole number")
         found = [int(one) for one in found]
     return found

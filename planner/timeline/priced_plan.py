@@ -12,7 +12,7 @@ from planner.cost.unique_stages import Gathered, StageTable
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan_file import Plan
-from planner.rules import Job
+from planner.rules import Job, check, check_workload
 
 SAME = 1e-6
 """A plan file and its new price may differ by this part: rounding of another processor."""
@@ -89,9 +89,15 @@ def job_of(plan: Plan) -> Job:
 
 
 def price_plan(plan: Plan, *, where: str = "the plan") -> Priced:
-    """Price a plan again. Raises PlannerError when that does not give what the plan says, as its profile, its trainer file or
-    the cost model changed since."""
-    priced = price(job_of(plan), plan.layout)
+    """Price a plan again. Raises PlannerError when its layout is not legal, or when that does not give what the plan says, as its
+    profile, its trainer file or the cost model changed since."""
+    job = job_of(plan)
+    try:
+        check_workload(job.workload, job.cluster, job.trainer)
+        check(job, plan.layout)
+    except PlannerError as error:
+        raise PlannerError(f"{where}: {error}") from error
+    priced = price(job, plan.layout)
     said, now = plan.prediction.step_time_s, priced.step_time
     if abs(said - now) > SAME * now:
         raise PlannerError(

@@ -220,6 +220,12 @@ def _finding(
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
     whole = model + sum(weight for weight, _ in weighed)
+    if whole == 0.0:  # so far off that every likelihood underflows
+        flag, what = (("--measured", "one step"), ("--memory", "one GPU"))[index]
+        raise PlannerError(
+            f"{flag} is {measured / predicted:.3g} times what the plan predicts, which nothing that is known explains; give that "
+            f"of {what}"
+        )
     ranked = sorted(weighed, key=lambda pair: -pair[0])
     listed = max(LISTED, sum(weight >= LEAST_SHARE * whole for weight, _ in weighed))
     return Finding(

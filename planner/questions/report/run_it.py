@@ -14,7 +14,7 @@ from planner.model import load_model
 from planner.plan_file import Plan
 from planner.questions.report.document import FILE
 from planner.trainer_options import spelled
-from planner.trainers.bundle.nearest import refusals_of
+from planner.trainers.bundle.nearest import refusals_of, serves
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import TARGETS, load_target
 
@@ -73,7 +73,7 @@ def target_of(plan: Plan) -> str:
     own = spelled(plan.trainer)[0]
     for name in sorted(TARGETS, key=lambda one: one != own):
         target = load_target(name)
-        if target.trainers != tuple(library.names("trainers")):  # else it runs the trained model, and trains none
+        if not serves(target):
             with suppress(PlannerError):
                 if not refusals_of(target, ExportJob.of(plan)):
                     return name

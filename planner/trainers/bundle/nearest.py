@@ -84,9 +84,16 @@ def _unwritten_options(target: Target, job: ExportJob) -> list[str]:
     ]  # fmt: skip
 
 
+def serves(target: Target) -> bool:
+    """Whether it runs the trained model, whoever trains it: then it asks for the model and the machines, not for the layout."""
+    return target.trainers == tuple(library.names("trainers"))
+
+
 def nearest(target: Target, job: ExportJob) -> ExportJob | None:
     """The plan that differs least: the search under the target's rules, with the plan's fields pinned; pins are dropped
     from the least important on until a layout fits that the target does not refuse. None when there is none."""
+    if serves(target) and target.refusals(job):
+        return None
     own = library_trainer(job.plan.trainer)
     for trainer in sorted(target.trainers, key=lambda one: one != own):
         rules = Job(workload=job.workload, cluster=job.cluster, trainer=load_trainer(trainer))

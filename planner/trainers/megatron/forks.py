@@ -110,7 +110,7 @@ def _stages(found: Arguments) -> None:
         without = _numbers(found, "noop_layers")
         chunk = found.number("num_layers_per_virtual_pipeline_stage") or -(-total // pp)
         dense = str(found.get("first_k_dense_replace", 0))
-        early = dense.isdigit() and min(without) < int(dense)
+        early = re.fullmatch(r"\d{1,9}", dense) is not None and min(without) < int(dense)
         if listed or early or max(without) >= total or total % (pp * chunk):
             raise PlannerError(f"{found.where}: noop_layers is {shown(empty)}, which does not fit {total} layers on {pp} stages")
         layers = [sum(place // chunk % pp == rank for place in range(total) if place not in without) for rank in range(pp)]

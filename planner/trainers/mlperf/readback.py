@@ -78,7 +78,8 @@ def read(path: Path, given: Given) -> Reading:
         if values.get(name, "").lower() not in ("", "null", "none", "0")
     }  # fmt: skip
     nodes, each = values.get("DGXNNODES", ""), values.get("DGXNGPU", "") or _named(path)
-    found.num_gpus = int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else None
+    known = all(re.fullmatch(r"\d{1,6}", one) for one in (nodes, each))
+    found.num_gpus = int(nodes) * int(each) if known else None
     gpus = given.num_gpus or found.num_gpus
     if gpus is None:
         questions.append(Question(name="DGXNGPU", about="GPUs of a node", choices=("8", "4")))

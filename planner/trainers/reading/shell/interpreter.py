@@ -312,7 +312,7 @@ class _Follower:
         elif name == "set" and "--" in rest:
             self.variables.positions = rest[rest.index("--") + 1 :]
         elif name == "shift":
-            self.variables.positions = self.variables.positions[int(rest[0]) if rest and rest[0].isdigit() else 1 :]
+            self.variables.positions = self.variables.positions[int(rest[0]) if rest and re.fullmatch(r"\d{1,9}", rest[0]) else 1 :]
         elif name == "unset":
             for one in rest:
                 self.variables.values.pop(one, None)
