@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,9 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
 
 def _whole(value: object) -> int | None:
     """A positive whole number, also as a text; None for anything else."""
-    return int(value) if isinstance(value, (int, str)) and str(value).isdigit() and 0 < int(value) < 10**9 else None
+    if isinstance(value, str):
+        value = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
+    return value if type(value) is int and 0 < value < 10**9 else None
 
 
 def _stacked(layouts: Sequence[dict[str, int]]) -> ServingLayout:
