@@ -251,3 +251,75 @@ def test_a_byte_pair_encoding_of_its_own_leaves_the_vocabulary_open(tmp_path: Pa
         read(tmp_path / "own.sh", None, Given())
     (tmp_path / "own.sh").write_text(text + "/data/gpt2/vocab.json")
     assert read(tmp_path / "own.sh", None, Given()).model.vocab_size == 50257
+
+
+OWN = '''
+parser.add_argument("--batch_size", type=int, default=1)
+parser.add_argument("--use_lora", action="store_true")
+parser.add_argument("--rank", type=int, default=16)
+parser.add_argument("--bf16", action="store_true", default=True)
+args = parser.parse_args()
+def adapted(model):
+    return get_peft_model(model, LoraConfig(r=args.rank, target_modules=["q_proj", "k_proj", "v_proj"]))
+if args.use_lora:
+    model = AutoModelForCausalLM.from_pretrained(args.model, quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_use_double_quant=True), torch_dtype=torch.bfloat16)
+    model = adapted(model)
+else:
+    model = LlamaForCausalLM.from_pretrained(args.model)
+training = TrainingArguments(per_device_train_batch_size=args.batch_size, gradient_accumulation_steps=4, bf16=args.bf16)
+'''
+STARTS = "torchrun --nproc_per_node 8 own.py --model meta-llama/Llama-2-7b-hf --model_max_length 1024 --deepspeed zero2 "
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--batch_size 2", (2, 4, "bf16", 0, "all", None)),
+        ("--batch_size 2 --use_lora --rank 64", (2, 4, "bf16", 64, "qkv", "nf4_dq")),
+    ],
+)
+def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str, found: tuple[Any, ...], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "run.sh").write_text(STARTS + words)
+    reading = read(tmp_path / "run.sh", None, Given())
+    fields = reading.fields
+    assert found == (fields["micro_batch_size"], fields["num_microbatches"], reading.precision, reading.lora_rank,
+                     reading.lora_targets, reading.frozen_weights)  # fmt: skip
+    assert reading.unread == () and reading.model is not None and reading.model.name == "llama-2-7b"
+
+
+@pytest.mark.parametrize(
+    ("program", "asks"),
+    [
+        ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", "--set use_peft=VALUE"),
+        ("model = PeftModel.from_pretrained(model, 'adapters', is_trainable=True)", "--set lora_r=VALUE"),
+        ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
+    ],
+)
+def test_what_a_program_leaves_open_is_asked(program: str, asks: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"{program}\n")
+    (tmp_path / "run.sh").write_text(STARTS)
+    with pytest.raises(OpenQuestionsError, match=asks):
+        to_plan(read(tmp_path / "run.sh", None, Given()))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("torchrun --nproc_per_node 8 -m run-own {words} \\ \n  --deepspeed zero2 \\\t\n  --use_peft false", (2, "fp32")),
+        ('CMD="own.py {words} --deepspeed zero2"\nexport LAUNCHER="torchrun --nproc_per_node 8"', (2, "fp32")),
+        ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds/z3.conf "
+         "own.py {words}", (3, "bf16")),
+        ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file not/there.conf "
+         "own.py {words}", (1, "bf16")),
+    ],
+)  # fmt: skip
+def test_how_people_write_commands(text: str, found: tuple[int, str], tmp_path: Path) -> None:
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "z3.conf").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    words = "--model_name_or_path meta-llama/Llama-2-7b-hf --batch_size_per_gpu 4 --model_max_length 1024"
+    (tmp_path / "run.sh").write_text(text.format(words=words))
+    settings = {"deepspeed": "zero1"} if "not/there" in text else {}
+    reading = read(tmp_path / "run.sh", None, Given(num_gpus=8, settings=settings))
+    assert (reading.fields["zero"], reading.precision, reading.fields["micro_batch_size"]) == (*found, 4)

@@ -21,20 +21,26 @@ DEEPEST = 6
 def trainer_kind(script: Path, program: str) -> str:
     """Whose trainer a program that is there runs: 'trl', 'old trl' (before it had configurations of its own) or 'transformers';
     'trl' where it is not there."""
-    file = _file(script, program)
+    file = program_file(script, program)
     text = read_text(file) if file is not None else "from trl import SFTConfig"
     if re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) is None:
         return "transformers"
     return "trl" if re.search(r"\b(SFTConfig|DPOConfig|ModelConfig|TrlParser)\b", text) else "old trl"
 
 
-def _file(script: Path, program: str) -> Path | None:
+def program_file(script: Path, program: str) -> Path | None:
+    """The program that a script starts, where it lies beside; a module is looked for as a file."""
     return beside(script, program if program.endswith(".py") else f"{program.replace('.', '/')}.py", (".py",))
 
 
+def takes_training_arguments(file: Path | None) -> bool:
+    """Whether a program parses arguments of transformers, which have defaults."""
+    return file is not None and re.search("|".join(PARSERS), read_text(file)) is not None
+
+
 def usual_options(script: Path, program: str) -> dict[str, Any]:
-    """Options of a program with their defaults; empty where it is not there. A module is looked for as a file."""
-    file = _file(script, program)
+    """Options of a program with their defaults; empty where it is not there."""
+    file = program_file(script, program)
     if file is None:
         return {}
     classes = _Classes(file)
@@ -51,12 +57,13 @@ def usual_options(script: Path, program: str) -> dict[str, Any]:
 
 
 def _argument(call: ast.Call) -> Mapping[str, Any]:
-    """{name: default} of parser.add_argument; a switch that is not said is off."""
+    """{name: default} of parser.add_argument; a switch that is not said has none of its effect."""
     names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
     name = next((one.lstrip("-").replace("-", "_") for one in names if one.startswith("--")), "")
     words = {one.arg: one.value for one in call.keywords}
-    if isinstance(action := words.get("action"), ast.Constant) and action.value == "store_true":
-        return {name: False}
+    action = words.get("action")
+    if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false") and "default" not in words:
+        return {name: action.value == "store_false"}
     return _default(name, words.get("default")) if name else {}
 
 

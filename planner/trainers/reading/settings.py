@@ -146,14 +146,18 @@ def parsed(text: str) -> Any:
     return value if isinstance(value, bool | int | float | str | list | dict) else text
 
 
+JSON = (".json", ".conf", ".config", ".jsonc")
+"""Endings of files that hold JSON."""
+
+
 def file_settings(path: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file; ``what`` it should be. Raises PlannerError."""
-    if path.suffix.lower() == ".json":
+    if path.suffix.lower() in JSON:
         return json_mapping(path, read_text(path), what)
     return library.read_yaml(path)
 
 
-def beside(path: Path, name: str, endings: tuple[str, ...] = (".json", ".yaml", ".yml")) -> Path | None:
+def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".yml")) -> Path | None:
     """A file that another one names: from its folder or one above, or of the same name beside it; None = not there."""
     asked = Path(name)
     if len(name) > 500 or "\0" in name:

@@ -52,6 +52,9 @@ TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules
 MODELS = (
     "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
 )  # fmt: skip
+BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "train_bsz_per_gpu",
+           "batch_size_per_gpu", "batch_size_per_device")  # fmt: skip
+"""Sequences per GPU and forward pass, as programs call them."""
 LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "model_max_len", "seq_length",
            "cutoff_len")  # fmt: skip
 PAIRS = (
@@ -92,7 +95,8 @@ def parse(
     found, asked = said_or_asked(given, sharding, launched=bool(script) or num_gpus == 1)
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS),
-        micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
+        micro_batch_size=given.size(next((one for one in BATCHES if given.get(one) is not None), BATCHES[0]), 8),
+        accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
@@ -112,7 +116,9 @@ def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding |
     """Of the computation; what the launcher says counts where the arguments say nothing.  [transformers, training_args.py]"""
     if given.flag("fp16") or (given.get("zero_stage") is not None and _dtype(given) in ("fp16", "float16")):
         return "fp16"
-    if given.flag("bf16", habits.bf16) or half:
+    if half and not given.flag("bf16", habits.bf16):
+        return "fp16" if _dtype(given) in ("fp16", "float16") else "bf16"
+    if given.flag("bf16", habits.bf16):
         return "bf16"
     launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
     return launched if launched in ("bf16", "fp16") else "fp32"

@@ -28,9 +28,9 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     script = Script(path, said)
     _require_training(script)
     notes: list[str] = []
-    loads = [one for one in script.calls("from_pretrained") if _owner(one) in MODELS]
+    loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
-    data = _model(script, loads, unsloth, notes)
+    data = model_arguments(script, loads, unsloth, notes)
     configs = script.calls(*CONFIGS)
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
@@ -39,13 +39,13 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
         data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
     if not loads:
         data |= _named_by_trainer(script, trainers)
-    data |= _adapters(script, unsloth)
+    data |= adapters(script, unsloth)
     kinds = {getattr(one.func, "id", getattr(one.func, "attr", "")) for one in (*configs[:1], *trainers[:1])}
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= _cut(script)
-    if data.get("gradient_checkpointing") is None and _switched_on(script):
+    if data.get("gradient_checkpointing") is None and switched_on(script):
         data["gradient_checkpointing"] = True
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
@@ -84,13 +84,18 @@ def _require_training(script: Script) -> None:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
 
 
+def loads_model(call: ast.Call) -> bool:
+    """Whether from_pretrained is of a language model."""
+    return _owner(call) in MODELS or _owner(call).endswith("ForCausalLM")
+
+
 def _owner(call: ast.Call) -> str:
     """The class of Class.from_pretrained."""
     value = getattr(call.func, "value", None)
     return getattr(value, "id", getattr(value, "attr", ""))
 
 
-def _model(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
+def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
     """Arguments of the model that is loaded first."""
     if not loads:
         return {}
@@ -131,9 +136,9 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     return {"model_name_or_path": value} if isinstance(value, str) else {}
 
 
-def _adapters(script: Script, unsloth: bool) -> dict[str, Any]:
-    """Arguments of LoRA."""
-    calls = script.calls("LoraConfig")
+def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
+    """Arguments of LoRA; ``calls`` that make it, where they are known."""
+    calls = script.calls("LoraConfig") if calls is None else calls
     if unsloth:
         calls = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
     if not calls:
@@ -146,6 +151,8 @@ def _adapters(script: Script, unsloth: bool) -> dict[str, Any]:
         "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
     }  # fmt: skip
     targets = words.get("target_modules")
+    if any(one.arg == "target_modules" and "all_linear" in ast.unparse(one.value) for one in calls[0].keywords):
+        targets = "all-linear"  # of a function that lists them
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
     whole = [one for one in targets if str(one) in WHOLE] if isinstance(targets, list) else []
@@ -165,7 +172,7 @@ def _cut(script: Script) -> dict[str, Any]:
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
 
 
-def _switched_on(script: Script) -> bool:
+def switched_on(script: Script) -> bool:
     """Whether checkpointing is switched on by a call on the model."""
     prepared = [script.keywords(one) for one in script.calls("prepare_model_for_kbit_training")]
     on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)

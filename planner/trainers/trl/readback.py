@@ -6,7 +6,8 @@ from pathlib import Path
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.programs import trainer_kind, usual_options
+from planner.trainers.reading.own_code import take_program
+from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
 from planner.trainers.reading.training_scripts import settings_of
@@ -27,5 +28,5 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
-    settings.usual = usual_options(path, script)
+    take_program(settings, path, script)
     return parse(settings, HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus, found.sharding, script)

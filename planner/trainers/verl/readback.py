@@ -17,7 +17,7 @@ from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import percent, quotient
 
 PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
 LENGTHS = ("max_prompt_length", "max_response_length")
@@ -94,7 +94,7 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
         mini = min(mini, data.size("train_batch_size", mini))
     batch = mini * samples
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
-    fields = _megatron(actor.section("megatron")) if megatron else _fsdp(actor, model)
+    fields = {**_megatron(actor.section("megatron")), **_offloaded(actor)} if megatron else _fsdp(actor, model)
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0  # padded so that every rank has as many tokens
     dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
     each = quotient(batch, dp, f"{given.path}: ppo_mini_batch_size x rollout.n by data parallel ranks")
@@ -129,11 +129,8 @@ def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[i
     if given is None and (whole := actor.number("ppo_micro_batch_size")) is not None:
         given = max(whole // dp, 1)
     if given is None:
-        raise PlannerError(
-            f"{actor.where('ppo_micro_batch_size_per_gpu')} is missing; say --set "
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=N"
-        )
-    return min(given, each), ()
+        actor.ask(Question(name=f"{actor.place}ppo_micro_batch_size_per_gpu", about="sequences per forward pass"))
+    return min(given or 1, each), ()
 
 
 def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:
@@ -160,6 +157,14 @@ def _megatron(part: Settings) -> dict[str, int]:
     if held["ep"] == 1 and part.get("expert_tensor_parallel_size") is None:
         fields.pop("etp")
     return fields
+
+
+def _offloaded(actor: Settings) -> dict[str, int]:
+    """Optimizer states that are updated on the host.  [Megatron's optimizer_cpu_offload]"""
+    own = actor.section("optim").section("override_optimizer_config")
+    if not own.flag("optimizer_cpu_offload"):
+        return {}
+    return {"offload_optimizer": percent(own.get("optimizer_offload_fraction", 1.0), own.where("optimizer_offload_fraction"))}
 
 
 def _recompute(core: Settings) -> dict[str, int]:
