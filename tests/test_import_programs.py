@@ -295,11 +295,12 @@ def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str,
         ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", "--set use_peft=VALUE"),
         ("model = PeftModel.from_pretrained(model, 'adapters', is_trainable=True)", "--set lora_r=VALUE"),
         ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
+        ("", r"--set lora_r=VALUE \(rank of the adapters of train_lora.py\)"),
     ],
 )
 def test_what_a_program_leaves_open_is_asked(program: str, asks: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"{program}\n")
-    (tmp_path / "run.sh").write_text(STARTS)
+    (tmp_path / "run.sh").write_text(STARTS if program else STARTS.replace("own.py", "train_lora.py"))
     with pytest.raises(OpenQuestionsError, match=asks):
         to_plan(read(tmp_path / "run.sh", None, Given()))
 
@@ -323,3 +324,22 @@ def test_how_people_write_commands(text: str, found: tuple[int, str], tmp_path: 
     settings = {"deepspeed": "zero1"} if "not/there" in text else {}
     reading = read(tmp_path / "run.sh", None, Given(num_gpus=8, settings=settings))
     assert (reading.fields["zero"], reading.precision, reading.fields["micro_batch_size"]) == (*found, 4)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("model = get_peft_model(model, DoraConfig(r=8))", "DoraConfig is not modelled; all weights, LoRA and QLoRA are"),
+        ("model = get_reft_model(model, ReftConfig())", "ReftConfig is not modelled"),
+        ("trainer = OwnTrainerForCausalLM(model, args)", "OwnTrainerForCausalLM is not a trainer of TRL or transformers"),
+    ],
+)
+def test_what_trains_something_else_is_refused(program: str, says: str, tmp_path: Path) -> None:
+    text = f"args = TrainingArguments(per_device_train_batch_size=1)\n{program}\n"
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(PlannerError, match=says):
+        read(tmp_path / "own.py", None, Given())
+    (tmp_path / "run.sh").write_text(STARTS)
+    if "get_" in program:
+        with pytest.raises(PlannerError, match=says):
+            read(tmp_path / "run.sh", None, Given())

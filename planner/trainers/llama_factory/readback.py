@@ -77,7 +77,9 @@ def parse(
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
         objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
-    return fine_tuning.reading(found)
+    reading = fine_tuning.reading(found)
+    fine_tuning.require_priced(reading, str(given.path))
+    return reading
 
 
 def _options(given: Settings) -> dict[str, str]:

@@ -25,7 +25,7 @@ NOT_PRICED = (
 )  # fmt: skip
 DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
-    r"quantiz|_nf4|galore|num_experts|noop|layer_list).*"
+    r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)).*"
 )
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
 HARMLESS = re.compile(

@@ -13,7 +13,7 @@ from planner.trainers.reading.given import Question
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import not_priced, quotient
 
 OPTIMIZERS = {
     "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
@@ -35,6 +35,13 @@ JOINT = {
 """Linear layers of attention under other names, by the letters of their parts."""
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
+DECIDES = re.compile(
+    r"lora_dim|.*(lisa|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
+)
+"""Words of arguments that nobody here reads and that decide memory or degrees."""
+ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
+"""Switches of an image encoder, which is not in the plan."""
 TRAINED_WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target")
 """Settings that name what is trained as a whole beside adapters."""
 QUIET = re.compile(
@@ -128,6 +135,14 @@ def reading(job: FineTuning) -> Reading:
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
     )  # fmt: skip
+
+
+def require_priced(reading: Reading, where: str) -> None:
+    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
+    names = [one.partition(" = ")[0] for one in reading.unread]
+    wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    if wrong:
+        raise not_priced(where, wrong, wrong)
 
 
 def _require_adapters_alone(given: Settings) -> None:

@@ -2,6 +2,7 @@
 Nothing is executed."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
-from planner.trainers.reading.training_scripts import CONFIGS, adapters, loads_model, model_arguments, switched_on
+from planner.trainers.reading.training_scripts import (
+    CONFIGS,
+    adapters,
+    loads_model,
+    model_arguments,
+    require_known_adapters,
+    switched_on,
+)
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -79,6 +87,8 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     usual, file = usual_options(path, program), program_file(path, program)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     own = own_code(file, {**usual, **given.data}, decided)
+    if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
+        own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= read_by(file, given.data)
 
@@ -92,6 +102,7 @@ def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> di
         program = None
     if program is None:
         return {}
+    require_known_adapters(program)
     found: dict[str, Any] = {}
     for call in program.calls(*CONFIGS)[:1]:
         found |= program.keywords(call)

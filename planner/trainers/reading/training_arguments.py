@@ -10,7 +10,6 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding, said_or_asked
-from planner.trainers.reading.values import not_priced
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
@@ -61,13 +60,6 @@ PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
 )  # fmt: skip
 """Lengths of question and answer, which are one sequence."""
-DECIDES = re.compile(
-    r"lora_dim|.*(lisa|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
-)
-"""Words of arguments that nobody here reads and that decide memory or degrees."""
-ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
-"""Switches of an image encoder, which is not in the plan."""
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 """With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
@@ -108,7 +100,7 @@ def parse(
         questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
         notes=notes,
     ))  # fmt: skip
-    _require_priced(reading, str(given.path))
+    fine_tuning.require_priced(reading, str(given.path))
     return reading
 
 
@@ -122,14 +114,6 @@ def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding |
         return "bf16"
     launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
     return launched if launched in ("bf16", "fp16") else "fp32"
-
-
-def _require_priced(reading: Reading, where: str) -> None:
-    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
-    names = [one.partition(" = ")[0] for one in reading.unread]
-    wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
-    if wrong:
-        raise not_priced(where, wrong, wrong)
 
 
 def _switches(given: Settings, *names: str) -> list[bool]:

@@ -1,12 +1,13 @@
 """Scripts and notebooks in Python that build a trainer of transformers, TRL or unsloth: their calls as arguments of the trainer."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Script
+from planner.trainers.reading.python import Script, last_name
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 
@@ -16,6 +17,12 @@ FOREIGN = {f"{name}Trainer": name for name in (
     "GRPO", "ORPO", "KTO", "PPO", "PPOv2", "RLOO", "CPO", "GKD", "BCO", "XPO", "NashMD", "OnlineDPO", "Reward", "PRM",
     "Distillation", "SentenceTransformer")}  # fmt: skip
 """Trainers whose step is not one of a language model or of DPO."""
+FOREIGN_ADAPTERS = (
+    *(f"{name}Config" for name in ("AdaLora", "LoHa", "LoKr", "IA3", "PrefixTuning", "PromptTuning", "PromptEncoder", "OFT", "BOFT",
+                                   "Vera", "FourierFT", "LNTuning", "RandLora", "Dora", "Bone", "VBLoRA", "XLora", "Reft")),
+    "get_reft_model",
+)  # fmt: skip
+"""What trains something else than all weights or LoRA, by what builds it."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
@@ -64,12 +71,24 @@ _OBJECTS = (
 """Keywords that are objects of the script, or that decide nothing."""
 
 
+def require_known_adapters(script: Script) -> None:
+    """Raises PlannerError where something else than all weights or LoRA is trained."""
+    for call in script.calls(*FOREIGN_ADAPTERS):
+        raise PlannerError(f"{script.path}: {last_name(call.func)} is not modelled; all weights, LoRA and QLoRA are")
+
+
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
     ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
     if not ours and others:
-        name = getattr(others[0].func, "id", getattr(others[0].func, "attr", ""))
-        raise PlannerError(f"{script.path}: {FOREIGN[name]} is not modelled; supervised fine-tuning and DPO are")
+        name = FOREIGN[last_name(others[0].func)]
+        raise PlannerError(f"{script.path}: {name} is not modelled; supervised fine-tuning and DPO are")
+    require_known_adapters(script)
+    own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
+    named = (one for one in script.names_used() if re.fullmatch(r"[A-Z]\w*Trainer(For\w+)?", one) and one not in own)
+    other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
+    if not ours and other is not None:
+        raise PlannerError(f"{script.path}: {other} is not a trainer of TRL or transformers")
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
         root = (node.module or "").partition(".")[0]
         taken = [one.name for one in node.names if one.name in TRAINERS]

@@ -3,5 +3,5 @@
 PLACE = 150
 FORM = (
     "json yaml yml sh bash slurm sbatch txt",
-    r"per_device_train_batch_size|\btorchrun\b|\baccelerate\s+launch\b|\bdeepspeed\s+\S|\btorch\.distributed\.(run|launch)\b",
+    r"per_device_train_batch_size|--(base_model|lora_r|cutoff_len)\b|\btorchrun\b|\baccelerate\s+launch\b|\bdeepspeed\s+\S|\btorch\.distributed\.(run|launch)\b",
 )
