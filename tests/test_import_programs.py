@@ -330,7 +330,7 @@ def test_how_people_write_commands(text: str, found: tuple[int, str], tmp_path: 
     ("program", "says"),
     [
         ("model = get_peft_model(model, DoraConfig(r=8))", "DoraConfig is not modelled; all weights, LoRA and QLoRA are"),
-        ("model = get_reft_model(model, ReftConfig())", "ReftConfig is not modelled"),
+        ("model = get_reft_model(model, ReftConfig())", "(get_reft_model|ReftConfig) is not modelled"),
         ("trainer = OwnTrainerForCausalLM(model, args)", "OwnTrainerForCausalLM is not a trainer of TRL or transformers"),
     ],
 )
