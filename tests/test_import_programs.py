@@ -269,6 +269,7 @@ else:
     model = LlamaForCausalLM.from_pretrained(args.model)
 training = TrainingArguments(per_device_train_batch_size=args.batch_size, gradient_accumulation_steps=4, bf16=args.bf16)
 '''
+OWN_WORDS = "--per_device_train_batch_size 8 --micro_train_batch_size 2 --total_max_len 512 --deepspeed zero2"
 STARTS = "torchrun --nproc_per_node 8 own.py --model meta-llama/Llama-2-7b-hf --model_max_length 1024 --deepspeed zero2 "
 
 
@@ -289,12 +290,23 @@ def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str,
     assert reading.unread == () and reading.model is not None and reading.model.name == "llama-2-7b"
 
 
+def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "dpo"
+    folder.mkdir(parents=True)
+    (folder / "sft.py").write_text("trainer = Trainer(model)")
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 ${{ROOT}}/src/dpo/sft.py {WORDS} {OWN_WORDS}")
+    found = read(tmp_path / "run.sh", None, Given())
+    assert (found.objective, found.sequence_length) == ("lm", 512)
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (2, 4)
+
+
 @pytest.mark.parametrize(
     ("program", "asks"),
     [
         ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", "--set use_peft=VALUE"),
         ("model = PeftModel.from_pretrained(model, 'adapters', is_trainable=True)", "--set lora_r=VALUE"),
         ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
+        ("model = FullyShardedDataParallel(model)", r"--set bf16=true\|false .whether its own loop"),
         ("", r"--set lora_r=VALUE \(rank of the adapters of train_lora.py\)"),
     ],
 )
@@ -310,6 +322,7 @@ def test_what_a_program_leaves_open_is_asked(program: str, asks: str, tmp_path: 
     [
         ("torchrun --nproc_per_node 8 -m run-own {words} \\ \n  --deepspeed zero2 \\\t\n  --use_peft false", (2, "fp32")),
         ('CMD="own.py {words} --deepspeed zero2"\nexport LAUNCHER="torchrun --nproc_per_node 8"', (2, "fp32")),
+        ("own-cli prepare {words}\nown-cli sft {words} --per_device_train_batch_size 4 --deepspeed zero2", (2, "fp32")),
         ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds/z3.conf "
          "own.py {words}", (3, "bf16")),
         ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file not/there.conf "

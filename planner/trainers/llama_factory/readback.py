@@ -71,7 +71,7 @@ def parse(
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=given.size("cutoff_len", 2048), precision=precision, half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
-        recompute=not given.flag("disable_gradient_checkpointing"),
+        recompute=not given.flag("disable_gradient_checkpointing"), offload_activations=given.flag("use_unsloth_gc"),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",

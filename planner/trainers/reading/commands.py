@@ -63,6 +63,10 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
         if re.search(rf"\b{re.escape(name)}\b", text):
             said.used.add(name)
     found = _training(script.commands, program, mode, modules) or _training(_kept(script), program, mode, modules)
+    if modules:  # a batch makes it a training, whatever its program is called
+        batches = [one for one in script.commands if _batch_place(one)]
+        known = [one for one in found if _batch_place(one[0])]
+        found = known or [(one, _batch_place(one)) for one in batches] or found
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
     first, place = found[0]
@@ -87,6 +91,13 @@ def _training(commands: Iterable[Command], program: str, mode: str, modules: boo
         if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
             found.append((command, place))
     return found
+
+
+def _batch_place(command: Command) -> int:
+    """Place of the last word before the options of a command that says a batch per GPU; 0 = it says none."""
+    if not any(word.startswith("--per_device_train_batch_size") for word in command.words):
+        return 0
+    return max(next((i for i, word in enumerate(command.words) if word.startswith("-")), 0) - 1, 0)
 
 
 def _kept(script: Script) -> list[Command]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.programs import program_file, takes_training_arguments, usual_options
+from planner.trainers.reading.programs import program_file, shards_itself, takes_training_arguments, usual_options
 from planner.trainers.reading.python import Script, last_name
 from planner.trainers.reading.python_text import is_main
 from planner.trainers.reading.settings import Settings
@@ -87,6 +87,8 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     usual, file = usual_options(path, program), program_file(path, program)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     own = own_code(file, {**usual, **given.data}, decided)
+    if shards_itself(file):
+        own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}

@@ -11,6 +11,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading.python import last_name
 from planner.trainers.reading.python_text import tree_of
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.shell.text import CLOSE, is_open
 from planner.trainers.reading.values import read_text
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -30,12 +31,20 @@ def trainer_kind(script: Path, program: str) -> str:
 
 def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it lies beside; a module is looked for as a file."""
-    return beside(script, program if program.endswith(".py") else f"{program.replace('.', '/')}.py", (".py",))
+    name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
+    return beside(script, name if name.endswith(".py") else f"{name.replace('.', '/')}.py", (".py",))
 
 
 def takes_training_arguments(file: Path | None) -> bool:
     """Whether a program parses arguments of transformers, which have defaults."""
     return file is not None and re.search("|".join(PARSERS), read_text(file)) is not None
+
+
+def shards_itself(file: Path | None) -> bool:
+    """Whether a program has a loop of its own over FSDP: neither trainer nor accelerate says how it shards."""
+    text = read_text(file) if file is not None else ""
+    loop = re.search(r"Trainer\(|Accelerator\(", text) is None
+    return loop and re.search("fsdp|FullyShardedDataParallel|fully_shard", text) is not None
 
 
 def usual_options(script: Path, program: str) -> dict[str, Any]:

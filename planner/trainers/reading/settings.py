@@ -16,7 +16,7 @@ from planner.trainers.reading.values import MOST, json_mapping, percent, read_te
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
 
-_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,}|YOUR_\w+|<[^<>]{1,80}>)", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,}|YOUR_\w+|<[^<>]{1,80}>|\.{3,})", re.IGNORECASE)
 """What people leave to be filled in."""
 
 

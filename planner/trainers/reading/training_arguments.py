@@ -51,11 +51,13 @@ TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules
 MODELS = (
     "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
 )  # fmt: skip
+MICRO = ("micro_train_batch_size", "micro_batch_size")
+"""Sequences per forward pass, where a batch of a GPU is several."""
 BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "train_bsz_per_gpu",
            "batch_size_per_gpu", "batch_size_per_device")  # fmt: skip
 """Sequences per GPU and forward pass, as programs call them."""
 LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "model_max_len", "seq_length",
-           "cutoff_len")  # fmt: skip
+           "cutoff_len", "total_max_len")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
 )  # fmt: skip
@@ -84,11 +86,12 @@ def parse(
     doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant"))
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
-    found, asked = said_or_asked(given, sharding, launched=bool(script) or num_gpus == 1)
+    own_loop = given.usual.get("shards_itself") is True
+    found, asked = said_or_asked(given, sharding, launched=(bool(script) and not own_loop) or num_gpus == 1)
+    micro, pieces = _micro(given)
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS),
-        micro_batch_size=given.size(next((one for one in BATCHES if given.get(one) is not None), BATCHES[0]), 8),
-        accumulation=given.size("gradient_accumulation_steps", 1),
+        micro_batch_size=micro, accumulation=pieces * given.size("gradient_accumulation_steps", 1),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
@@ -102,6 +105,14 @@ def parse(
     ))  # fmt: skip
     fine_tuning.require_priced(reading, str(given.path))
     return reading
+
+
+def _micro(given: Settings) -> tuple[int, int]:
+    """(sequences per forward pass, forward passes of what programs call the batch of a GPU)."""
+    whole = given.size(next((one for one in BATCHES if given.get(one) is not None), BATCHES[0]), 8)
+    name = next((one for one in MICRO if given.get(one) is not None), None)
+    micro = given.size(name, whole) if name else whole
+    return (micro, whole // micro) if micro < whole and whole % micro == 0 else (whole, 1)
 
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
@@ -138,6 +149,9 @@ def _adapters(given: Settings) -> bool:
 def _own_precision(given: Settings) -> tuple[Question, ...]:
     """Of a program that writes its configuration of DeepSpeed itself, where its arguments do not say it."""
     said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
+    if not said and given.usual.get("shards_itself") is True:
+        about = "whether its own loop computes in bf16; or say --set fp16=true"
+        return (Question(name="bf16", about=about, choices=("true", "false")),)
     if said or "zero_stage" not in {*given.data, *given.usual} or given.get("deepspeed") not in (None, True):
         return ()
     about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
@@ -199,7 +213,9 @@ def _objective(given: Settings, script: str) -> str:
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
-    return "dpo" if preference or "dpo" in words else "lm"
+    stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
+    supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called
+    return "dpo" if preference or ("dpo" in words and not supervised) else "lm"
 
 
 def _options(given: Settings) -> dict[str, str]:

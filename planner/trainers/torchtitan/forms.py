@@ -65,6 +65,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     found = _plain(data)
     experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
     for section in (found["training"], dict(experimental or {})):
+        if "data_parallel_degree" in section:  # before there were replicas
+            section["data_parallel_shard_degree"] = section.pop("data_parallel_degree")
         for name in _OLD_PARALLEL:
             if name in section:
                 found["parallelism"].setdefault(name, section[name])

@@ -144,7 +144,8 @@ def _batch(
         return length, said.micro_batch_size or micro, said.global_batch_size or batch
     local = whole_number(said.micro_batch_size or training["local_batch_size"], f"{path}: training.local_batch_size")
     batch = said.global_batch_size or training["global_batch_size"]
-    batch = local * dp if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
+    steps = whole_number(training.get("gradient_accumulation_steps", 1), f"{path}: training.gradient_accumulation_steps")
+    batch = local * dp * steps if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
     micro = local
     if pp > 1:
         count = parallel["pipeline_parallel_microbatches"]  # of 2024: their number, by default one per stage

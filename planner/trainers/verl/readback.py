@@ -91,7 +91,8 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
     data = given.section("data")
     mini = actor.size("ppo_mini_batch_size", 256)
     if not own_rounds:  # an update has no more than one round of generation
-        mini = min(mini, data.size("train_batch_size", mini))
+        agents = given.section("actor_rollout_ref").section("rollout").size("n_agent")  # of forks: answers outside of n
+        mini = min(mini, data.size("train_batch_size", mini) * agents)
     batch = mini * samples
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
     fields = {**_megatron(actor.section("megatron")), **_offloaded(actor)} if megatron else _fsdp(actor, model)
