@@ -100,7 +100,7 @@ def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     converters = [
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
-    old = _table(data, "float8").get("enable_float8_linear") is True
+    old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
     quantised = _table(_table(data, "quantize"), "linear")
     recipe = str(
         _table(quantised, "float8").get("recipe_name") or _table(data, "float8").get("recipe_name") or "tensorwise"

@@ -27,7 +27,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "training": {
         "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False, "dtype": "float32",
         "mixed_precision_param": "bfloat16", "num_tokens_per_microbatch_per_dp_rank": None, "num_tokens_per_train_step": -1,
-        "max_context_length": 2048,
+        "max_context_length": 2048, "gradient_accumulation_steps": 1, "enable_float8_linear": False,
     },
 }  # fmt: skip
 """Keys that decide the layout and the batch, with torchtitan's defaults."""
@@ -144,7 +144,7 @@ def _batch(
         return length, said.micro_batch_size or micro, said.global_batch_size or batch
     local = whole_number(said.micro_batch_size or training["local_batch_size"], f"{path}: training.local_batch_size")
     batch = said.global_batch_size or training["global_batch_size"]
-    steps = whole_number(training.get("gradient_accumulation_steps", 1), f"{path}: training.gradient_accumulation_steps")
+    steps = whole_number(training["gradient_accumulation_steps"], f"{path}: training.gradient_accumulation_steps")
     batch = local * dp * steps if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
     micro = local
     if pp > 1:
