@@ -93,6 +93,8 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
     [
         ("--use_lisa 1", "use_lisa decides memory or degrees and is not priced; --set use_lisa=false imports the job without"),
         ("--use_customized_optim 1 --customized_optim dummy", "use_customized_optim, customized_optim decide memory"),
+        ("--relora_steps 300", "relora_steps decides memory"),
+        ("--model_name_or_path bert-base-uncased", "bert-base-uncased is no decoder: encoders and sequence-to-sequence models"),
         ("--spectrum_config_path 30percent.yaml", "spectrum_config_path decides memory or degrees and is not priced"),
         ("--use_lora True --lora_r 8 --modules_to_save embed_tokens,lm_head", "modules_to_save trains embed_tokens, lm_head as a "
          "whole, which is not priced; --set modules_to_save=null"),
@@ -102,8 +104,9 @@ def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str,
     with pytest.raises(PlannerError, match=says):
         script(tmp_path, words)
     settings = {name: "false" for name in ("use_lisa", "use_customized_optim", "customized_optim", "modules_to_save",
-                                                "spectrum_config_path") if f"--{name} " in words}  # fmt: skip
-    assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
+                                                "spectrum_config_path", "relora_steps") if f"--{name} " in words}  # fmt: skip
+    if "bert" not in words:
+        assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
 
 
 def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_path: Path) -> None:
@@ -290,6 +293,12 @@ def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str,
     assert reading.unread == () and reading.model is not None and reading.model.name == "llama-2-7b"
 
 
+def test_a_script_that_is_given_its_model_leaves_the_dtype_open(tmp_path: Path) -> None:
+    text = "def tune(model):\n    SFTTrainer(model=model, args=TrainingArguments(per_device_train_batch_size=2))"
+    (tmp_path / "own.py").write_text(text)
+    assert "torch_dtype" in [one.name for one in read(tmp_path / "own.py", None, Given(num_gpus=1)).questions]
+
+
 def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_path: Path) -> None:
     folder = tmp_path / "src" / "dpo"
     folder.mkdir(parents=True)
@@ -306,6 +315,8 @@ def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_p
         ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", "--set use_peft=VALUE"),
         ("model = PeftModel.from_pretrained(model, 'adapters', is_trainable=True)", "--set lora_r=VALUE"),
         ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
+        ("steps = total // batch\nif ddp:\n    steps = steps // world\nargs = TrainingArguments(\n"
+         "    per_device_train_batch_size=4, gradient_accumulation_steps=steps)", "--set .*(steps|total)=VALUE"),
         ("model = FullyShardedDataParallel(model)", r"--set bf16=true\|false .whether its own loop"),
         ("", r"--set lora_r=VALUE \(rank of the adapters of train_lora.py\)"),
     ],
@@ -322,6 +333,8 @@ def test_what_a_program_leaves_open_is_asked(program: str, asks: str, tmp_path: 
     [
         ("torchrun --nproc_per_node 8 -m run-own {words} \\ \n  --deepspeed zero2 \\\t\n  --use_peft false", (2, "fp32")),
         ('CMD="own.py {words} --deepspeed zero2"\nexport LAUNCHER="torchrun --nproc_per_node 8"', (2, "fp32")),
+        ('for ip in a b; do\n  ssh $ip eval "cd x && torchrun --nproc_per_node 8 own.py {words} --deepspeed zero2 1>>log" &\ndone',
+         (2, "fp32")),
         ("own-cli prepare {words}\nown-cli sft {words} --per_device_train_batch_size 4 --deepspeed zero2", (2, "fp32")),
         ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds/z3.conf "
          "own.py {words}", (3, "bf16")),

@@ -37,7 +37,7 @@ def read(path: Path, said: Given) -> Reading:
     if path.suffix in (".yaml", ".yml", ".json"):
         return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory")), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
-    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding, script=True)
+    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus or found.visible, found.sharding, script=True)
 
 
 def parse(

@@ -36,12 +36,17 @@ JOINT = {
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
-    r"lora_dim|.*(lisa|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"lora_dim|.*(lisa|relora|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
 """Switches of an image encoder, which is not in the plan."""
+ENCODERS = re.compile(
+    r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"
+    r"|longformer|led|bge|e5|gte|whisper)-"
+)
+"""Names of models that are no decoders of text."""
 TRAINED_WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target")
 """Settings that name what is trained as a whole beside adapters."""
 QUIET = re.compile(
@@ -120,6 +125,8 @@ def reading(job: FineTuning) -> Reading:
     precision = job.precision
     if job.half_weights and not mixed and not job.lora_rank:
         precision = "bf16_true"
+    if job.model and ENCODERS.search(job.model.lower()):
+        raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
     known = _options(trainer)

@@ -28,6 +28,8 @@ from planner.trainers.reading.training_scripts import (
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
 BATCH = "per_device_train_batch_size"
+ASKED = (BATCH, "gradient_accumulation_steps")
+"""Arguments that a program computes: they are asked for where it cannot be followed."""
 MERGES = ("merge_and_unload", "merge_adapter")
 SWITCHES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
 DEEPEST = 4
@@ -114,7 +116,7 @@ def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> di
         found |= model_arguments(program, sure or loads, False, [])
     if switched_on(program) and not any(program.runs(one) is None for one in program.calls(*SWITCHES)):
         found["gradient_checkpointing"] = True
-    known = {name: value for name, value in found.items() if value is not None and not _open(value)}
+    known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
     return known | _own_adapters(program, decided)
 
 

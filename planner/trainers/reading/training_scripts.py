@@ -152,7 +152,10 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     if node is None:
         node = next((call.args[0] for call in trainers if call.args), None)
     value = script.value(node) if node is not None else None
-    return {"model_name_or_path": value} if isinstance(value, str) else {}
+    if not isinstance(value, str):
+        return {}
+    elsewhere = is_open(value) and isinstance(node, ast.Name)  # a model that something else has loaded
+    return {"model_name_or_path": value, **({"torch_dtype": gap(["torch_dtype"])} if elsewhere else {})}
 
 
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:

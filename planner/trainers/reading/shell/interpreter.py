@@ -14,6 +14,7 @@ from planner.trainers.reading.shell.expansion import Value, Variables, calculate
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
+from planner.trainers.reading.shell.text import script_place as place_of_script
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
@@ -322,13 +323,12 @@ class _Follower:
     def command(self, words: list[str]) -> None:
         """Records a command that has options or a file of settings; of ``srun bash -c '...'`` both what starts it and what the
         text says."""
-        for i in range(len(words) - 2):
-            if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
-                inner = len(self.script.commands)
-                self.nested(words[i + 2])
-                started = self.script.commands[inner:]
-                self.script.commands[inner:] = [Command([*words[:i], *one.words], one.under) for one in started]
-                return
+        if place := place_of_script(words):
+            inner = len(self.script.commands)
+            self.nested(words[place])
+            started = self.script.commands[inner:]
+            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under) for one in started]
+            return
         written = dict(self.script.documents)
         for i, word in enumerate(words[1:], 1):
             runs = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
