@@ -326,7 +326,7 @@ def test_sections_of_flagscale_are_arguments_of_megatron(tmp_path: Path) -> None
 
 def test_no_sharding_can_be_said_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
-    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nbf16: true\n")
+    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nbf16: true\ngradient_checkpointing: true\n")
 
     def zero(word: str) -> int:
         found = read(file, "trl", Given(num_gpus=8, settings={"fsdp": word}))

@@ -64,8 +64,8 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
             said.used.add(name)
     found = _training(script.commands, program, mode, modules) or _training(_kept(script), program, mode, modules)
     if modules:  # a batch makes it a training, whatever its program is called
-        batches = [one for one in script.commands if _batch_place(one)]
-        known = [one for one in found if _batch_place(one[0])]
+        batches = [one for one in script.commands if _batch_place(one) >= 0]
+        known = [one for one in found if _batch_place(one[0]) >= 0]
         found = known or [(one, _batch_place(one)) for one in batches] or found
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
@@ -94,9 +94,9 @@ def _training(commands: Iterable[Command], program: str, mode: str, modules: boo
 
 
 def _batch_place(command: Command) -> int:
-    """Place of the last word before the options of a command that says a batch per GPU; 0 = it says none."""
+    """Place of the last word before the options of a command that says a batch per GPU; -1 = it says none."""
     if not any(word.startswith("--per_device_train_batch_size") for word in command.words):
-        return 0
+        return -1
     return max(next((i for i, word in enumerate(command.words) if word.startswith("-")), 0) - 1, 0)
 
 

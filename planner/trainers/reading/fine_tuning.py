@@ -29,7 +29,7 @@ LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd", "muon")
 """Names that stand for what states take."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 JOINT = {
-    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv"), "qkv"),
+    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv", "w_pack"), "qkv"),
     **dict.fromkeys(("linear_proj", "output_proj", "out_proj", "attention_dense"), "o"),
 }
 """Linear layers of attention under other names, by the letters of their parts."""

@@ -105,7 +105,8 @@ class _Classes:
         for node in self.tree.body if self.tree is not None and self.depth < DEEPEST else []:
             if isinstance(node, ast.ImportFrom) and node.module and any((one.asname or one.name) == name for one in node.names):
                 path = node.module.replace(".", "/")
-                file = beside(self.file, f"{path}.py", (".py",)) or beside(self.file, f"src/{path}.py", (".py",))
+                places = (f"{path}.py", f"{path}/__init__.py", f"src/{path}.py")
+                file = next((found for one in places if (found := beside(self.file, one, (".py",)))), None)
                 return _Classes(file, self.depth + 1).fields(name) if file is not None else {}
         return {}
 

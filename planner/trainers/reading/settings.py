@@ -154,7 +154,11 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file; ``what`` it should be. Raises PlannerError."""
     if path.suffix.lower() in JSON:
         return json_mapping(path, read_text(path), what)
-    return library.read_yaml(path)
+    try:
+        return library.read_yaml(path)
+    except PlannerError:
+        text = re.sub(r"^([ ]*[\w.-]{1,80}:[ ]+)(\{\w{1,80}\}[^\s{}]{1,300})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
+        return library.parse_yaml(text, str(path))  # a place that is left to be filled in, without quotes
 
 
 def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".yml")) -> Path | None:

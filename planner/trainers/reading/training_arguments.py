@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading import fine_tuning
@@ -48,6 +49,8 @@ WHOLE = ("full_finetune", "full_finetuning")
 BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits")
 RANKS = ("lora_r", "lora_rank")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules", "lora_trainable", "trainable")
+ALL_LINEAR = ("lora_target_linear", "lora_target_all_linear_layers", "lora_all_linear")
+"""Switches for adapters on all linear layers."""
 MODELS = (
     "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
 )  # fmt: skip
@@ -83,7 +86,7 @@ def parse(
             )
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     adapters, bits = _adapters(given), _bits(given)
-    doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant"))
+    doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant", "bnb_4bit_use_double_quant"))
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
     own_loop = given.usual.get("shards_itself") is True
@@ -97,7 +100,7 @@ def parse(
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
-        lora_targets=adapter_targets(given.first(*TARGETS, default=["q_proj", "v_proj"])),
+        lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
@@ -167,8 +170,13 @@ def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
     rank = Question(name="lora_r", about=f"rank of the adapters of {program}")
     ranks = () if given.first(*RANKS) is not None else (rank,)
     said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
-    asked = (() if given.first(*TARGETS) is not None else (targets,), () if said or _bits(given) else (dtype,))
+    asked = (() if _targets(given) is not None else (targets,), () if said or _bits(given) else (dtype,))
     return (*ranks, *asked[0], *asked[1])
+
+
+def _targets(given: Settings) -> Any:
+    """Linear layers with adapters, None = not said."""
+    return "all-linear" if any(_switches(given, *ALL_LINEAR)) else given.first(*TARGETS)
 
 
 def _bits(given: Settings) -> int:

@@ -85,15 +85,6 @@ def _unquoted(match: re.Match[str]) -> str:
     return next((group for group in match.groups() if group is not None), "")
 
 
-def script_place(words: list[str]) -> int:
-    """Place of a word that is a script itself, of sh -c or the last of ssh; 0 = there is none."""
-    for i in range(len(words) - 2):
-        if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
-            return i + 2
-    remote = len(words) > 2 and words[0] in ("ssh", "pdsh") and re.search(r"\s", words[-1].strip())
-    return len(words) - 1 if remote else 0
-
-
 def options(words: Iterable[Word]) -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
     """Options with the words that follow each: (name without its dashes, values, variables that decide whether it is there); a
     flag has no values. '--name=value' is cut."""
