@@ -242,3 +242,9 @@ def test_a_program_of_a_family_builds_what_its_arguments_do_not_say(tmp_path: Pa
         read(tmp_path / "train.sh", None, Given())
     (tmp_path / "train.sh").write_text(f"{text} --swiglu")
     assert read(tmp_path / "train.sh", None, Given()).model.gated
+
+
+def test_words_of_forks_for_gated_layers_and_an_untied_head(tmp_path: Path) -> None:
+    words = "--glu-activation swiglu --use-rms-norm --no-tie-embed-logits"
+    found = script(tmp_path, words).model
+    assert found is not None and (found.gated, found.norm, found.tied_embeddings) == (True, "rmsnorm", False)

@@ -88,6 +88,6 @@ def _options(given: Settings) -> dict[str, str]:
     kernel = str(given.get("flash_attn", "auto")).lower()
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
-    if given.flag("enable_liger_kernel"):
+    if any(given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")):
         options["loss"] = "fused_linear"
     return options

@@ -117,6 +117,9 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     launcher = _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(words[:place]))})
     first = next((i for i, word in enumerate(after) if word.text.startswith("-")), len(after))
     settings = _settings(after)
+    strategy = script.variables.text("FSDP_SHARDING_STRATEGY") or ""
+    if "fsdp" in settings and re.fullmatch(r"[1-5]|\w*_SHARD\w*", strategy):  # what accelerate takes from the environment
+        settings.setdefault("fsdp_config", {"sharding_strategy": strategy})
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),

@@ -18,6 +18,7 @@ from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
     CONFIGS,
+    FOREIGN,
     adapters,
     loads_model,
     model_arguments,
@@ -107,6 +108,7 @@ def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> di
     if program is None:
         return {}
     require_known_adapters(program)
+    _require_language_model(program)
     found: dict[str, Any] = {}
     for call in program.calls(*CONFIGS)[:1]:
         found |= program.keywords(call)
@@ -118,6 +120,18 @@ def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> di
         found["gradient_checkpointing"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
     return known | _own_adapters(program, decided)
+
+
+def _require_language_model(program: Program) -> None:
+    """Raises PlannerError for a program whose step is another one, by what it builds whatever its options are."""
+    for call in program.calls(*FOREIGN):
+        if program.runs(call):
+            name = FOREIGN[last_name(call.func)]
+            raise PlannerError(f"{program.path}: {name} is not modelled; supervised fine-tuning and DPO are")
+    loads = [last_name(getattr(one.func, "value", one)) for one in program.calls("from_pretrained")]
+    heads = [one for one in loads if re.search("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM)$", one)]
+    if heads and not any(one.endswith("ForCausalLM") for one in loads):
+        raise PlannerError(f"{program.path}: {heads[0]} is no language model, which is what is modelled")
 
 
 def _own_adapters(program: Program, decided: bool) -> dict[str, Any]:

@@ -20,9 +20,10 @@ QUIET = re.compile(
     r"|fsdp_transformer_layer_cls_to_wrap|aux_loss_enabled|router_aux_loss_coef|use_auth_token|project|dataset_mixer.*|instruct_\w+"
 )
 NOT_LM = {
-    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo")}, "reward": "reward training",
+    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
+    "reward": "reward training", "rl": "reinforcement learning",
 }  # fmt: skip
-"""Trainers of TRL whose step is not one of a language model or of DPO, as words of a path."""
+"""What has another step than a language model or DPO, or another optimizer, as words of a path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,8 @@ ALL_LINEAR = ("lora_target_linear", "lora_target_all_linear_layers", "lora_all_l
 MODELS = (
     "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
 )  # fmt: skip
+STEPS = ("gradient_accumulation_steps", "gradient_accumulate_every", "accumulate_grad_batches", "grad_accum_steps")
+"""Forward passes per step, as programs call them."""
 MICRO = ("micro_train_batch_size", "micro_batch_size")
 """Sequences per forward pass, where a batch of a GPU is several."""
 BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "train_bsz_per_gpu",
@@ -94,7 +97,8 @@ def parse(
     micro, pieces = _micro(given)
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS),
-        micro_batch_size=micro, accumulation=pieces * given.size("gradient_accumulation_steps", 1),
+        micro_batch_size=micro,
+        accumulation=pieces * given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),

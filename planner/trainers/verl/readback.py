@@ -50,7 +50,12 @@ def read(path: Path, said: Given) -> Reading:
             if given.section("data").get(name) is None:
                 given.ask(Question(name=f"data.{name}", about="tokens"))
         return _actor(given, said.num_gpus, "megatron" in path.stem)
-    found = launched(path, said, PROGRAM)
+    try:
+        found = launched(path, said, PROGRAM)
+    except PlannerError:  # a program of its own, known by what it is told
+        found = launched(path, said, r"\S+\.py", r"(?s).*", modules=True)
+        if not any(one.startswith("actor_rollout_ref.") for one in found.words):
+            raise
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
     if given.section("worker").data:
