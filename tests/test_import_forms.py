@@ -308,6 +308,12 @@ def test_what_is_open_is_asked_at_once_and_evaluation_is_no_training(tmp_path: P
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo +trainer.val_only=true actor_rollout_ref.model.path=a/b\n")
     with pytest.raises(PlannerError, match="it evaluates a model and trains nothing"):
         read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo --config-path . --config-name own trainer.nnodes=1\n")
+    with pytest.raises(PlannerError, match="it names the configuration 'own', which is not there"):
+        read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "run.sh").write_text('accelerate launch --num_processes 8 sft.py "$@"\n')
+    with pytest.raises(PlannerError, match="arguments come from who calls this script"):
+        read(tmp_path / "run.sh", None, Given())
     with pytest.raises(PlannerError, match=r"tasks/main.py is an architecture that its sizes do not tell"):
         (tmp_path / "bert.sh").write_text(MEGATRON.replace("pretrain_gpt.py", "./tasks/main.py --task MNLI"))
         read(tmp_path / "bert.sh", None, Given())

@@ -76,7 +76,10 @@ def test_a_program_takes_the_defaults_of_its_dataclasses(tmp_path: Path) -> None
          8, "all", "nf4_dq"),
         ("--use_peft True --lora_rank 8 --target_modules all --torch_dtype bfloat16", 8, "all", "bf16"),
         ("--lora_rank 64 --trainable q_proj,v_proj --load_in_kbits 8", 64, "qv", "int8"),
-        ("--use_qlora 1 --quant_bit 4 --lora_r 8 --lora_target_modules all-linear", 8, "all", "nf4"),
+        ("--use_qlora 1 --quant_bit 4 --double_quant false --lora_r 8 --lora_target_modules all-linear", 8, "all", "nf4"),
+        ("--use_lora True --quantization 4 --quantization_inference 8 --double_quant true --lora_r 8 --lora_target all", 8, "all",
+         "nf4_dq"),
+        ("--peft_config.r 4 --peft_config.target_modules q_proj --model_args.torch_dtype bfloat16", 4, "qv", "bf16"),
         ("--use_lora True --q_lora False --load_in_4bit False --lora_r 8 --lora_target all --torch_dtype bfloat16", 8, "all",
          "bf16"),
         ("--use_lora False --lora_r 8", 0, "all", None),
@@ -94,6 +97,7 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
         ("--use_lisa 1", "use_lisa decides memory or degrees and is not priced; --set use_lisa=false imports the job without"),
         ("--use_customized_optim 1 --customized_optim dummy", "use_customized_optim, customized_optim decide memory"),
         ("--relora_steps 300", "relora_steps decides memory"),
+        ("--force_auto_device_map true", "force_auto_device_map decides memory"),
         ("--medusa_num_heads 3", "medusa_num_heads decides memory"),
         ("--parallel_mode zigzag_ring_attn", "parallel_mode decides memory"),
         ("--tune_vision true", "tune_vision decides memory"),
@@ -108,6 +112,7 @@ def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str,
         script(tmp_path, words)
     settings = {name: "false" for name in ("use_lisa", "use_customized_optim", "customized_optim", "modules_to_save",
                                                 "spectrum_config_path", "relora_steps", "medusa_num_heads", "parallel_mode",
+                                                "force_auto_device_map",
                                                 "tune_vision") if f"--{name} " in words}  # fmt: skip
     if "bert" not in words:
         assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
@@ -297,8 +302,9 @@ def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str,
     assert reading.unread == () and reading.model is not None and reading.model.name == "llama-2-7b"
 
 
-def test_a_script_that_is_given_its_model_leaves_the_dtype_open(tmp_path: Path) -> None:
-    text = "def tune(model):\n    SFTTrainer(model=model, args=TrainingArguments(per_device_train_batch_size=2))"
+@pytest.mark.parametrize("model", ["model", "self.engine.model"])
+def test_a_script_that_is_given_its_model_leaves_the_dtype_open(model: str, tmp_path: Path) -> None:
+    text = f"def tune(self, model):\n    SFTTrainer(model={model}, args=TrainingArguments(per_device_train_batch_size=2))"
     (tmp_path / "own.py").write_text(text)
     assert "torch_dtype" in [one.name for one in read(tmp_path / "own.py", None, Given(num_gpus=1)).questions]
 

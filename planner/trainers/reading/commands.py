@@ -76,8 +76,9 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
         about = f"which of the {len(found)} trainings of the script it starts"
         ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
     notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
-    words = first.words
-    return _launch(path, words, place, script, notes)
+    if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) for word in first.words[place + 1 :]):
+        raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
+    return _launch(path, first.words, place, script, notes)
 
 
 def _training(commands: Iterable[Command], program: str, mode: str, modules: bool) -> list[tuple[Command, int]]:
@@ -132,8 +133,16 @@ def _settings(after: Iterable[Word]) -> dict[str, Any]:
     for name, values, under in options(after):
         kept = [one for one in values if not re.match(r"[+~]*[\w./@]+=", one)] if len(values) > 1 else values
         value: Any = True if not kept else parsed(kept[0]) if len(kept) == 1 else [parsed(one) for one in kept]
-        found[name.replace("-", "_")] = gap(under) if under else value
+        found[_plain(name.replace("-", "_"))] = gap(under) if under else value
     return found
+
+
+def _plain(name: str) -> str:
+    """An argument of transformers or peft, without the dataclass it is in: training_args.bf16, peft_config.r."""
+    inner = re.fullmatch(r"(?:(peft_config|lora_config)|\w*arg(?:s|uments))\.(\w+)", name)
+    if inner is None:
+        return name
+    return f"lora_{inner[2]}" if inner[1] and not inner[2].startswith(("lora_", "use_", "modules_")) else inner[2]
 
 
 def _visible(script: Script) -> int | None:

@@ -47,7 +47,8 @@ SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
 MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type")
 """What programs call the way they train: lora, qlora or full."""
 WHOLE = ("full_finetune", "full_finetuning")
-BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits")
+BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits", "quantization")
+DOUBLED = ("use_bnb_nested_quant", "use_nested_quant", "double_quant", "bnb_4bit_use_double_quant")
 RANKS = ("lora_r", "lora_rank")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules", "lora_trainable", "trainable")
 ALL_LINEAR = ("lora_target_linear", "lora_target_all_linear_layers", "lora_all_linear")
@@ -89,7 +90,7 @@ def parse(
             )
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     adapters, bits = _adapters(given), _bits(given)
-    doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant", "bnb_4bit_use_double_quant"))
+    doubled = any(_switches(given, *DOUBLED))
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
     own_loop = given.usual.get("shards_itself") is True
@@ -107,7 +108,8 @@ def parse(
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
+        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
+                   *_own_bits(given, bits)),
         notes=notes,
     ))  # fmt: skip
     fine_tuning.require_priced(reading, str(given.path))
@@ -163,6 +165,14 @@ def _own_precision(given: Settings) -> tuple[Question, ...]:
         return ()
     about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
     return (Question(name="fp16", about=about, choices=("true", "false")),)
+
+
+def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:
+    """How a program that has a word of its own for bits quantises."""
+    if bits != 4 or not any(str(given.data.get(one)) == "4" for one in BITS) or _switches(given, *DOUBLED):
+        return ()
+    about = "whether its program quantises the scales of its 4 bits too"
+    return (Question(name="bnb_4bit_use_double_quant", about=about, choices=("true", "false")),)
 
 
 def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:

@@ -141,8 +141,8 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
     quantised = script.keywords(bits) if bits is not None and words.get("quantization_config") is not None else words
     for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
-        if theirs in quantised:
-            found[ours] = quantised[theirs]
+        if theirs in quantised or quantised is not words:
+            found[ours] = quantised.get(theirs, False)
     return found
 
 
@@ -154,7 +154,8 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     value = script.value(node) if node is not None else None
     if not isinstance(value, str):
         return {}
-    elsewhere = is_open(value) and isinstance(node, ast.Name)  # a model that something else has loaded
+    # A model that something else has loaded.
+    elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
     return {"model_name_or_path": value, **({"torch_dtype": gap(["torch_dtype"])} if elsewhere else {})}
 
 

@@ -60,6 +60,9 @@ def read(path: Path, said: Given) -> Reading:
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
     if given.section("worker").data:
         raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
+    named = found.settings.get("config_name")
+    if named and not given.section("actor_rollout_ref").data and "sft" not in found.program:
+        raise PlannerError(f"{path}: it names the configuration {shown(named)}, which is not there; import that file")
     if given.flag("trainer.val_only"):
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
