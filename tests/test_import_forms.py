@@ -308,6 +308,12 @@ def test_what_is_open_is_asked_at_once_and_evaluation_is_no_training(tmp_path: P
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo +trainer.val_only=true actor_rollout_ref.model.path=a/b\n")
     with pytest.raises(PlannerError, match="it evaluates a model and trains nothing"):
         read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo distillation.enabled=True actor_rollout_ref.x=1\n")
+    with pytest.raises(PlannerError, match="distillation from a teacher is not modelled"):
+        read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "flux.toml").write_text("[training]\nlocal_batch_size = 4\nimg_size = 256\n[parallelism]\n")
+    with pytest.raises(PlannerError, match="it trains a model of images"):
+        read(tmp_path / "flux.toml", None, Given())
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo --config-path . --config-name own trainer.nnodes=1\n")
     with pytest.raises(PlannerError, match="it names the configuration 'own', which is not there"):
         read(tmp_path / "run.sh", None, Given())

@@ -302,11 +302,26 @@ def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str,
     assert reading.unread == () and reading.model is not None and reading.model.name == "llama-2-7b"
 
 
-@pytest.mark.parametrize("model", ["model", "self.engine.model"])
+@pytest.mark.parametrize("model", ["model=model", "model=self.engine.model", "**taken(model)"])
 def test_a_script_that_is_given_its_model_leaves_the_dtype_open(model: str, tmp_path: Path) -> None:
-    text = f"def tune(self, model):\n    SFTTrainer(model={model}, args=TrainingArguments(per_device_train_batch_size=2))"
+    text = f"def tune(self, model):\n    SFTTrainer({model}, args=TrainingArguments(per_device_train_batch_size=2))"
     (tmp_path / "own.py").write_text(text)
     assert "torch_dtype" in [one.name for one in read(tmp_path / "own.py", None, Given(num_gpus=1)).questions]
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ("--deepspeed $(date)/own.json", "--set deepspeed=VALUE"),
+        ("--deepspeed zero2 --train_batch_size 2", "--set per_device_train_batch_size=VALUE .its program calls"),
+        ("--per_device_train_batch_size 2 --deepspeed zero2 --accumulation_steps 8", "--set gradient_accumulation_steps=VALUE"),
+    ],
+)
+def test_words_that_a_program_has_of_its_own_are_asked_for(words: str, asks: str, tmp_path: Path) -> None:
+    (tmp_path / "sft.py").write_text("trainer = OwnTrainer(model)")
+    (tmp_path / "run.sh").write_text(STARTS.replace("own.py", "sft.py").replace("--deepspeed zero2", words))
+    with pytest.raises(OpenQuestionsError, match=asks):
+        to_plan(read(tmp_path / "run.sh", None, Given()))
 
 
 def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_path: Path) -> None:
@@ -327,6 +342,8 @@ def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_p
         ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
         ("steps = total // batch\nif ddp:\n    steps = steps // world\nargs = TrainingArguments(\n"
          "    per_device_train_batch_size=4, gradient_accumulation_steps=steps)", "--set .*(steps|total)=VALUE"),
+        ("first = TrainingArguments('x')\nargs = TrainingArguments(per_device_train_batch_size=sizes['a'])",
+         "--set a=VALUE .of per_device"),
         ("model = FullyShardedDataParallel(model)", r"--set bf16=true\|false .whether its own loop"),
         ("", r"--set lora_r=VALUE \(rank of the adapters of train_lora.py\)"),
     ],

@@ -110,7 +110,8 @@ def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> di
     require_known_adapters(program)
     _require_language_model(program)
     found: dict[str, Any] = {}
-    for call in program.calls(*CONFIGS)[:1]:
+    made = program.calls(*CONFIGS)
+    for call in ([one for one in made if any(word.arg == BATCH for word in one.keywords)] or made)[:1]:
         found |= program.keywords(call)
     loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
     sure = [one for one in loads if program.runs(one)]

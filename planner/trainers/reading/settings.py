@@ -50,7 +50,7 @@ class Settings:
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name, self.usual.get(name))
         if isinstance(value, str) and is_open(value):
-            for one in roots(value):
+            for one in roots(value) or (f"{self.place}{name}",):
                 self.ask(Question(name=one, about="" if one == f"{self.place}{name}" else f"of {self.place}{name}"))
             value = None
         return default if value is None or value == "" else value

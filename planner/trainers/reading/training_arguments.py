@@ -9,7 +9,7 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 
 QUIET = re.compile(
@@ -109,7 +109,7 @@ def parse(
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
-                   *_own_bits(given, bits)),
+                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits)),
         notes=notes,
     ))  # fmt: skip
     fine_tuning.require_priced(reading, str(given.path))
@@ -165,6 +165,26 @@ def _own_precision(given: Settings) -> tuple[Question, ...]:
         return ()
     about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
     return (Question(name="fp16", about=about, choices=("true", "false")),)
+
+
+def _own_batch(given: Settings) -> tuple[Question, ...]:
+    """Batch and accumulation of a program that has words of its own for them."""
+    asked = []
+    for names, others, word in ((BATCHES, MICRO, "batch_?size|bsz"), (STEPS, (), "accum")):
+        own = [one for one in given.data if re.search(word, one) and not re.search("eval|val|test|dev|infer|gen|data|map", one)]
+        if own and own[0] not in given.asked and all(given.data.get(one) is None for one in (*names, *others)):
+            asked.append(Question(name=names[0], about=f"its program calls something {own[0]}"))
+    return tuple(asked)
+
+
+def _own_launcher(given: Settings, habits: Habits) -> tuple[Question, ...]:
+    """The precision, where it stands in a configuration of accelerate that is not there."""
+    file = given.data.get("accelerate")
+    said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
+    if habits.bf16 or said or file is None or beside(given.path, str(file)) is not None:
+        return ()
+    about = "whether the configuration of accelerate computes in bf16; or say --set fp16=true"
+    return (Question(name="bf16", about=about, choices=("true", "false")),)
 
 
 def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:

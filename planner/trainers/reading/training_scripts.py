@@ -151,6 +151,8 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     node = next((one.value for call in trainers for one in call.keywords if one.arg == "model"), None)
     if node is None:
         node = next((call.args[0] for call in trainers if call.args), None)
+    if node is None and any(one.arg is None for call in trainers for one in call.keywords) and not script.calls("from_pretrained"):
+        return {"torch_dtype": gap(["torch_dtype"]), "use_peft": gap(["use_peft"])}  # in keywords that are not known here
     value = script.value(node) if node is not None else None
     if not isinstance(value, str):
         return {}

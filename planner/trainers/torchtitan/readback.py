@@ -54,6 +54,9 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")
     ]
 
+    if any(one.endswith(("img_size", "classifier_free_guidance_prob")) for one in unread):
+        raise PlannerError(f"{path}: it trains a model of images; torchtitan's language models are read")
+
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
 

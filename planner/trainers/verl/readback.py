@@ -63,6 +63,8 @@ def read(path: Path, said: Given) -> Reading:
     named = found.settings.get("config_name")
     if named and not given.section("actor_rollout_ref").data and "sft" not in found.program:
         raise PlannerError(f"{path}: it names the configuration {shown(named)}, which is not there; import that file")
+    if given.flag("distillation.enabled"):
+        raise PlannerError(f"{path}: distillation.enabled: distillation from a teacher is not modelled")
     if given.flag("trainer.val_only"):
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
