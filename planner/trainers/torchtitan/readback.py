@@ -46,6 +46,12 @@ def read(path: Path, said: Given | None = None) -> Reading:
     return reading_of(path, sections(path, read_text(path), said), said)
 
 
+def _require_language_model(path: Path, unread: list[str]) -> None:
+    """Raises PlannerError for a configuration of a diffusion model, which torchtitan trains too."""
+    if any(one.endswith(("img_size", "classifier_free_guidance_prob")) for one in unread):
+        raise PlannerError(f"{path}: it trains a model of images; torchtitan's language models are read")
+
+
 def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
@@ -54,8 +60,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")
     ]
 
-    if any(one.endswith(("img_size", "classifier_free_guidance_prob")) for one in unread):
-        raise PlannerError(f"{path}: it trains a model of images; torchtitan's language models are read")
+    _require_language_model(path, unread)
 
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
