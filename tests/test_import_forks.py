@@ -45,6 +45,7 @@ def test_layers_of_mindspeed_stages_are_counted_without_empty_ones(tmp_path: Pat
         ("--num-layer-list 4,5,4,3", r"--num-layer-list gives the stages \[4, 5, 4, 3\] layers"),
         ("--reuse-fp32-param", r"--reuse-fp32-param decides memory .*--set reuse_fp32_param=false imports the job without"),
         ("--recompute-norm --recompute-granularity full", "--recompute-norm decides memory"),
+        ("--mask-only --N 2 --M 4", "--mask-only decides memory"),
     ],
 )
 def test_what_mindspeed_says_and_a_plan_cannot_is_one_sentence(arguments: str, says: str, tmp_path: Path) -> None:
@@ -220,3 +221,30 @@ def test_a_script_that_a_script_writes_is_followed_where_it_is_started(text: str
     (tmp_path / "start.sh").write_text(text.format(command=command))
     found = read(tmp_path / "start.sh", None, Given(num_gpus=16))
     assert fields(found, "tp") == [2]
+
+
+def test_experts_of_a_megatron_without_an_argument_for_their_number_per_token(tmp_path: Path) -> None:
+    words = "--num-experts 8 --optimizer adamw-bnb-8bit"
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron" / "arguments.py").write_text("group.add_argument('--num-experts')")
+    with pytest.raises(OpenQuestionsError, match=r"--set moe_router_topk=1\|2"):
+        script(tmp_path, words)
+    said = script(tmp_path, words, settings={"moe_router_topk": "1"})
+    assert said.model.top_k == 1 and said.optimizer == "adam_8bit"
+    (tmp_path / "megatron" / "arguments.py").write_text("group.add_argument('--moe-router-topk', default=2)")
+    assert script(tmp_path, words).model.top_k == 2
+
+
+def test_a_program_of_a_family_builds_what_its_arguments_do_not_say(tmp_path: Path) -> None:
+    text = f"torchrun --nproc_per_node 8 pretrain_llama.py {SIZES.replace('--swiglu', '')}"
+    (tmp_path / "train.sh").write_text(text)
+    with pytest.raises(PlannerError, match="pretrain_llama.py is an architecture that its sizes do not tell"):
+        read(tmp_path / "train.sh", None, Given())
+    (tmp_path / "train.sh").write_text(f"{text} --swiglu")
+    assert read(tmp_path / "train.sh", None, Given()).model.gated
+
+
+def test_words_of_forks_for_gated_layers_and_an_untied_head(tmp_path: Path) -> None:
+    words = "--glu-activation swiglu --use-rms-norm --no-tie-embed-logits"
+    found = script(tmp_path, words).model
+    assert found is not None and (found.gated, found.norm, found.tied_embeddings) == (True, "rmsnorm", False)

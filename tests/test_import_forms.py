@@ -308,6 +308,18 @@ def test_what_is_open_is_asked_at_once_and_evaluation_is_no_training(tmp_path: P
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo +trainer.val_only=true actor_rollout_ref.model.path=a/b\n")
     with pytest.raises(PlannerError, match="it evaluates a model and trains nothing"):
         read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo distillation.enabled=True actor_rollout_ref.x=1\n")
+    with pytest.raises(PlannerError, match="distillation from a teacher is not modelled"):
+        read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "flux.toml").write_text("[training]\nlocal_batch_size = 4\nimg_size = 256\n[parallelism]\n")
+    with pytest.raises(PlannerError, match="it trains a model of images"):
+        read(tmp_path / "flux.toml", None, Given())
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo --config-path . --config-name own trainer.nnodes=1\n")
+    with pytest.raises(PlannerError, match="it names the configuration 'own', which is not there"):
+        read(tmp_path / "run.sh", None, Given())
+    (tmp_path / "run.sh").write_text('accelerate launch --num_processes 8 sft.py "$@"\n')
+    with pytest.raises(PlannerError, match="arguments come from who calls this script"):
+        read(tmp_path / "run.sh", None, Given())
     with pytest.raises(PlannerError, match=r"tasks/main.py is an architecture that its sizes do not tell"):
         (tmp_path / "bert.sh").write_text(MEGATRON.replace("pretrain_gpt.py", "./tasks/main.py --task MNLI"))
         read(tmp_path / "bert.sh", None, Given())
@@ -326,7 +338,7 @@ def test_sections_of_flagscale_are_arguments_of_megatron(tmp_path: Path) -> None
 
 def test_no_sharding_can_be_said_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
-    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nbf16: true\n")
+    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 4096\nbf16: true\ngradient_checkpointing: true\n")
 
     def zero(word: str) -> int:
         found = read(file, "trl", Given(num_gpus=8, settings={"fsdp": word}))

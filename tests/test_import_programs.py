@@ -76,7 +76,10 @@ def test_a_program_takes_the_defaults_of_its_dataclasses(tmp_path: Path) -> None
          8, "all", "nf4_dq"),
         ("--use_peft True --lora_rank 8 --target_modules all --torch_dtype bfloat16", 8, "all", "bf16"),
         ("--lora_rank 64 --trainable q_proj,v_proj --load_in_kbits 8", 64, "qv", "int8"),
-        ("--use_qlora 1 --quant_bit 4 --lora_r 8 --lora_target_modules all-linear", 8, "all", "nf4"),
+        ("--use_qlora 1 --quant_bit 4 --double_quant false --lora_r 8 --lora_target_modules all-linear", 8, "all", "nf4"),
+        ("--use_lora True --quantization 4 --quantization_inference 8 --double_quant true --lora_r 8 --lora_target all", 8, "all",
+         "nf4_dq"),
+        ("--peft_config.r 4 --peft_config.target_modules q_proj --model_args.torch_dtype bfloat16", 4, "qv", "bf16"),
         ("--use_lora True --q_lora False --load_in_4bit False --lora_r 8 --lora_target all --torch_dtype bfloat16", 8, "all",
          "bf16"),
         ("--use_lora False --lora_r 8", 0, "all", None),
@@ -93,6 +96,12 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
     [
         ("--use_lisa 1", "use_lisa decides memory or degrees and is not priced; --set use_lisa=false imports the job without"),
         ("--use_customized_optim 1 --customized_optim dummy", "use_customized_optim, customized_optim decide memory"),
+        ("--relora_steps 300", "relora_steps decides memory"),
+        ("--force_auto_device_map true", "force_auto_device_map decides memory"),
+        ("--medusa_num_heads 3", "medusa_num_heads decides memory"),
+        ("--parallel_mode zigzag_ring_attn", "parallel_mode decides memory"),
+        ("--tune_vision true", "tune_vision decides memory"),
+        ("--model_name_or_path bert-base-uncased", "bert-base-uncased is no decoder: encoders and sequence-to-sequence models"),
         ("--spectrum_config_path 30percent.yaml", "spectrum_config_path decides memory or degrees and is not priced"),
         ("--use_lora True --lora_r 8 --modules_to_save embed_tokens,lm_head", "modules_to_save trains embed_tokens, lm_head as a "
          "whole, which is not priced; --set modules_to_save=null"),
@@ -101,9 +110,9 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
 def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match=says):
         script(tmp_path, words)
-    settings = {name: "false" for name in ("use_lisa", "use_customized_optim", "customized_optim", "modules_to_save",
-                                                "spectrum_config_path") if f"--{name} " in words}  # fmt: skip
-    assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
+    settings = {one.split()[0]: "false" for one in words.split("--")[1:] if not one.startswith(("lora_r ", "use_lora "))}
+    if "bert" not in words:
+        assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
 
 
 def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_path: Path) -> None:
@@ -251,3 +260,139 @@ def test_a_byte_pair_encoding_of_its_own_leaves_the_vocabulary_open(tmp_path: Pa
         read(tmp_path / "own.sh", None, Given())
     (tmp_path / "own.sh").write_text(text + "/data/gpt2/vocab.json")
     assert read(tmp_path / "own.sh", None, Given()).model.vocab_size == 50257
+
+
+OWN = '''
+parser.add_argument("--batch_size", type=int, default=1)
+parser.add_argument("--use_lora", action="store_true")
+parser.add_argument("--rank", type=int, default=16)
+parser.add_argument("--bf16", action="store_true", default=True)
+args = parser.parse_args()
+def adapted(model):
+    return get_peft_model(model, LoraConfig(r=args.rank, target_modules=["q_proj", "k_proj", "v_proj"]))
+if args.use_lora:
+    model = AutoModelForCausalLM.from_pretrained(args.model, quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_use_double_quant=True), torch_dtype=torch.bfloat16)
+    model = adapted(model)
+else:
+    model = LlamaForCausalLM.from_pretrained(args.model)
+training = TrainingArguments(per_device_train_batch_size=args.batch_size, gradient_accumulation_steps=4, bf16=args.bf16)
+'''
+OWN_WORDS = "--per_device_train_batch_size 8 --micro_train_batch_size 2 --total_max_len 512 --deepspeed zero2"
+STARTS = "torchrun --nproc_per_node 8 own.py --model meta-llama/Llama-2-7b-hf --model_max_length 1024 --deepspeed zero2 "
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--batch_size 2", (2, 4, "bf16", 0, "all", None)),
+        ("--batch_size 2 --use_lora --rank 64", (2, 4, "bf16", 64, "qkv", "nf4_dq")),
+    ],
+)
+def test_a_program_says_what_it_does_with_the_options_of_its_command(words: str, found: tuple[Any, ...], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "run.sh").write_text(STARTS + words)
+    reading = read(tmp_path / "run.sh", None, Given())
+    fields = reading.fields
+    assert found == (fields["micro_batch_size"], fields["num_microbatches"], reading.precision, reading.lora_rank,
+                     reading.lora_targets, reading.frozen_weights)  # fmt: skip
+    assert reading.unread == () and reading.model is not None and reading.model.name == "llama-2-7b"
+
+
+@pytest.mark.parametrize("model", ["model=model", "model=self.engine.model", "**taken(model)"])
+def test_a_script_that_is_given_its_model_leaves_the_dtype_open(model: str, tmp_path: Path) -> None:
+    text = f"def tune(self, model):\n    SFTTrainer({model}, args=TrainingArguments(per_device_train_batch_size=2))"
+    (tmp_path / "own.py").write_text(text)
+    assert "torch_dtype" in [one.name for one in read(tmp_path / "own.py", None, Given(num_gpus=1)).questions]
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ("--deepspeed $(date)/own.json", "--set deepspeed=VALUE"),
+        ("--deepspeed zero2 --train_batch_size 2", "--set per_device_train_batch_size=VALUE .its program calls"),
+        ("--per_device_train_batch_size 2 --deepspeed zero2 --accumulation_steps 8", "--set gradient_accumulation_steps=VALUE"),
+    ],
+)
+def test_words_that_a_program_has_of_its_own_are_asked_for(words: str, asks: str, tmp_path: Path) -> None:
+    (tmp_path / "sft.py").write_text("trainer = OwnTrainer(model)")
+    (tmp_path / "run.sh").write_text(STARTS.replace("own.py", "sft.py").replace("--deepspeed zero2", words))
+    with pytest.raises(OpenQuestionsError, match=asks):
+        to_plan(read(tmp_path / "run.sh", None, Given()))
+
+
+def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "dpo"
+    folder.mkdir(parents=True)
+    (folder / "sft.py").write_text("trainer = Trainer(model)")
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 ${{ROOT}}/src/dpo/sft.py {WORDS} {OWN_WORDS}")
+    found = read(tmp_path / "run.sh", None, Given())
+    assert (found.objective, found.sequence_length) == ("lm", 512)
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("program", "asks"),
+    [
+        ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", "--set use_peft=VALUE"),
+        ("model = PeftModel.from_pretrained(model, 'adapters', is_trainable=True)", "--set lora_r=VALUE"),
+        ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
+        ("steps = total // batch\nif ddp:\n    steps = steps // world\nargs = TrainingArguments(\n"
+         "    per_device_train_batch_size=4, gradient_accumulation_steps=steps)", "--set .*(steps|total)=VALUE"),
+        ("first = TrainingArguments('x')\nargs = TrainingArguments(per_device_train_batch_size=sizes['a'])",
+         "--set a=VALUE .of per_device"),
+        ("model = FullyShardedDataParallel(model)", r"--set bf16=true\|false .whether its own loop"),
+        ("", r"--set lora_r=VALUE \(rank of the adapters of train_lora.py\)"),
+    ],
+)
+def test_what_a_program_leaves_open_is_asked(program: str, asks: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"{program}\n")
+    (tmp_path / "run.sh").write_text(STARTS if program else STARTS.replace("own.py", "train_lora.py"))
+    with pytest.raises(OpenQuestionsError, match=asks):
+        to_plan(read(tmp_path / "run.sh", None, Given()))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("torchrun --nproc_per_node 8 -m run-own {words} \\ \n  --deepspeed zero2 \\\t\n  --use_peft false", (2, "fp32")),
+        ('CMD="own.py {words} --deepspeed zero2"\nexport LAUNCHER="torchrun --nproc_per_node 8"', (2, "fp32")),
+        ('for ip in a b; do\n  ssh $ip eval "cd x && torchrun --nproc_per_node 8 own.py {words} --deepspeed zero2 1>>log" &\ndone',
+         (2, "fp32")),
+        ("own-cli prepare {words}\nown-cli sft {words} --per_device_train_batch_size 4 --deepspeed zero2", (2, "fp32")),
+        ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds/z3.conf "
+         "own.py {words}", (3, "bf16")),
+        ("accelerate launch --num_processes 8 --mixed_precision bf16 --use_deepspeed --deepspeed_config_file not/there.conf "
+         "own.py {words}", (1, "bf16")),
+    ],
+)  # fmt: skip
+def test_how_people_write_commands(text: str, found: tuple[int, str], tmp_path: Path) -> None:
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "z3.conf").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    words = "--model_name_or_path meta-llama/Llama-2-7b-hf --batch_size_per_gpu 4 --model_max_length 1024"
+    (tmp_path / "run.sh").write_text(text.format(words=words))
+    settings = {"deepspeed": "zero1"} if "not/there" in text else {}
+    reading = read(tmp_path / "run.sh", None, Given(num_gpus=8, settings=settings))
+    assert (reading.fields["zero"], reading.precision, reading.fields["micro_batch_size"]) == (*found, 4)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("model = get_peft_model(model, DoraConfig(r=8))", "DoraConfig is not modelled; all weights, LoRA and QLoRA are"),
+        ("trainer = get_it(RLOOTrainer(model))", "RLOO is not modelled; supervised fine-tuning and DPO are"),
+        ("model = get_it(LlamaForSequenceClassification.from_pretrained(x))", "ForSequenceClassification is no language model"),
+        ("model = get_reft_model(model, ReftConfig())", "(get_reft_model|ReftConfig) is not modelled"),
+        ("trainer = OwnTrainerForCausalLM(model, args)", "OwnTrainerForCausalLM is not a trainer of TRL or transformers"),
+    ],
+)
+def test_what_trains_something_else_is_refused(program: str, says: str, tmp_path: Path) -> None:
+    text = f"args = TrainingArguments(per_device_train_batch_size=1)\n{program}\n"
+    (tmp_path / "own.py").write_text(text)
+    if "Classification" not in program:
+        with pytest.raises(PlannerError, match=says):
+            read(tmp_path / "own.py", None, Given())
+    (tmp_path / "run.sh").write_text(STARTS)
+    if "get_" in program:
+        with pytest.raises(PlannerError, match=says):
+            read(tmp_path / "run.sh", None, Given())

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.shell import evaluate, options, roots, shown_text, words_of
 
 
@@ -147,3 +149,22 @@ def test_whatever_a_script_holds_there_is_an_answer_or_a_sentence() -> None:
         except PlannerError as error:
             assert "\n" not in str(error) and "t" in str(error)
     assert answered > 300
+
+
+LOOP = """batch=1
+while (( "$#" )); do
+  case "$1" in
+    --batch) batch="$2"; shift 2;;
+    --model) model="$2"; shift 2;;
+  esac
+done
+torchrun train.py --model_name_or_path $model --per_device_train_batch_size $batch --max_length 512
+"""
+
+
+def test_a_script_that_starts_another_with_arguments(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.sh").write_text(LOOP)
+    (tmp_path / "run.sh").write_text("batch=7\nbash scripts/train.sh --batch 4 --model Qwen/Qwen3-8B\n")
+    found = read(tmp_path / "run.sh", None, Given(num_gpus=8, settings={"deepspeed": "zero2"}))
+    assert found.model is not None and (found.model.name, found.fields["micro_batch_size"]) == ("qwen3-8b", 4)

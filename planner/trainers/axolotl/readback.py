@@ -13,6 +13,7 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, accelerate_named, from_arguments
+from planner.trainers.reading.values import read_text
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|datasets.*|test_datasets.*|chat_template.*|num_epochs|model_type|processor_type|sample_packing\w*"
@@ -32,7 +33,12 @@ FOREIGN = (
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        return parse(Settings(path, said.filled(file_settings(path, "a configuration of axolotl")), said=said), said.num_gpus)
+        data = file_settings(path, "a configuration of axolotl")
+        command = rf"^#[^\n]*\baxolotl[^\n]*{re.escape(path.name)}[^\n]*--deepspeed[= ]+(\S+)"
+        launch = re.search(command, read_text(path), re.MULTILINE)
+        if launch is not None and data.get("deepspeed") is None:  # what launches it, in a comment
+            data["deepspeed"] = launch[1]
+        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"axolotl|axolotl\.cli\.train|scripts/finetune\.py")
     return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding)
 

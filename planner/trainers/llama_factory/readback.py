@@ -37,7 +37,7 @@ def read(path: Path, said: Given) -> Reading:
     if path.suffix in (".yaml", ".yml", ".json"):
         return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory")), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
-    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus, found.sharding, script=True)
+    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus or found.visible, found.sharding, script=True)
 
 
 def parse(
@@ -71,13 +71,15 @@ def parse(
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=given.size("cutoff_len", 2048), precision=precision, half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
-        recompute=not given.flag("disable_gradient_checkpointing"),
+        recompute=not given.flag("disable_gradient_checkpointing"), offload_activations=given.flag("use_unsloth_gc"),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
         objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
-    return fine_tuning.reading(found)
+    reading = fine_tuning.reading(found)
+    fine_tuning.require_priced(reading, str(given.path))
+    return reading
 
 
 def _options(given: Settings) -> dict[str, str]:
@@ -86,6 +88,6 @@ def _options(given: Settings) -> dict[str, str]:
     kernel = str(given.get("flash_attn", "auto")).lower()
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
-    if given.flag("enable_liger_kernel"):
+    if any(given.flag(one) for one in ("enable_liger_kernel", "use_liger_kernel")):
         options["loss"] = "fused_linear"
     return options

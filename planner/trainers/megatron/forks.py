@@ -13,6 +13,7 @@ from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 RENAMED = {
     "moe_intermediate_size": "moe_ffn_hidden_size", "moe_num_experts": "num_experts", "moe_top_k": "moe_router_topk",
     "overlapped_distributed_optimizer": "use_distributed_optimizer", "causal_lm": "untie_embeddings_and_output_weights",
+    "no_tie_embed_logits": "untie_embeddings_and_output_weights", "t5_swiglu": "swiglu",
 }  # fmt: skip
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
 """--context-parallel-algo of MindSpeed -> Megatron's communication."""
@@ -25,7 +26,7 @@ NOT_PRICED = (
 )  # fmt: skip
 DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
-    r"quantiz|_nf4|galore|num_experts|noop|layer_list).*"
+    r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)).*"
 )
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
 HARMLESS = re.compile(
@@ -39,7 +40,11 @@ def translate(found: Arguments, gpus: int | None) -> None:
     memory or degrees and have none."""
     if found.dumped:
         return
-    if found.pop("RMSNorm", None) or found.get("norm_dtype") == "RMSNorm":
+    if found.get("glu_activation") == "swiglu":
+        found["swiglu"] = bool(found.pop("glu_activation"))
+    if any(found.get(one) for one in ("RMSNorm", "use_rms_norm")) or found.get("norm_dtype") == "RMSNorm":
+        found.pop("RMSNorm", None)
+        found.pop("use_rms_norm", None)
         found["normalization"] = "RMSNorm"
     if any(found.pop(one, None) for one in ("fp8_hybrid", "fp8_e4m3")):  # until 2023
         found["fp8"] = "hybrid"

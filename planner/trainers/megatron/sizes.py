@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
@@ -12,7 +13,7 @@ from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.shell import is_open, shown_text
-from planner.trainers.reading.values import MOST, MOST_LAYERS, whole_number
+from planner.trainers.reading.values import MOST, MOST_LAYERS, read_text, whole_number
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 NAMED = (
@@ -46,6 +47,9 @@ DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pat
 PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
 """Training programs of such architectures, by their paths."""
 
+FAMILIES = re.compile(r".*(llama|mistral|qwen|baichuan|internlm|deepseek|gemma|bailing)[^/]*\.py")
+"""Training programs of families whose layers are gated, which they build whatever the arguments say."""
+
 
 def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None:
     """The preset with these sizes, or the sizes as they are; None (and a question) where they do not say it. What the user calls
@@ -53,7 +57,8 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     said = given.spec()
     names = DUMPED_MODELS if found.dumped else OTHER_MODELS
     other = [one for one in names if found.get(one) not in (None, False, "0", "0.0", "null")]
-    if (other or PROGRAMS.match(found.program)) and said is None:
+    built = FAMILIES.match(found.program.lower()) and not any(found.get(one) for one in ("swiglu", "normalization"))
+    if (other or built or PROGRAMS.match(found.program)) and said is None:
         why = found.spelled(other[0]) if other else found.program
         raise PlannerError(
             f"{found.where}: {why} is an architecture that its sizes do not tell; name the nearest preset with --model"
@@ -64,6 +69,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         raise PlannerError(
             f"{found.where}: --num-experts with --deepspeed: experts of Megatron-DeepSpeed are not priced"
         )
+    _ask_for_routing(found)
     missing = [one for one in SIZES if found.get(one) is None]
     if said is not None and (missing or other):
         return said
@@ -87,6 +93,18 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
             found.notes.append(f"--model {said.name} is another model than the file's: {differences}")
         return said
     return known_model(model, name) if rows else _with_vocabulary(found, model)
+
+
+def _ask_for_routing(found: Arguments) -> None:
+    """Experts per token of a Megatron that has no argument for them yet: its own code says how many."""
+    if found.dumped or not found.get("num_experts") or found.get("moe_router_topk") is not None:
+        return
+    around = [one / "megatron" for one in Path(found.where).resolve().parents[:8]]
+    files = (one / name for one in around for name in ("arguments.py", "training/arguments.py"))
+    file = next((one for one in files if one.is_file()), None)
+    if file is not None and "moe-router-topk" not in read_text(file):
+        about = "experts per token: the Megatron around it has no such argument"
+        found.questions.append(Question(name="moe_router_topk", about=about, choices=("1", "2")))
 
 
 def _preset(found: Arguments, name: str) -> ModelSpec | None:

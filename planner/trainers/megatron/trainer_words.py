@@ -8,6 +8,7 @@ from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments
+from planner.trainers.reading.fine_tuning import OPTIMIZERS
 
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
@@ -133,7 +134,7 @@ def optimizer_of(found: Arguments) -> str:
     """Optimizer with the type of its states. Raises PlannerError for types that a plan does not know."""
     name = str(found.get("optimizer", "adam")).removeprefix("dist_")
     name = "adam" if name in ("adamw", "cpu_adam", "fusedadam", "fusedadamw") else name
-    if found.get("use_bnb_optimizer"):
+    if found.get("use_bnb_optimizer") or OPTIMIZERS.get(name.replace("-", "_")) == "adam_8bit":
         return "adam_8bit"
     kinds = ["fp32", "fp32", "fp32"]
     if found.get("use_precision_aware_optimizer"):

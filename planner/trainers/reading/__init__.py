@@ -9,6 +9,7 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError, Question, ask
+from planner.trainers.reading.settings import beside
 from planner.trainers.reading.values import read_text
 
 
@@ -19,13 +20,21 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)
-    for one in [name] if name else readers:
-        if name or _looks_like(readers[one].FORM, path, text):
-            said = given or Given()
-            found = _collected(path, load(one, "readback").read, said)
-            said.require_used(str(path))
-            return found
+    fits = [one for one in readers if _looks_like(readers[one].FORM, path, text)]
+    fits = fits or [one for one in readers if _looks_like(readers[one].FORM, path, _started(path, text))]
+    if name or fits:
+        said = given or Given()
+        found = _collected(path, load(name or fits[0], "readback").read, said)
+        said.require_used(str(path))
+        return found
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
+
+
+def _started(path: Path, text: str) -> str:
+    """Texts of the scripts beside it that a script starts."""
+    names = re.findall(r"(?:\b(?:bash|sh|sbatch)\s+|^\s*)([\w./-]{1,200}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
+    files = [beside(path, one, (".sh", ".bash", ".slurm", ".sbatch")) for one in list(dict.fromkeys(names))[:8]]
+    return "\n".join(read_text(one) for one in files if one is not None and one.resolve() != path.resolve())
 
 
 def _collected(path: Path, reader: Callable[[Path, Given], Reading], said: Given) -> Reading:

@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
-from planner.trainers.reading.shell import Script, evaluate, is_open, options, words_of
+from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.text import Word, gap, shown_text
 from planner.trainers.reading.values import read_text
 
@@ -54,21 +54,19 @@ class _Launcher:
         return int(text) if text is not None and re.fullmatch(r"\d{1,6}", text) else None
 
 
-def launched(path: Path, said: Given, program: str, mode: str = "") -> Launch:
-    """The first command of a script that has a word like ``program``, followed by one like ``mode``. Raises PlannerError when there
-    is none."""
+def launched(path: Path, said: Given, program: str, mode: str = "", modules: bool = False) -> Launch:
+    """The first command of a script that has a word like ``program``, followed by one like ``mode``; ``modules``: or any that -m
+    names. Raises PlannerError when there is none."""
     text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", read_text(path), flags=re.MULTILINE)  # cells of notebooks
     script = evaluate(text, str(path), said.settings, path.parent)
     for name in said.settings:
         if re.search(rf"\b{re.escape(name)}\b", text):
             said.used.add(name)
-    found = []
-    for command in script.commands:
-        words = [*command.words, ""]
-        fits = (i for i, word in enumerate(words[:-1]) if re.fullmatch(program, word) and re.fullmatch(mode or ".*", words[i + 1]))
-        place = next(fits, None)
-        if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
-            found.append((command, place))
+    found = _training(script.commands, program, mode, modules) or _training(_kept(script), program, mode, modules)
+    if modules:  # a batch makes it a training, whatever its program is called
+        batches = [one for one in script.commands if _batch_place(one) >= 0]
+        known = [one for one in found if _batch_place(one[0]) >= 0]
+        found = known or [(one, _batch_place(one)) for one in batches] or found
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
     first, place = found[0]
@@ -78,8 +76,41 @@ def launched(path: Path, said: Given, program: str, mode: str = "") -> Launch:
         about = f"which of the {len(found)} trainings of the script it starts"
         ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
     notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
-    words = first.words
-    return _launch(path, words, place, script, notes)
+    if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) for word in first.words[place + 1 :]):
+        raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
+    return _launch(path, first.words, place, script, notes)
+
+
+def _training(commands: Iterable[Command], program: str, mode: str, modules: bool) -> list[tuple[Command, int]]:
+    """Commands that start a training, with the place of the program."""
+    found = []
+    for command in commands:
+        words = [*command.words, ""]
+        named = (i for i, word in enumerate(words[:-1]) if re.fullmatch(program, word) or (modules and _is_module(words, i)))
+        fits = (i for i in named if re.fullmatch(mode or ".*", words[i + 1]))
+        place = next(fits, None)
+        if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
+            found.append((command, place))
+    return found
+
+
+def _batch_place(command: Command) -> int:
+    """Place of the last word before the options of a command that says a batch per GPU; -1 = it says none."""
+    if not any(word.startswith("--per_device_train_batch_size") for word in command.words):
+        return -1
+    return max(next((i for i, word in enumerate(command.words) if word.startswith("-")), 0) - 1, 0)
+
+
+def _kept(script: Script) -> list[Command]:
+    """Commands that a script only keeps in variables: another one starts them."""
+    texts = (one for one in script.variables.values.values() if isinstance(one, str) and " --" in one)
+    return [Command([one.text for one in words_of([text])]) for text in texts]
+
+
+def _is_module(words: list[str], place: int) -> bool:
+    """Whether -m names it, and it is no launcher."""
+    launcher = re.match(r"(torch\.distributed|accelerate|deepspeed|pip|torchrun)\b", words[place])
+    return place > 0 and words[place - 1] in ("-m", "--module") and launcher is None
 
 
 def _launch(path: Path, words: list[str], place: int, script: Script, notes: tuple[str, ...]) -> Launch:
@@ -87,6 +118,9 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     launcher = _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(words[:place]))})
     first = next((i for i, word in enumerate(after) if word.text.startswith("-")), len(after))
     settings = _settings(after)
+    strategy = script.variables.text("FSDP_SHARDING_STRATEGY") or ""
+    if "fsdp" in settings and re.fullmatch(r"[1-5]|\w*_SHARD\w*", strategy):  # what accelerate takes from the environment
+        settings.setdefault("fsdp_config", {"sharding_strategy": strategy})
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),
@@ -99,8 +133,16 @@ def _settings(after: Iterable[Word]) -> dict[str, Any]:
     for name, values, under in options(after):
         kept = [one for one in values if not re.match(r"[+~]*[\w./@]+=", one)] if len(values) > 1 else values
         value: Any = True if not kept else parsed(kept[0]) if len(kept) == 1 else [parsed(one) for one in kept]
-        found[name.replace("-", "_")] = gap(under) if under else value
+        found[_plain(name.replace("-", "_"))] = gap(under) if under else value
     return found
+
+
+def _plain(name: str) -> str:
+    """An argument of transformers or peft, without the dataclass it is in: training_args.bf16, peft_config.r."""
+    inner = re.fullmatch(r"(?:(peft_config|lora_config)|\w*arg(?:s|uments))\.(\w+)", name)
+    if inner is None:
+        return name
+    return f"lora_{inner[2]}" if inner[1] and not inner[2].startswith(("lora_", "use_", "modules_")) else inner[2]
 
 
 def _visible(script: Script) -> int | None:
@@ -149,18 +191,21 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         gpus = launcher.number("num_processes")
         return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
+    precision = launcher.text("mixed_precision")
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
         if (name := given.get("deepspeed_config_file")) is not None:
             if beside(path, str(name)) is None and preset(str(name)) is None:  # asked for with the rest
                 settings.setdefault("deepspeed", name)
+                if precision in ("bf16", "fp16"):
+                    settings.setdefault(precision, True)
                 return None
-            return deepspeed(name, path, "deepspeed_config_file")
+            found = deepspeed(name, path, "deepspeed_config_file")
+            return dataclasses.replace(found, precision=found.precision or precision)
         part = Settings(path, given)
         fields = {"zero": part.size("zero_stage", 2, least=0)}
         states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
         host = {"offload_parameters": 1} if weights == "cpu" else {"offload_optimizer": 100} if states == "cpu" else {}
-        return Sharding(kind="deepspeed", fields={**fields, **host}, precision=launcher.text("mixed_precision"))
-    precision = launcher.text("mixed_precision")
+        return Sharding(kind="deepspeed", fields={**fields, **host}, precision=precision)
     if "use_fsdp" in given:
         return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
     if "multi_gpu" in given:

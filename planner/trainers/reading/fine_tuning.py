@@ -13,7 +13,7 @@ from planner.trainers.reading.given import Question
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import not_priced, quotient
 
 OPTIMIZERS = {
     "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
@@ -29,12 +29,24 @@ LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd", "muon")
 """Names that stand for what states take."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 JOINT = {
-    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv"), "qkv"),
+    **dict.fromkeys(("qkv_proj", "linear_qkv", "query_key_value", "c_attn", "attention_qkv", "wqkv", "w_pack"), "qkv"),
     **dict.fromkeys(("linear_proj", "output_proj", "out_proj", "attention_dense"), "o"),
 }
 """Linear layers of attention under other names, by the letters of their parts."""
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
+DECIDES = re.compile(
+    r"lora_dim|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
+)
+"""Words of arguments that nobody here reads and that decide memory or degrees."""
+ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
+"""Switches of an image encoder, which is not in the plan."""
+ENCODERS = re.compile(
+    r"(^|[/_-])(distil|xlm-|al|de|big)?(roberta|berta?)(-|$)|(^|/)(deberta|electra|xlnet|m?bart|pegasus|marian|opus-mt|m?t5|flan-t5|byt5"
+    r"|longformer|led|bge|e5|gte|whisper)-"
+)
+"""Names of models that are no decoders of text."""
 TRAINED_WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target")
 """Settings that name what is trained as a whole beside adapters."""
 QUIET = re.compile(
@@ -45,7 +57,7 @@ QUIET = re.compile(
     r"|greater_is_better|group_by_length|tf32|special_tokens.*|preprocessing_num_workers|plot_loss|max_samples|template|system"
     r"|wandb\w*|lora_alpha|lora_bias|use_rslora|peft_use_rslora|loraplus\w*|trackio\w*|swanlab\w*|mlflow\w*|neftune\w*|strict|use_mlflow"
     r"|truncation\w*|tokenizer\w*|cache_dir|use_fast_tokenizer|streaming|shuffle\w*|val_\w+|split\w*|columns\w*|model_author|model_name"
-    r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names)"
+    r"|load_from_cache_file|resize_\w+|user\w*|role\w*|tool\w*|stop\w*|early_stopping\w*|average_tokens_across_devices|label_names|\w+_inference)"
 )
 """Settings that change neither time nor memory of a step."""
 
@@ -113,6 +125,8 @@ def reading(job: FineTuning) -> Reading:
     precision = job.precision
     if job.half_weights and not mixed and not job.lora_rank:
         precision = "bf16_true"
+    if job.model and ENCODERS.search(job.model.lower()):
+        raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
     known = _options(trainer)
@@ -128,6 +142,14 @@ def reading(job: FineTuning) -> Reading:
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
     )  # fmt: skip
+
+
+def require_priced(reading: Reading, where: str) -> None:
+    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
+    names = [one.partition(" = ")[0] for one in reading.unread]
+    wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
+    if wrong:
+        raise not_priced(where, wrong, wrong)
 
 
 def _require_adapters_alone(given: Settings) -> None:

@@ -11,6 +11,7 @@ from planner.errors import PlannerError
 from planner.trainers.reading.python import last_name
 from planner.trainers.reading.python_text import tree_of
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.shell.text import CLOSE, is_open
 from planner.trainers.reading.values import read_text
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -21,20 +22,34 @@ DEEPEST = 6
 def trainer_kind(script: Path, program: str) -> str:
     """Whose trainer a program that is there runs: 'trl', 'old trl' (before it had configurations of its own) or 'transformers';
     'trl' where it is not there."""
-    file = _file(script, program)
+    file = program_file(script, program)
     text = read_text(file) if file is not None else "from trl import SFTConfig"
     if re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) is None:
         return "transformers"
     return "trl" if re.search(r"\b(SFTConfig|DPOConfig|ModelConfig|TrlParser)\b", text) else "old trl"
 
 
-def _file(script: Path, program: str) -> Path | None:
-    return beside(script, program if program.endswith(".py") else f"{program.replace('.', '/')}.py", (".py",))
+def program_file(script: Path, program: str) -> Path | None:
+    """The program that a script starts, where it lies beside; a module is looked for as a file."""
+    name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
+    return beside(script, name if name.endswith(".py") else f"{name.replace('.', '/')}.py", (".py",))
+
+
+def takes_training_arguments(file: Path | None) -> bool:
+    """Whether a program parses arguments of transformers, which have defaults."""
+    return file is not None and re.search("|".join(PARSERS), read_text(file)) is not None
+
+
+def shards_itself(file: Path | None) -> bool:
+    """Whether a program has a loop of its own over FSDP: neither trainer nor accelerate says how it shards."""
+    text = read_text(file) if file is not None else ""
+    loop = re.search(r"Trainer\(|Accelerator\(", text) is None
+    return loop and re.search("fsdp|FullyShardedDataParallel|fully_shard", text) is not None
 
 
 def usual_options(script: Path, program: str) -> dict[str, Any]:
-    """Options of a program with their defaults; empty where it is not there. A module is looked for as a file."""
-    file = _file(script, program)
+    """Options of a program with their defaults; empty where it is not there."""
+    file = program_file(script, program)
     if file is None:
         return {}
     classes = _Classes(file)
@@ -51,12 +66,13 @@ def usual_options(script: Path, program: str) -> dict[str, Any]:
 
 
 def _argument(call: ast.Call) -> Mapping[str, Any]:
-    """{name: default} of parser.add_argument; a switch that is not said is off."""
+    """{name: default} of parser.add_argument; a switch that is not said has none of its effect."""
     names = [str(one.value) for one in call.args if isinstance(one, ast.Constant)]
     name = next((one.lstrip("-").replace("-", "_") for one in names if one.startswith("--")), "")
     words = {one.arg: one.value for one in call.keywords}
-    if isinstance(action := words.get("action"), ast.Constant) and action.value == "store_true":
-        return {name: False}
+    action = words.get("action")
+    if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false") and "default" not in words:
+        return {name: action.value == "store_false"}
     return _default(name, words.get("default")) if name else {}
 
 
@@ -89,7 +105,8 @@ class _Classes:
         for node in self.tree.body if self.tree is not None and self.depth < DEEPEST else []:
             if isinstance(node, ast.ImportFrom) and node.module and any((one.asname or one.name) == name for one in node.names):
                 path = node.module.replace(".", "/")
-                file = beside(self.file, f"{path}.py", (".py",)) or beside(self.file, f"src/{path}.py", (".py",))
+                places = (f"{path}.py", f"{path}/__init__.py", f"src/{path}.py")
+                file = next((found for one in places if (found := beside(self.file, one, (".py",)))), None)
                 return _Classes(file, self.depth + 1).fields(name) if file is not None else {}
         return {}
 

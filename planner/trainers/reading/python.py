@@ -351,6 +351,8 @@ class Script:
             variable = str(self._value(node.args[0]))
             said = self.said.setting(variable)
             return value_of(said) if said is not None else self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
+        if last == "join" and name.endswith("path.join") and node.args:
+            return "/".join(str(self._value(one)) for one in node.args)[:1000]
         if name == "dict":
             return self.keywords(node)
         if (name in CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:

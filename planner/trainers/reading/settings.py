@@ -16,7 +16,7 @@ from planner.trainers.reading.values import MOST, json_mapping, percent, read_te
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
 
-_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,80}|YOUR_\w{1,80}|<[^<>]{1,80}>)", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,80}|YOUR_\w{1,80}|<[^<>]{1,80}>|\.{3,80})", re.IGNORECASE)
 """What people leave to be filled in."""
 
 
@@ -50,7 +50,7 @@ class Settings:
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name, self.usual.get(name))
         if isinstance(value, str) and is_open(value):
-            for one in roots(value):
+            for one in roots(value) or (f"{self.place}{name}",):
                 self.ask(Question(name=one, about="" if one == f"{self.place}{name}" else f"of {self.place}{name}"))
             value = None
         return default if value is None or value == "" else value
@@ -146,14 +146,22 @@ def parsed(text: str) -> Any:
     return value if isinstance(value, bool | int | float | str | list | dict) else text
 
 
+JSON = (".json", ".conf", ".config", ".jsonc")
+"""Endings of files that hold JSON."""
+
+
 def file_settings(path: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file; ``what`` it should be. Raises PlannerError."""
-    if path.suffix.lower() == ".json":
+    if path.suffix.lower() in JSON:
         return json_mapping(path, read_text(path), what)
-    return library.read_yaml(path)
+    try:
+        return library.read_yaml(path)
+    except PlannerError:
+        text = re.sub(r"^([ ]*[\w.-]{1,80}:[ ]+)(\{\w{1,80}\}[^\s{}]{1,300})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
+        return library.parse_yaml(text, str(path))  # a place that is left to be filled in, without quotes
 
 
-def beside(path: Path, name: str, endings: tuple[str, ...] = (".json", ".yaml", ".yml")) -> Path | None:
+def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".yml")) -> Path | None:
     """A file that another one names: from its folder or one above, or of the same name beside it; None = not there."""
     asked = Path(name)
     if len(name) > 500 or "\0" in name:

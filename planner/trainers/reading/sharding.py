@@ -11,6 +11,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.values import percent, read_text
 
 STRATEGIES = {
@@ -304,7 +305,9 @@ def _own_deepspeed(given: Settings) -> Sharding:
 
 def from_arguments(given: Settings) -> Sharding | None:
     """What ``deepspeed``, ``fsdp`` and ``fsdp_config`` of TrainingArguments say; None = nothing. Raises PlannerError."""
-    named = given.get("deepspeed")
+    path = str(given.data.get("deepspeed") or "")
+    there = is_open(path) and beside(given.path, path.rpartition("/")[2]) is not None  # copied to a folder of the run
+    named = path.rpartition("/")[2] if there else given.get("deepspeed")
     if named is True or (named is None and given.get("zero_stage") is not None):
         return _own_deepspeed(given)
     if named not in (None, False):

@@ -2,15 +2,15 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Question
-from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
-from planner.trainers.reading.values import not_priced
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
@@ -20,9 +20,10 @@ QUIET = re.compile(
     r"|fsdp_transformer_layer_cls_to_wrap|aux_loss_enabled|router_aux_loss_coef|use_auth_token|project|dataset_mixer.*|instruct_\w+"
 )
 NOT_LM = {
-    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo")}, "reward": "reward training",
+    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
+    "reward": "reward training", "rl": "reinforcement learning",
 }  # fmt: skip
-"""Trainers of TRL whose step is not one of a language model or of DPO, as words of a path."""
+"""What has another step than a language model or DPO, or another optimizer, as words of a path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,25 +47,28 @@ SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
 MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type")
 """What programs call the way they train: lora, qlora or full."""
 WHOLE = ("full_finetune", "full_finetuning")
-BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits")
+BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits", "quantization")
+DOUBLED = ("use_bnb_nested_quant", "use_nested_quant", "double_quant", "bnb_4bit_use_double_quant")
 RANKS = ("lora_r", "lora_rank")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules", "lora_trainable", "trainable")
+ALL_LINEAR = ("lora_target_linear", "lora_target_all_linear_layers", "lora_all_linear")
+"""Switches for adapters on all linear layers."""
 MODELS = (
     "model_name_or_path", "model_name", "model_path", "model_id", "base_model", "pretrained_model_name_or_path", "pretrained_model",
 )  # fmt: skip
+STEPS = ("gradient_accumulation_steps", "gradient_accumulate_every", "accumulate_grad_batches", "grad_accum_steps")
+"""Forward passes per step, as programs call them."""
+MICRO = ("micro_train_batch_size", "micro_batch_size")
+"""Sequences per forward pass, where a batch of a GPU is several."""
+BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "train_bsz_per_gpu",
+           "batch_size_per_gpu", "batch_size_per_device")  # fmt: skip
+"""Sequences per GPU and forward pass, as programs call them."""
 LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "model_max_len", "seq_length",
-           "cutoff_len")  # fmt: skip
+           "cutoff_len", "total_max_len")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
 )  # fmt: skip
 """Lengths of question and answer, which are one sequence."""
-DECIDES = re.compile(
-    r"lora_dim|.*(lisa|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
-)
-"""Words of arguments that nobody here reads and that decide memory or degrees."""
-ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
-"""Switches of an image encoder, which is not in the plan."""
 OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 """With TrainingArguments, or before 0.20: SFTTrainer takes the defaults of transformers, and cuts at max_seq_length."""
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
@@ -86,44 +90,50 @@ def parse(
             )
     half = _dtype(given) in ("bfloat16", "bf16", "float16", "fp16", "auto")
     adapters, bits = _adapters(given), _bits(given)
-    doubled = any(_switches(given, "use_bnb_nested_quant", "use_nested_quant", "double_quant"))
+    doubled = any(_switches(given, *DOUBLED))
     checkpoints = _switches(given, "gradient_checkpointing", "use_gradient_checkpointing")
     recompute = any(checkpoints) if checkpoints else habits.recompute
-    found, asked = said_or_asked(given, sharding, launched=bool(script) or num_gpus == 1)
+    own_loop = given.usual.get("shards_itself") is True
+    found, asked = said_or_asked(given, sharding, launched=(bool(script) and not own_loop) or num_gpus == 1)
+    micro, pieces = _micro(given)
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS),
-        micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
+        micro_batch_size=micro,
+        accumulation=pieces * given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
-        lora_targets=adapter_targets(given.first(*TARGETS, default=["q_proj", "v_proj"])),
+        lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given)),
+        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
+                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits)),
         notes=notes,
     ))  # fmt: skip
-    _require_priced(reading, str(given.path))
+    fine_tuning.require_priced(reading, str(given.path))
     return reading
+
+
+def _micro(given: Settings) -> tuple[int, int]:
+    """(sequences per forward pass, forward passes of what programs call the batch of a GPU)."""
+    whole = given.size(next((one for one in BATCHES if given.get(one) is not None), BATCHES[0]), 8)
+    name = next((one for one in MICRO if given.get(one) is not None), None)
+    micro = given.size(name, whole) if name else whole
+    return (micro, whole // micro) if micro < whole and whole % micro == 0 else (whole, 1)
 
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
     """Of the computation; what the launcher says counts where the arguments say nothing.  [transformers, training_args.py]"""
     if given.flag("fp16") or (given.get("zero_stage") is not None and _dtype(given) in ("fp16", "float16")):
         return "fp16"
-    if given.flag("bf16", habits.bf16) or half:
+    if half and not given.flag("bf16", habits.bf16):
+        return "fp16" if _dtype(given) in ("fp16", "float16") else "bf16"
+    if given.flag("bf16", habits.bf16):
         return "bf16"
     launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
     return launched if launched in ("bf16", "fp16") else "fp32"
-
-
-def _require_priced(reading: Reading, where: str) -> None:
-    """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
-    names = [one.partition(" = ")[0] for one in reading.unread]
-    wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
-    if wrong:
-        raise not_priced(where, wrong, wrong)
 
 
 def _switches(given: Settings, *names: str) -> list[bool]:
@@ -148,10 +158,41 @@ def _adapters(given: Settings) -> bool:
 def _own_precision(given: Settings) -> tuple[Question, ...]:
     """Of a program that writes its configuration of DeepSpeed itself, where its arguments do not say it."""
     said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
+    if not said and given.usual.get("shards_itself") is True:
+        about = "whether its own loop computes in bf16; or say --set fp16=true"
+        return (Question(name="bf16", about=about, choices=("true", "false")),)
     if said or "zero_stage" not in {*given.data, *given.usual} or given.get("deepspeed") not in (None, True):
         return ()
     about = "whether its own configuration of DeepSpeed computes in fp16; or say --set bf16=true"
     return (Question(name="fp16", about=about, choices=("true", "false")),)
+
+
+def _own_batch(given: Settings) -> tuple[Question, ...]:
+    """Batch and accumulation of a program that has words of its own for them."""
+    asked = []
+    for names, others, word in ((BATCHES, MICRO, "batch_?size|bsz"), (STEPS, (), "accum")):
+        own = [one for one in given.data if re.search(word, one) and not re.search("eval|val|test|dev|infer|gen|data|map", one)]
+        if own and own[0] not in given.asked and all(given.data.get(one) is None for one in (*names, *others)):
+            asked.append(Question(name=names[0], about=f"its program calls something {own[0]}"))
+    return tuple(asked)
+
+
+def _own_launcher(given: Settings, habits: Habits) -> tuple[Question, ...]:
+    """The precision, where it stands in a configuration of accelerate that is not there."""
+    file = given.data.get("accelerate")
+    said = any(given.get(one) is not None for one in ("fp16", "bf16", "dtype", "torch_dtype"))
+    if habits.bf16 or said or file is None or beside(given.path, str(file)) is not None:
+        return ()
+    about = "whether the configuration of accelerate computes in bf16; or say --set fp16=true"
+    return (Question(name="bf16", about=about, choices=("true", "false")),)
+
+
+def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:
+    """How a program that has a word of its own for bits quantises."""
+    if bits != 4 or not any(str(given.data.get(one)) == "4" for one in BITS) or _switches(given, *DOUBLED):
+        return ()
+    about = "whether its program quantises the scales of its 4 bits too"
+    return (Question(name="bnb_4bit_use_double_quant", about=about, choices=("true", "false")),)
 
 
 def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
@@ -163,8 +204,13 @@ def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
     rank = Question(name="lora_r", about=f"rank of the adapters of {program}")
     ranks = () if given.first(*RANKS) is not None else (rank,)
     said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
-    asked = (() if given.first(*TARGETS) is not None else (targets,), () if said or _bits(given) else (dtype,))
+    asked = (() if _targets(given) is not None else (targets,), () if said or _bits(given) else (dtype,))
     return (*ranks, *asked[0], *asked[1])
+
+
+def _targets(given: Settings) -> Any:
+    """Linear layers with adapters, None = not said."""
+    return "all-linear" if any(_switches(given, *ALL_LINEAR)) else given.first(*TARGETS)
 
 
 def _bits(given: Settings) -> int:
@@ -209,7 +255,9 @@ def _objective(given: Settings, script: str) -> str:
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
-    return "dpo" if preference or "dpo" in words else "lm"
+    stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
+    supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called
+    return "dpo" if preference or ("dpo" in words and not supervised) else "lm"
 
 
 def _options(given: Settings) -> dict[str, str]:

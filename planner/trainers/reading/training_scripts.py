@@ -1,12 +1,13 @@
 """Scripts and notebooks in Python that build a trainer of transformers, TRL or unsloth: their calls as arguments of the trainer."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Script
+from planner.trainers.reading.python import Script, last_name
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 
@@ -16,6 +17,12 @@ FOREIGN = {f"{name}Trainer": name for name in (
     "GRPO", "ORPO", "KTO", "PPO", "PPOv2", "RLOO", "CPO", "GKD", "BCO", "XPO", "NashMD", "OnlineDPO", "Reward", "PRM",
     "Distillation", "SentenceTransformer")}  # fmt: skip
 """Trainers whose step is not one of a language model or of DPO."""
+FOREIGN_ADAPTERS = (
+    *(f"{name}Config" for name in ("AdaLora", "LoHa", "LoKr", "IA3", "PrefixTuning", "PromptTuning", "PromptEncoder", "OFT", "BOFT",
+                                   "Vera", "FourierFT", "LNTuning", "RandLora", "Dora", "Bone", "VBLoRA", "XLora", "Reft")),
+    "get_reft_model",
+)  # fmt: skip
+"""What trains something else than all weights or LoRA, by what builds it."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
@@ -28,9 +35,9 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     script = Script(path, said)
     _require_training(script)
     notes: list[str] = []
-    loads = [one for one in script.calls("from_pretrained") if _owner(one) in MODELS]
+    loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
-    data = _model(script, loads, unsloth, notes)
+    data = model_arguments(script, loads, unsloth, notes)
     configs = script.calls(*CONFIGS)
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
@@ -39,13 +46,13 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
         data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
     if not loads:
         data |= _named_by_trainer(script, trainers)
-    data |= _adapters(script, unsloth)
+    data |= adapters(script, unsloth)
     kinds = {getattr(one.func, "id", getattr(one.func, "attr", "")) for one in (*configs[:1], *trainers[:1])}
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= _cut(script)
-    if data.get("gradient_checkpointing") is None and _switched_on(script):
+    if data.get("gradient_checkpointing") is None and switched_on(script):
         data["gradient_checkpointing"] = True
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
@@ -64,12 +71,24 @@ _OBJECTS = (
 """Keywords that are objects of the script, or that decide nothing."""
 
 
+def require_known_adapters(script: Script) -> None:
+    """Raises PlannerError where something else than all weights or LoRA is trained."""
+    for call in script.calls(*FOREIGN_ADAPTERS):
+        raise PlannerError(f"{script.path}: {last_name(call.func)} is not modelled; all weights, LoRA and QLoRA are")
+
+
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
     ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
     if not ours and others:
-        name = getattr(others[0].func, "id", getattr(others[0].func, "attr", ""))
-        raise PlannerError(f"{script.path}: {FOREIGN[name]} is not modelled; supervised fine-tuning and DPO are")
+        name = FOREIGN[last_name(others[0].func)]
+        raise PlannerError(f"{script.path}: {name} is not modelled; supervised fine-tuning and DPO are")
+    require_known_adapters(script)
+    own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
+    named = (one for one in script.names_used() if re.fullmatch(r"[A-Z]\w*Trainer(For\w+)?", one) and one not in own)
+    other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
+    if not ours and other is not None:
+        raise PlannerError(f"{script.path}: {other} is not a trainer of TRL or transformers")
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
         root = (node.module or "").partition(".")[0]
         taken = [one.name for one in node.names if one.name in TRAINERS]
@@ -84,13 +103,18 @@ def _require_training(script: Script) -> None:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
 
 
+def loads_model(call: ast.Call) -> bool:
+    """Whether from_pretrained is of a language model."""
+    return _owner(call) in MODELS or _owner(call).endswith("ForCausalLM")
+
+
 def _owner(call: ast.Call) -> str:
     """The class of Class.from_pretrained."""
     value = getattr(call.func, "value", None)
     return getattr(value, "id", getattr(value, "attr", ""))
 
 
-def _model(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
+def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str]) -> dict[str, Any]:
     """Arguments of the model that is loaded first."""
     if not loads:
         return {}
@@ -117,8 +141,8 @@ def _model(script: Script, loads: list[ast.Call], unsloth: bool, notes: list[str
     quantised = script.keywords(bits) if bits is not None and words.get("quantization_config") is not None else words
     for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
-        if theirs in quantised:
-            found[ours] = quantised[theirs]
+        if theirs in quantised or quantised is not words:
+            found[ours] = quantised.get(theirs, False)
     return found
 
 
@@ -127,13 +151,19 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     node = next((one.value for call in trainers for one in call.keywords if one.arg == "model"), None)
     if node is None:
         node = next((call.args[0] for call in trainers if call.args), None)
+    if node is None and any(one.arg is None for call in trainers for one in call.keywords) and not script.calls("from_pretrained"):
+        return {"torch_dtype": gap(["torch_dtype"]), "use_peft": gap(["use_peft"])}  # in keywords that are not known here
     value = script.value(node) if node is not None else None
-    return {"model_name_or_path": value} if isinstance(value, str) else {}
+    if not isinstance(value, str):
+        return {}
+    # A model that something else has loaded.
+    elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
+    return {"model_name_or_path": value, **({"torch_dtype": gap(["torch_dtype"])} if elsewhere else {})}
 
 
-def _adapters(script: Script, unsloth: bool) -> dict[str, Any]:
-    """Arguments of LoRA."""
-    calls = script.calls("LoraConfig")
+def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
+    """Arguments of LoRA; ``calls`` that make it, where they are known."""
+    calls = script.calls("LoraConfig") if calls is None else calls
     if unsloth:
         calls = [one for one in script.calls("get_peft_model") if _owner(one) in UNSLOTH]
     if not calls:
@@ -146,6 +176,8 @@ def _adapters(script: Script, unsloth: bool) -> dict[str, Any]:
         "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
     }  # fmt: skip
     targets = words.get("target_modules")
+    if any(one.arg == "target_modules" and "all_linear" in ast.unparse(one.value) for one in calls[0].keywords):
+        targets = "all-linear"  # of a function that lists them
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
     whole = [one for one in targets if str(one) in WHOLE] if isinstance(targets, list) else []
@@ -165,7 +197,7 @@ def _cut(script: Script) -> dict[str, Any]:
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
 
 
-def _switched_on(script: Script) -> bool:
+def switched_on(script: Script) -> bool:
     """Whether checkpointing is switched on by a call on the model."""
     prepared = [script.keywords(one) for one in script.calls("prepare_model_for_kbit_training")]
     on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)

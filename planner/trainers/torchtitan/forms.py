@@ -65,6 +65,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     found = _plain(data)
     experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
     for section in (found["training"], dict(experimental or {})):
+        if "data_parallel_degree" in section:  # before there were replicas
+            section["data_parallel_shard_degree"] = section.pop("data_parallel_degree")
         for name in _OLD_PARALLEL:
             if name in section:
                 found["parallelism"].setdefault(name, section[name])
@@ -98,7 +100,7 @@ def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     converters = [
         str(one).lower() for one in model.get("converters") or () if isinstance(model.get("converters"), list)
     ]
-    old = _table(data, "float8").get("enable_float8_linear") is True
+    old = any(_table(data, one).get("enable_float8_linear") is True for one in ("float8", "training"))
     quantised = _table(_table(data, "quantize"), "linear")
     recipe = str(
         _table(quantised, "float8").get("recipe_name") or _table(data, "float8").get("recipe_name") or "tensorwise"

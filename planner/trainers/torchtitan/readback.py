@@ -27,7 +27,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "training": {
         "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False, "dtype": "float32",
         "mixed_precision_param": "bfloat16", "num_tokens_per_microbatch_per_dp_rank": None, "num_tokens_per_train_step": -1,
-        "max_context_length": 2048,
+        "max_context_length": 2048, "gradient_accumulation_steps": 1, "enable_float8_linear": False,
     },
 }  # fmt: skip
 """Keys that decide the layout and the batch, with torchtitan's defaults."""
@@ -46,6 +46,12 @@ def read(path: Path, said: Given | None = None) -> Reading:
     return reading_of(path, sections(path, read_text(path), said), said)
 
 
+def _require_language_model(path: Path, unread: list[str]) -> None:
+    """Raises PlannerError for a configuration of a diffusion model, which torchtitan trains too."""
+    if any(one.endswith(("img_size", "classifier_free_guidance_prob")) for one in unread):
+        raise PlannerError(f"{path}: it trains a model of images; torchtitan's language models are read")
+
+
 def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     """The layout that sections say, whatever form they came in. Raises PlannerError."""
     other = given.get("other", {})
@@ -53,6 +59,8 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     unread = [
         one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")
     ]
+
+    _require_language_model(path, unread)
 
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
@@ -144,7 +152,8 @@ def _batch(
         return length, said.micro_batch_size or micro, said.global_batch_size or batch
     local = whole_number(said.micro_batch_size or training["local_batch_size"], f"{path}: training.local_batch_size")
     batch = said.global_batch_size or training["global_batch_size"]
-    batch = local * dp if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
+    steps = whole_number(training["gradient_accumulation_steps"], f"{path}: training.gradient_accumulation_steps")
+    batch = local * dp * steps if batch == -1 else whole_number(batch, f"{path}: training.global_batch_size")
     micro = local
     if pp > 1:
         count = parallel["pipeline_parallel_microbatches"]  # of 2024: their number, by default one per stage

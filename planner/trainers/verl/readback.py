@@ -17,7 +17,7 @@ from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
-from planner.trainers.reading.values import quotient
+from planner.trainers.reading.values import percent, quotient
 
 PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
 LENGTHS = ("max_prompt_length", "max_response_length")
@@ -50,11 +50,21 @@ def read(path: Path, said: Given) -> Reading:
             if given.section("data").get(name) is None:
                 given.ask(Question(name=f"data.{name}", about="tokens"))
         return _actor(given, said.num_gpus, "megatron" in path.stem)
-    found = launched(path, said, PROGRAM)
+    try:
+        found = launched(path, said, PROGRAM)
+    except PlannerError:  # a program of its own, known by what it is told
+        found = launched(path, said, r"\S+\.py", r"(?s).*", modules=True)
+        if not any(one.startswith("actor_rollout_ref.") for one in found.words):
+            raise
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
     if given.section("worker").data:
         raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
+    named = found.settings.get("config_name")
+    if named and not given.section("actor_rollout_ref").data and "sft" not in found.program:
+        raise PlannerError(f"{path}: it names the configuration {shown(named)}, which is not there; import that file")
+    if given.flag("distillation.enabled"):
+        raise PlannerError(f"{path}: distillation.enabled: distillation from a teacher is not modelled")
     if given.flag("trainer.val_only"):
         raise PlannerError(f"{path}: trainer.val_only: it evaluates a model and trains nothing")
     if "sft_trainer" in found.program or given.get("model.partial_pretrain") is not None:
@@ -91,10 +101,11 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
     data = given.section("data")
     mini = actor.size("ppo_mini_batch_size", 256)
     if not own_rounds:  # an update has no more than one round of generation
-        mini = min(mini, data.size("train_batch_size", mini))
+        agents = given.section("actor_rollout_ref").section("rollout").size("n_agent")  # of forks: answers outside of n
+        mini = min(mini, data.size("train_batch_size", mini) * agents)
     batch = mini * samples
     length = data.size("max_prompt_length", 512) + data.size("max_response_length", 512)
-    fields = _megatron(actor.section("megatron")) if megatron else _fsdp(actor, model)
+    fields = {**_megatron(actor.section("megatron")), **_offloaded(actor)} if megatron else _fsdp(actor, model)
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0  # padded so that every rank has as many tokens
     dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
     each = quotient(batch, dp, f"{given.path}: ppo_mini_batch_size x rollout.n by data parallel ranks")
@@ -129,11 +140,8 @@ def _micro(actor: Settings, each: int, length: int, cp: int, dp: int) -> tuple[i
     if given is None and (whole := actor.number("ppo_micro_batch_size")) is not None:
         given = max(whole // dp, 1)
     if given is None:
-        raise PlannerError(
-            f"{actor.where('ppo_micro_batch_size_per_gpu')} is missing; say --set "
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=N"
-        )
-    return min(given, each), ()
+        actor.ask(Question(name=f"{actor.place}ppo_micro_batch_size_per_gpu", about="sequences per forward pass"))
+    return min(given or 1, each), ()
 
 
 def _fsdp(actor: Settings, model: Settings) -> dict[str, int]:
@@ -160,6 +168,14 @@ def _megatron(part: Settings) -> dict[str, int]:
     if held["ep"] == 1 and part.get("expert_tensor_parallel_size") is None:
         fields.pop("etp")
     return fields
+
+
+def _offloaded(actor: Settings) -> dict[str, int]:
+    """Optimizer states that are updated on the host.  [Megatron's optimizer_cpu_offload]"""
+    own = actor.section("optim").section("override_optimizer_config")
+    if not own.flag("optimizer_cpu_offload"):
+        return {}
+    return {"offload_optimizer": percent(own.get("optimizer_offload_fraction", 1.0), own.where("optimizer_offload_fraction"))}
 
 
 def _recompute(core: Settings) -> dict[str, int]:

@@ -17,6 +17,7 @@ _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&
 
 def parse(text: str, where: str) -> list[Node]:
     """The commands of a script. Raises PlannerError with file and line."""
+    text = re.sub(r"\\[ \t]+\n(?=[ \t]*--)", "\\\n", text)  # blanks behind it end a command, which nobody means before an option
     parser = _Parser(text, where)
     nodes = parser.commands(())
     if parser.position < len(text):

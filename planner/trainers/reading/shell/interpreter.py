@@ -13,6 +13,7 @@ from planner.trainers.reading.shell.conditions import Verdict, both, either, jud
 from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
+from planner.trainers.reading.shell.starting import batch_options, launcher_variables, place_of_file, script_place
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
@@ -21,6 +22,8 @@ _PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")
 _REMARK = re.compile(r"(?m)^(\s*(?:export +)?\w+=)(<[A-Za-z][^<>'\n]{0,100}\([^<>'\n]{0,100}>)")
 """NAME=<Path to the file (e.g. /data/file)>: bash reads no such line, people fill it in."""
 MOST_STEPS = 20_000
+MOST_ROUNDS = 60
+"""Arguments that a loop takes one after the other."""
 DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
 _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
@@ -73,8 +76,8 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     """Follows a script. ``given``: variables whose values the user says, which no assignment changes; ``directory``: where the
     scripts lie that it reads. Raises PlannerError for what is no script, and for one that grows without end."""
     text = cleaned(text)
-    batch = _batch(text)
-    variables = Variables(where, given, _launcher_variables(batch))
+    batch = batch_options(text)
+    variables = Variables(where, given, launcher_variables(batch))
     follower = _Follower(where, variables, directory)
     follower.script.batch = batch
     text = _REMARK.sub(r"\1'\2'", text)
@@ -90,34 +93,6 @@ def _said(name: str, variables: Variables) -> str:
     """A place that people fill in by hand, <LIKE THIS>: what the user says of it, or a gap."""
     text = variables.text(name)
     return gap([name]) if text is None else text
-
-
-def _batch(text: str) -> dict[str, str]:
-    short = {"N": "nodes", "n": "ntasks"}
-    found = {}
-    for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
-        for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
-            found[short.get(name, name)] = value
-    for line in re.findall(r"^#\s?PBS\s+(.*)$", text, re.MULTILINE):  # -l select=4:ncpus=64:ngpus=8, -l nodes=4:gpus=8
-        if (asked := re.search(r"\b(?:select|nodes)=(\d{1,6})\b(\S*)", line)) is not None:
-            gpus = re.search(r":n?gpus=(\d{1,4})\b", asked[2])
-            found |= {"nodes": asked[1], **({"gpus-per-node": gpus[1]} if gpus else {})}
-    for nodes in re.findall(r"^#\s?BSUB\s+-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
-        found["nodes"] = nodes
-    return found
-
-
-def _launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
-    """Variables that SLURM sets from a script's own options."""
-    names = {
-        "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
-        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
-        "SLURM_GPUS_ON_NODE": "gpus-per-node",
-    }  # fmt: skip
-    found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
-    if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
-        found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
-    return found
 
 
 class _StopError(Exception):
@@ -246,6 +221,13 @@ class _Follower:
         if (
             node.condition is not None or node.words is None
         ):  # it reads the arguments of the script, or waits, or tries again
+            for _ in range(MOST_ROUNDS if node.condition and self.variables.positions else 0):
+                left = list(self.variables.positions)
+                if self.condition(node.condition or []).value is False or not left:
+                    return
+                self.follow(node.body)
+                if self.variables.positions == left:
+                    return
             if node.condition and self.condition(node.condition).value is False:
                 return
             self.script.commands += self.aside(node.body)[1] if node.condition is not None else []
@@ -270,7 +252,7 @@ class _Follower:
             case Not(body=body):
                 return self.condition(body).inverted()
             case Test(expression=str() as expression):
-                value = calculated(expression, variables)
+                value = calculated(expression.replace('"', ""), variables)
                 return Verdict(None, roots(value)) if is_open(value) else Verdict(value != "0")
             case Test(tokens=tokens):
                 return judged(tokens, variables, choices, double=True)
@@ -301,6 +283,8 @@ class _Follower:
             self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.nested(self.script.documents[-1][1])
+        if (place := place_of_file(words)) >= 0 and (file := self.file(words[place])) is not None:
+            self.started(file, words[place + 1 :])
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0")
         if name in ("source", "."):
@@ -322,13 +306,12 @@ class _Follower:
     def command(self, words: list[str]) -> None:
         """Records a command that has options or a file of settings; of ``srun bash -c '...'`` both what starts it and what the
         text says."""
-        for i in range(len(words) - 2):
-            if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
-                inner = len(self.script.commands)
-                self.nested(words[i + 2])
-                started = self.script.commands[inner:]
-                self.script.commands[inner:] = [Command([*words[:i], *one.words], one.under) for one in started]
-                return
+        if place := script_place(words):
+            inner = len(self.script.commands)
+            self.nested(words[place])
+            started = self.script.commands[inner:]
+            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under) for one in started]
+            return
         written = dict(self.script.documents)
         for i, word in enumerate(words[1:], 1):
             runs = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
@@ -373,6 +356,19 @@ class _Follower:
                 self.script.missing.append(rest)
             return
         self.deeper(parse(cleaned(read_text(path)), str(path)))
+
+    def file(self, name: str) -> Path | None:
+        """A script that lies in the folder of this one or above."""
+        folders = [] if self.directory is None else [self.directory, *list(self.directory.resolve().parents)[:4]]
+        return next((one / name for one in folders if not is_open(name) and (one / name).is_file()), None)
+
+    def started(self, file: Path, arguments: list[str]) -> None:
+        """Follows a script that is started with arguments; what it assigns is its own."""
+        text, before, positions = cleaned(read_text(file)), dict(self.variables.values), self.variables.positions
+        self.script.batch = {**batch_options(text), **self.script.batch}
+        self.variables.positions = arguments
+        self.deeper(parse(text, str(file)))
+        self.variables.values, self.variables.positions = before, positions
 
     def assign(self, name: str, subscript: str | None, added: bool, raw: str | list[str]) -> None:
         variables = self.variables

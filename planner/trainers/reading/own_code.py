@@ -1,0 +1,166 @@
+"""What the program of a command does itself: its calls of transformers and PEFT, with the options that the command gives it.
+Nothing is executed."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.programs import program_file, shards_itself, takes_training_arguments, usual_options
+from planner.trainers.reading.python import Script, last_name
+from planner.trainers.reading.python_text import is_main
+from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
+from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
+from planner.trainers.reading.training_scripts import (
+    CONFIGS,
+    FOREIGN,
+    adapters,
+    loads_model,
+    model_arguments,
+    require_known_adapters,
+    switched_on,
+)
+
+OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
+"""Arguments of transformers that a program asks for and that are off where nothing is said."""
+BATCH = "per_device_train_batch_size"
+ASKED = (BATCH, "gradient_accumulation_steps")
+"""Arguments that a program computes: they are asked for where it cannot be followed."""
+MERGES = ("merge_and_unload", "merge_adapter")
+SWITCHES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
+DEEPEST = 4
+"""Functions that call functions."""
+
+
+class Program(Script):
+    """A program with the options of its command: calls that these keep from running do not count."""
+
+    def __init__(self, file: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(file, Given(settings={name: str(value) for name, value in options.items() if value is not None}))
+        self._under = dict(_conditions(self.tree))
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Calls of functions with such a last name that may run."""
+        return [one for one in super().calls(*names) if self.runs(one) is not False]
+
+    def runs(self, call: ast.Call, depth: int = 0) -> bool | None:
+        """Whether a call is made; None = its conditions are not known."""
+        tests, home = self._under.get(id(call), ((), ""))
+        sure = True
+        for test, wanted in tests:
+            value = self.value(test)
+            if isinstance(value, str) and is_open(value):
+                sure = False
+            elif bool(value) is not wanted:
+                return False
+        callers = super().calls(home) if home and depth < DEEPEST else []
+        above = [self.runs(one, depth + 1) for one in callers if self._under.get(id(one), ((), ""))[1] != home]
+        if above and not any(one is not False for one in above):
+            return False
+        return True if sure and (not above or True in above) else None
+
+
+_Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
+
+
+def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
+    """(id of a call, (conditions that it stands under, function that it stands in))."""
+    waiting: list[tuple[ast.AST, _Under]] = [(tree, ((), ""))]
+    while waiting:
+        node, (tests, home) = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield id(node), (tests, home)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            home = node.name
+        branched = isinstance(node, ast.If) and not is_main(node)
+        for child in ast.iter_child_nodes(node):
+            under = tests
+            if branched and isinstance(node, ast.If) and child is not node.test:
+                under = (*tests, (node.test, child in node.body))
+            waiting.append((child, (under, home)))
+
+
+def take_program(given: Settings, path: Path, program: str) -> None:
+    """What the program of a command takes or does where the command says nothing."""
+    usual, file = usual_options(path, program), program_file(path, program)
+    decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
+    own = own_code(file, {**usual, **given.data}, decided)
+    if shards_itself(file):
+        own["shards_itself"] = True
+    if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
+        own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
+    given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
+    given.asked |= read_by(file, given.data)
+
+
+def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> dict[str, Any]:
+    """Arguments that a program gives the libraries itself, as command lines name them; empty where it is not there or does not say.
+    ``decided``: the command says whether adapters are trained."""
+    try:
+        program = Program(file, {**dict.fromkeys(OFF, False), **options}) if file is not None else None
+    except PlannerError:
+        program = None
+    if program is None:
+        return {}
+    require_known_adapters(program)
+    _require_language_model(program)
+    found: dict[str, Any] = {}
+    made = program.calls(*CONFIGS)
+    for call in ([one for one in made if any(word.arg == BATCH for word in one.keywords)] or made)[:1]:
+        found |= program.keywords(call)
+    loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
+    sure = [one for one in loads if program.runs(one)]
+    if len(sure) == 1 or len(loads) == 1:
+        found |= model_arguments(program, sure or loads, False, [])
+    if switched_on(program) and not any(program.runs(one) is None for one in program.calls(*SWITCHES)):
+        found["gradient_checkpointing"] = True
+    known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
+    return known | _own_adapters(program, decided)
+
+
+def _require_language_model(program: Program) -> None:
+    """Raises PlannerError for a program whose step is another one, by what it builds whatever its options are."""
+    for call in program.calls(*FOREIGN):
+        if program.runs(call):
+            name = FOREIGN[last_name(call.func)]
+            raise PlannerError(f"{program.path}: {name} is not modelled; supervised fine-tuning and DPO are")
+    loads = [last_name(getattr(one.func, "value", one)) for one in program.calls("from_pretrained")]
+    heads = [one for one in loads if re.search("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM)$", one)]
+    if heads and not any(one.endswith("ForCausalLM") for one in loads):
+        raise PlannerError(f"{program.path}: {heads[0]} is no language model, which is what is modelled")
+
+
+def _own_adapters(program: Program, decided: bool) -> dict[str, Any]:
+    """Adapters that a program makes or loads; a question where its conditions are not known and the command says nothing."""
+    made = program.calls("LoraConfig")
+    loaded = [] if program.calls(*MERGES) else [
+        one for one in program.calls("from_pretrained") if last_name(getattr(one.func, "value", one)) == "PeftModel"
+    ]  # fmt: skip
+    if not (made or loaded):
+        return {}
+    sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
+    found = adapters(program, False, sure or made) if (sure or made) and (sure or made)[0] in made else {}
+    known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
+    if decided:
+        return known
+    return known | {"use_peft": True if sure else gap(["use_peft"])}
+
+
+def read_by(file: Path | None, options: Mapping[str, Any]) -> set[str]:
+    """Options that the program passes on to the libraries, whatever it calls them."""
+    try:
+        calls = Script(file, Given()).calls("LoraConfig", *CONFIGS, "from_pretrained") if file is not None else []
+    except PlannerError:
+        return set()
+    given = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
+    words = [one for one in given if isinstance(one, ast.Attribute | ast.Name)]
+    return {last_name(one) for one in words} & set(options)
+
+
+def _open(value: Any) -> bool:
+    return any(isinstance(one, str) and is_open(one) for one in (value if isinstance(value, list) else [value]))

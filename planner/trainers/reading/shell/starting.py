@@ -1,0 +1,50 @@
+"""What starts a script: batch systems, by the comments at its head, other shells and other machines."""
+
+import re
+from collections.abc import Mapping
+
+
+def batch_options(text: str) -> dict[str, str]:
+    """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
+    short = {"N": "nodes", "n": "ntasks"}
+    found = {}
+    for line in re.findall(r"^#\s?SBATCH\s+(.*)$", text, re.MULTILINE):
+        for name, value in re.findall(r"--?([A-Za-z][\w-]*)(?:[= ]\s*([^\s#-][^\s#]*))?", line.split(" #")[0]):
+            found[short.get(name, name)] = value
+    for line in re.findall(r"^#\s?PBS\s+(.*)$", text, re.MULTILINE):  # -l select=4:ncpus=64:ngpus=8, -l nodes=4:gpus=8
+        if (asked := re.search(r"\b(?:select|nodes)=(\d{1,6})\b(\S*)", line)) is not None:
+            gpus = re.search(r":n?gpus=(\d{1,4})\b", asked[2])
+            found |= {"nodes": asked[1], **({"gpus-per-node": gpus[1]} if gpus else {})}
+    for nodes in re.findall(r"^#\s?BSUB\s+-nnodes\s+(\d{1,6})\b", text, re.MULTILINE):
+        found["nodes"] = nodes
+    return found
+
+
+def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
+    """Variables that SLURM sets from a script's own options."""
+    names = {
+        "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
+        "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
+        "SLURM_GPUS_ON_NODE": "gpus-per-node",
+    }  # fmt: skip
+    found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
+    if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
+        found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
+    return found
+
+
+def script_place(words: list[str]) -> int:
+    """Place of a word that is a script itself, of sh -c or the last of ssh; 0 = there is none."""
+    for i in range(len(words) - 2):
+        if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
+            return i + 2
+    remote = len(words) > 2 and words[0] in ("ssh", "pdsh") and re.search(r"\s", words[-1].strip())
+    return len(words) - 1 if remote else 0
+
+
+def place_of_file(words: list[str]) -> int:
+    """Place of the script that bash, sbatch or its own name starts; -1 = none."""
+    first = 1 if words[0] in ("bash", "sh", "zsh", "sbatch") else 0
+    place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
+    named = place < len(words) and re.fullmatch(r"[\w./-]{1,200}\.(sh|bash|slurm|sbatch)", words[place])
+    return place if named and (first or place == 0) else -1
