@@ -235,9 +235,12 @@ def test_json_holds_what_the_tables_show(run: Any, file: str) -> None:
     ("arguments", "sentence"),
     [
         ([], "what was measured? give --measured 14.2s, --memory 71GiB, or both"),
-        (["--measured", "14.2x"], "--measured: '14.2x' has the unit 'x', which does not measure seconds; write it like 2.5 us"),
+        (["--measured", "14.2x"], "'14.2x' has the unit 'x', which does not measure seconds; write it like 14.2s or 850ms"),
         (["--measured", "71GiB"], "which does not measure seconds"),
         (["--measured", "0s"], "--measured must be above zero"),
+        (["--measured", "1e9"], "times more than the predicted"),
+        (["--measured", "1us"], "which no cause explains; give the time of one optimizer step, with its unit"),
+        (["--memory", "1KiB"], "which no cause explains; give the peak of one GPU, with its unit"),
         (["--memory", "71"], "has no unit; write it like 79.6 GiB"),
         (["--memory", "7.1TiB"], "is more than four times the 79.2 GiB of the card; give the peak of one GPU"),
     ],

@@ -242,7 +242,8 @@ def models() -> None:
     """List the model presets."""
     from planner.terminal.library_tables import models_table
 
-    console().print(models_table())
+    where = console()
+    where.print(models_table(where.width))
 
 
 @click.command()
@@ -250,4 +251,5 @@ def trainers() -> None:
     """List the trainers."""
     from planner.terminal.library_tables import trainers_table
 
-    console().print(trainers_table())
+    where = console()
+    where.print(trainers_table(where.width))

@@ -36,7 +36,8 @@ def hardware(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         from planner.terminal.library_tables import hardware_table
 
-        console().print(hardware_table())
+        where = console()
+        where.print(hardware_table(where.width))
 
 
 @hardware.command()
