@@ -59,3 +59,9 @@ def _level(widths: Callable[[int], list[int]], room: int) -> list[int]:
     while sum(widths(level + 1)) <= room and level < WIDE:
         level += 1
     return widths(level)
+
+
+def most_columns(shown: Table) -> int:
+    """Columns of a terminal that the lines of a table fill where nothing is folded."""
+    console = Console(width=WIDE)
+    return Measurement.get(console, console.options, shown).maximum
