@@ -112,6 +112,14 @@ def format_count(value: float) -> str:
     return f"{value:.4g}"
 
 
+def format_energy(kwh: float) -> str:
+    """Kilowatt-hours, short: 187_900 -> '187.9 MWh'."""
+    for unit, factor in (("GWh", MEGA), ("MWh", KILO)):
+        if kwh >= factor:
+            return f"{kwh / factor:.4g} {unit}"
+    return f"{kwh:.4g} kWh"
+
+
 def plural(number: float, word: str) -> str:
     """'1 cell', '3 cells'."""
     return f"{number:,.0f} {word}" + ("" if number == 1 else "s")

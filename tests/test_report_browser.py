@@ -174,6 +174,8 @@ def test_dark_light_narrow_and_print(driver: Any) -> None:
 @pytest.mark.parametrize("width", [1440, 1100, 390])
 def test_contents_stay_and_what_is_wider_than_the_screen_says_so(driver: Any, width: int) -> None:
     opened(driver, width=width)
+    ground = "return ['nav', 'body'].map(name => getComputedStyle(document.querySelector(name)).backgroundColor)"
+    assert len(set(driver.execute_script(ground))) == 1, "what scrolls below the contents is not seen through them"
     if width == 1440:
         wide = "const nav = document.querySelector('nav'); return nav.scrollWidth <= nav.clientWidth"
         assert driver.execute_script(wide), "all of the contents are seen on a wide screen"
