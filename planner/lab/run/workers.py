@@ -205,9 +205,13 @@ def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        inner: BaseException = error
-        while inner.__cause__ is not None:  # torch wraps what fails inside of a stage
-            inner = inner.__cause__
-        where = traceback.extract_tb(inner.__traceback__)[-1]
-        said = (str(inner).splitlines() or [""])[0]
-        pipe.send(("failed", f"{type(inner).__name__}: {said} ({where.filename}, line {where.lineno})"))
+        pipe.send(("failed", cause_in_words(error)))
+
+
+def cause_in_words(error: BaseException) -> str:
+    """One line on what failed, and where. torch wraps what fails inside of a stage, with the whole schedule for a message."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    said = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"
