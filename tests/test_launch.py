@@ -42,9 +42,6 @@ def test_the_cause_is_pythons_last_exception_of_a_rank() -> None:
 
 def test_what_failed_on_a_fake_rank_is_said_in_one_line() -> None:
     """torch raises again from what failed, with an empty message or the whole schedule."""
-    pytest.importorskip("torch")
-    from planner.lab.run.workers import cause_in_words
-
     def failing() -> None:
         try:
             raise ValueError("a tensor of 3 rows is not 4\nand more")
@@ -56,10 +53,10 @@ def test_what_failed_on_a_fake_rank_is_said_in_one_line() -> None:
 
     with pytest.raises(AssertionError) as failed:
         failing()
-    assert cause_in_words(failed.value).startswith(f"ValueError: a tensor of 3 rows is not 4 ({__file__}, line ")
+    assert launch.cause_in_words(failed.value).startswith(f"ValueError: a tensor of 3 rows is not 4 ({__file__}, line ")
     with pytest.raises(KeyError) as bare:
         {}["x"]
-    assert cause_in_words(bare.value).startswith("KeyError: 'x' (")
+    assert launch.cause_in_words(bare.value).startswith("KeyError: 'x' (")
 
 
 def agent(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:

@@ -6,14 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
+from planner.lab.launch.torchrun import cause_in_words, interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
@@ -206,12 +205,3 @@ def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
         os._exit(1)
     except Exception as error:
         pipe.send(("failed", cause_in_words(error)))
-
-
-def cause_in_words(error: BaseException) -> str:
-    """One line on what failed, and where. torch wraps what fails inside of a stage, with the whole schedule for a message."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    said = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"
