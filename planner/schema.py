@@ -179,7 +179,7 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     place = ": ".join(part for part in (where, key) if part)
     if scalar:
         nothing = ", or null" if optional else ""
-        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
+        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule, value)}{nothing}")
     if rule.reader:
         return rule.reader(value, place)
     if rule.unit:
@@ -269,15 +269,16 @@ def _fits(kind: Any, rule: Rule, value: Any) -> bool:
     return rule.least <= value <= rule.most and not (rule.above and value == rule.least)
 
 
-def _expected(kind: Any, rule: Rule) -> str:
-    """What a scalar must be, for a message."""
+def _expected(kind: Any, rule: Rule, value: Any = None) -> str:
+    """What a scalar must be, for a message about a value."""
     if rule.says or rule.choices:
         return rule.says or f"one of {', '.join(rule.choices)}"
     if kind in (bool, str):
         return "true or false" if kind is bool else "a text of one line, without control characters"
     noun = "a whole number" if kind is int else "a number"
+    most = f", and at most {rule.most:g}" if isinstance(value, (int, float)) and value > rule.most else ""
     if rule.above:
-        return f"{noun} above {rule.least:g}"
+        return f"{noun} above {rule.least:g}{most}"
     if rule.most < LARGEST:
         return f"{noun} from {rule.least:.12g} to {rule.most:.12g}"
-    return {0.0: f"{noun} that is not negative", -LARGEST: noun}.get(rule.least, f"{noun} from {rule.least:g}")
+    return {0.0: f"{noun} that is not negative", -LARGEST: noun}.get(rule.least, f"{noun} from {rule.least:g}") + most

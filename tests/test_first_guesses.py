@@ -17,8 +17,10 @@ from planner.errors import PlannerError
 from planner.hardware.names import profile_named
 from planner.model import load_model
 from planner.model_names import preset_named
+from planner.schema import Number, value_of
 from planner.terminal import tables
 from planner.trainers.targets import load_target
+from planner.workload import usual_name
 
 DEVICES = {
     "h100": "h100-sxm", "H100": "h100-sxm", "H100_SXM": "h100-sxm", "h100-pcie": "h100-pcie", "a100": "a100-sxm-80gb",
@@ -74,6 +76,9 @@ def test_what_a_name_is_taken_for_is_said() -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("Llama-3.3-70B-Instruct", "llama-3.3-70b"),
+        ("Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("gemma-3-4b-it", "gemma-3-4b"),
     ],
 )
 def test_repositories_without_the_hub(repository: str, preset: str) -> None:
@@ -256,3 +261,13 @@ def test_targets_are_listed_by_name() -> None:
 
     names = [line.split()[0] for line in target_lines() if "; plans of " in line]
     assert names == sorted(names) and {"megatron", "primus"} <= set(names)
+
+
+def test_numbers_beyond_all_bounds_are_told_the_bound() -> None:
+    with pytest.raises(PlannerError, match=r"step_time_s is 18446744073709551616; it must be a number.*, and at most 1e\+15$"):
+        value_of(Number, 2**64, "plan.yaml: prediction", "step_time_s")
+
+
+@pytest.mark.parametrize(("said", "meant"), [("fp4", "nvfp4"), ("bf16-mixed", "bf16"), ("BFloat16", "bf16"), ("adamw", "adam")])
+def test_precisions_and_optimizers_by_the_names_that_people_use(said: str, meant: str) -> None:
+    assert usual_name(said) == meant
