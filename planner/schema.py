@@ -135,6 +135,12 @@ def mapping(data: object, where: str) -> Mapping[str, Any]:
     return data
 
 
+WRITTEN = {
+    "planner_plan": "a plan, as --output writes it", "planner_serve_plan": "a serve plan, as --output of 'plan serve' writes it",
+}  # fmt: skip
+"""What a file is that has one of these keys."""
+
+
 def check_keys(
     data: object, known: Collection[str], where: str, *, required: Iterable[str] = (), hint: str = ""
 ) -> Mapping[str, Any]:
@@ -143,6 +149,8 @@ def check_keys(
     for key in found:
         if key not in known:
             text = key if isinstance(key, str) else shown(key)
+            if text in WRITTEN:
+                raise PlannerError(f"{where} is {WRITTEN[text]}, and a file of another kind is asked for here")
             near = f"; nearest: {nearest_first(text, known)[0]}" if known else "; there is none here"
             raise PlannerError(f"{where}: unknown key {shown(text)}{near}")
     missing = [repr(key) for key in required if key not in found]

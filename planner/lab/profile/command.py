@@ -122,7 +122,7 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
 def seconds_of(text: str, flag: str) -> float:
     """``90s``, ``10m``, ``1h`` or what units.parse knows."""
     text = text.strip()
-    return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
+    return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag, like="90s or 10m")
 
 
 def _per_machine(flags: Mapping[str, Any]) -> int:
