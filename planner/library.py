@@ -231,7 +231,8 @@ def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -
     """The format version of a plan or validation, under ``planner_<what>``. Raises PlannerError where it cannot be read."""
     version = data.get(f"planner_{what}")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise PlannerError(f"{where}: not a {what.replace('_', ' ')} file: the key 'planner_{what}' with its version number is missing")
+        kind = what.replace("_", " ")
+        raise PlannerError(f"{where}: not a {kind} file: the key 'planner_{what}' with its version number is missing")
     if version > newest:
         raise PlannerError(
             f"{where}: the {what} has version {shown(version)}, this planner reads up to {newest}; update planner to read it"
