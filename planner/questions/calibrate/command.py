@@ -55,7 +55,7 @@ def calibrate(
       plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate validation-*.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate logs/*.log --hardware h100-sxm --output my-cluster.yaml
-      plan calibrate runs.yaml --trace a.yaml=a/rank0.json.gz --trace b.yaml=b/ --hardware h100-sxm --output my-cluster.yaml
+      plan calibrate runs.yaml --trace a.yaml=a/rank0.json.gz --hardware h100-sxm --output my-cluster.yaml
       plan calibrate ds-*.log --hardware a100-sxm-80gb --model llama-8b --sequence-length 4096 --output my-cluster.yaml
       plan --model llama-70b --gpus 64 --hardware my-cluster.yaml --trainer my-cluster.trainer.yaml
       plan calibrate --bench serve.yaml=bench-8.json --bench serve.yaml=bench-64.json --output my-engine.yaml
