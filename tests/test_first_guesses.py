@@ -271,3 +271,22 @@ def test_numbers_beyond_all_bounds_are_told_the_bound() -> None:
 @pytest.mark.parametrize(("said", "meant"), [("fp4", "nvfp4"), ("bf16-mixed", "bf16"), ("BFloat16", "bf16"), ("adamw", "adam")])
 def test_precisions_and_optimizers_by_the_names_that_people_use(said: str, meant: str) -> None:
     assert usual_name(said) == meant
+
+
+def test_defaults_of_the_environment_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_HARDWARE", "A100-40GB")
+    monkeypatch.setenv("PLAN_TRAINER", "fsdp2")
+    found = resolve(Request(model="llama-8b", num_gpus=8))
+    said = {one.what: (one.value, one.why) for one in found.assumptions}
+    assert said["hardware"] == ("a100-sxm-40gb", "PLAN_HARDWARE of the environment") and found.hardware == "a100-sxm-40gb"
+    assert said["trainer"] == ("fsdp", "PLAN_TRAINER of the environment")
+    stated = resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", trainer="megatron"))
+    assert stated.hardware == "h100-sxm" and not {"hardware", "trainer"} & {one.what for one in stated.assumptions}
+    monkeypatch.setenv("PLAN_HARDWARE", "abacus")
+    assert "unknown hardware 'abacus'" in printed("--model", "llama-8b", "--gpus", "8")
+
+
+def test_models_are_listed_by_words_of_their_names() -> None:
+    assert {"llama-3.1-70b", "llama-2-70b"} <= set(printed("models", "Llama", "70b").split())
+    assert "mixtral-8x7b" not in printed("models", "llama") and "mixtral-8x7b" in printed("models")
+    assert "unknown model 'abacus'" in printed("models", "abacus")

@@ -238,12 +238,17 @@ def _import_server(file: Path, output: Path | None, settings: tuple[str, ...], s
 
 
 @click.command()
-def models() -> None:
-    """List the model presets."""
-    from planner.terminal.library_tables import models_table
+@click.argument("words", nargs=-1)
+def models(words: tuple[str, ...]) -> None:
+    """List the model presets, or those whose names hold the WORDS."""
+    from planner.errors import UnknownNameError
+    from planner.terminal.library_tables import models_called, models_table
 
+    names = models_called(words)
+    if not names:
+        raise UnknownNameError("model", " ".join(words), models_called(()))
     where = console()
-    where.print(models_table(where.width))
+    where.print(models_table(where.width, names))
 
 
 @click.command()

@@ -1,5 +1,7 @@
 """What the library holds, as tables and lines."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 from planner import library
@@ -27,14 +29,22 @@ def _compact(headings: list[str], width: int) -> Table:
     return found
 
 
-def models_table(width: int) -> Table:
-    """Presets with their sizes, and their other names where the ``width`` has room for them."""
+def models_called(words: Sequence[str]) -> list[str]:
+    """Presets whose name, or one of their other names, holds every word."""
+    called: dict[str, list[str]] = {name: [name] for name in library.names("models")}
+    for alias, name in aliases().items():
+        called[name].append(alias)
+    return [name for name, known in called.items() if all(word.lower() in " ".join(known) for word in words)]
+
+
+def models_table(width: int, names: Sequence[str] = ()) -> Table:
+    """Presets (``names``, else all) with their sizes, and their other names where the ``width`` has room for them."""
     headings = ["=model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">experts", "also called"]
     found = _compact(headings if width >= NAMES_ROOM else headings[:-1], width)
     others: dict[str, list[str]] = {}
     for alias, name in aliases().items():
         others.setdefault(name, []).append(alias)
-    for name in library.names("models"):
+    for name in names or library.names("models"):
         model = load_model(name)
         heads = f"{model.num_heads}" + ("" if model.num_kv_heads == model.num_heads else f"/{model.num_kv_heads}")
         experts = f"{model.top_k} of {model.num_experts}" if model.is_moe else ""
