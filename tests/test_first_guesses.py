@@ -131,6 +131,10 @@ def test_help_by_every_name(words: tuple[str, ...]) -> None:
     [
         (["--mo"], "--model"), (["--model", "qwen3-2"], "qwen3-235b-a22b"), (["--gpus", "8", "--hardware", "h1"], "h100-sxm"),
         (["estimate", "--precision", "mx"], "mxfp8"), (["wh"], "what-if"), (["--trainer", "torch"], "torchtitan"),
+        (["export", "p.yaml", "--to", "mega"], "megatron-bridge"), (["export", "p.yaml", "--launcher", "s"], "slurm"),
+        (["what-if", "p.yaml", "--hardware", "b2"], "b200-sxm"), (["hardware", "show", "h1"], "h100-sxm"),
+        (["calibrate", "--trainer", "torch"], "torchtitan"), (["profile", "--model", "qwen3-2"], "qwen3-235b-a22b"),
+        (["serve", "--engine", "v"], "vllm"), (["export", "s.yaml", "--to", "trt"], "trtllm"),
     ],
 )  # fmt: skip
 def test_a_shell_completes_flags_and_names_of_the_default_command_too(typed: list[str], offered: str) -> None:

@@ -63,7 +63,7 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
     for name, text in reversed(LAYOUT):
         function = click.option(flag_of(name), name, type=int, metavar="N", help=text)(function)
     for name, kind, value, text in reversed(QUESTION):
-        complete = completed(name) if name in ("model", "hardware") else None
+        complete = completed(name) if name in ("model", "hardware", "engine") else None
         function = click.option(
             flag_of(name), *ALSO.get(name, ()), name, type=kind, metavar=value, help=text, shell_complete=complete
         )(function)
