@@ -14,6 +14,7 @@ import shutil
 import signal
 import stat
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -202,7 +203,9 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 def parse_python(text: str, where: str) -> ast.Module:
     """The syntax tree of a text in Python, which is never run. Raises PlannerError."""
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():  # on a script's escapes and literals, which are its author's
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
     except SyntaxError as error:
         raise PlannerError(f"{where}: line {error.lineno}: not Python: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, thousands of brackets
