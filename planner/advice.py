@@ -92,7 +92,7 @@ def _try(change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Cal
     text, flags = change
     try:
         job, pins = ask(flags)
-        finding = search(job, pins, top=1)
+        finding = search(job, pins, top=1, only_fitting=True)
     except PlannerError:
         return None
     if not finding.fit:

@@ -11,7 +11,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
-from planner.detect import asked_driver, memory_is_off, profile_of
+from planner.detect import asked_driver, memory_is_off, profile_of, says_so, setting
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
@@ -124,11 +124,13 @@ def resolve(request: Request) -> ResolvedJob:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     request = dataclasses.replace(request, num_gpus=_gpus(request, hardware))
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
-    trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
+    usual = None if request.trainer else setting("TRAINER")
+    trainer_name = request.trainer or usual or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
     trainer_name = spell(known_as(trainer_name), request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
-        assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
+        why = says_so("TRAINER") if usual else trainer.title
+        assumed.append(Assumption("trainer", spelled(trainer_name)[0], why, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
     habit = _habit(trainer.legal.fine_tuning) if trainer.legal.fine_tuning.tunes(rank, request.objective) else None
     length = _length(request, model, habit, assumed)
@@ -282,8 +284,11 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
 
 
 def hardware_asked(name: str | None, assumed: list[Assumption]) -> str:
-    """What is asked for by its name in the library; else the local GPU where the library knows it, with its memory, else the
-    common training card."""
+    """What is asked for by its name in the library, or set in the environment; else the local GPU where the library knows it, with
+    its memory, else the common training card."""
+    if name is None and (usual := setting("HARDWARE")):
+        assumed.append(Assumption("hardware", profile_named(usual), says_so("HARDWARE"), "--hardware"))
+        return profile_named(usual)
     if name is not None:
         found = profile_named(name)
         if re.sub("[-_ ]", "", found.lower()) != re.sub("[-_ ]", "", name.lower()) and found != name:

@@ -1,5 +1,6 @@
-"""This machine: its GPUs, asked from the driver's own tool, its processor, and how busy it is; no torch."""
+"""This machine: its GPUs, asked from the driver's own tool, its processor, how busy it is, what its user has set; no torch."""
 
+import os
 import platform
 import re
 import subprocess
@@ -127,3 +128,13 @@ def pressure() -> float | None:
     except (OSError, IndexError):
         return None
     return float(line.split("avg10=")[1].split()[0])
+
+
+def setting(name: str) -> str | None:
+    """What the user has set in the environment in place of a default, PLAN_HARDWARE or PLAN_TRAINER; None = nothing."""
+    return os.environ.get(f"PLAN_{name}", "").strip() or None
+
+
+def says_so(name: str) -> str:
+    """Why a value is assumed that comes from a setting."""
+    return f"PLAN_{name} of the environment"

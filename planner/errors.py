@@ -54,10 +54,10 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names as alternatives: a, b or c."""
+def listed(names: Iterable[str], word: str = "or") -> str:
+    """Names as alternatives: a, b or c; or, with another word, together."""
     *some, last = names
-    return f"{', '.join(some)} or {last}" if some else last
+    return f"{', '.join(some)} {word} {last}" if some else last
 
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from planner.cost.estimate import PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.layout import NAMES, Layout, Recompute, module_names
 from planner.search import SAFE, Finding
-from planner.units import GIB
+from planner.units import GIB, format_seconds
 
 PART_TEXT = {
     "compute": "computation", "recompute": "recompute", "host": "kernel launches",
@@ -103,12 +103,12 @@ def _against_runner_up(first: Estimate, layout: Layout, second: Estimate) -> str
 
 
 def differences(one: Estimate, other: Estimate) -> tuple[list[str], list[str]]:
-    """What ``one`` pays more for than ``other`` and what it saves, in seconds by part, largest first."""
+    """What ``one`` pays more for than ``other`` and what it saves, as text by part, largest first."""
     gaps = [(float(one.time[part][0] - other.time[part][0]), part) for part in PARTS]
     gaps.sort(key=lambda gap: -abs(gap[0]))
     least = 0.002 * float(other.step_time[0])
-    pays = [f"{gap:.3g} s more for {PART_TEXT[part]}" for gap, part in gaps if gap > least]
-    saves = [f"{-gap:.3g} s of {PART_TEXT[part]}" for gap, part in gaps if gap < -least]
+    pays = [f"{format_seconds(gap)} more for {PART_TEXT[part]}" for gap, part in gaps if gap > least]
+    saves = [f"{format_seconds(-gap)} of {PART_TEXT[part]}" for gap, part in gaps if gap < -least]
     return pays, saves
 
 

@@ -14,6 +14,7 @@ import shutil
 import signal
 import stat
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -202,7 +203,9 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 def parse_python(text: str, where: str) -> ast.Module:
     """The syntax tree of a text in Python, which is never run. Raises PlannerError."""
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():  # on a script's escapes and literals, which are its author's
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
     except SyntaxError as error:
         raise PlannerError(f"{where}: line {error.lineno}: not Python: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, thousands of brackets
@@ -231,7 +234,8 @@ def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -
     """The format version of a plan or validation, under ``planner_<what>``. Raises PlannerError where it cannot be read."""
     version = data.get(f"planner_{what}")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise PlannerError(f"{where}: not a {what} file: the key 'planner_{what}' with its version number is missing")
+        kind = what.replace("_", " ")
+        raise PlannerError(f"{where}: not a {kind} file: the key 'planner_{what}' with its version number is missing")
     if version > newest:
         raise PlannerError(
             f"{where}: the {what} has version {shown(version)}, this planner reads up to {newest}; update planner to read it"

@@ -11,7 +11,7 @@ from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.model_constants import Constants, constants_of_preset
-from planner.model_names import aliases, preset_named
+from planner.model_names import aliases, preset_called
 from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
@@ -345,9 +345,9 @@ def load_model(name_or_path: str) -> ModelSpec:
     if name.endswith(".json"):
         return _read_config(path, path.parent.name or path.stem)
     readable = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and not name.startswith(".")
-    if path.is_dir() and name and not (readable and "/" not in name and preset_named(name)):
+    if path.is_dir() and name and not (readable and "/" not in name and preset_called(name)):
         return _read_config(path / "config.json", path.resolve().name)
-    if readable and (preset := preset_named(name)):
+    if readable and (preset := preset_called(name)):
         found = library.profiles_directory() / "models" / f"{preset}.yaml"
         return from_dict({"constants": constants_of_preset(preset), **library.read_yaml(found)}, where=str(found))
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):

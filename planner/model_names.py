@@ -37,6 +37,12 @@ def preset_named(name: str) -> str | None:
     return asked if _file(asked).is_file() else known.get(asked)
 
 
+def preset_called(name: str) -> str | None:
+    """The same for a name that a user types, whose owner may be missing: llama-3.3-70b-instruct is tuned llama-3.3-70b."""
+    bare = [] if "/" in name else _cut(name.lower().removeprefix("meta-"), _VARIANT)
+    return next((preset for one in (name, *bare) if (preset := preset_named(one))), None)
+
+
 def _file(preset: str) -> Path:
     return library.profiles_directory() / "models" / f"{preset}.yaml"
 

@@ -135,6 +135,12 @@ def mapping(data: object, where: str) -> Mapping[str, Any]:
     return data
 
 
+WRITTEN = {
+    "planner_plan": "a plan, as --output writes it", "planner_serve_plan": "a serve plan, as --output of 'plan serve' writes it",
+}  # fmt: skip
+"""What a file is that has one of these keys."""
+
+
 def check_keys(
     data: object, known: Collection[str], where: str, *, required: Iterable[str] = (), hint: str = ""
 ) -> Mapping[str, Any]:
@@ -143,6 +149,8 @@ def check_keys(
     for key in found:
         if key not in known:
             text = key if isinstance(key, str) else shown(key)
+            if text in WRITTEN:
+                raise PlannerError(f"{where} is {WRITTEN[text]}, and a file of another kind is asked for here")
             near = f"; nearest: {nearest_first(text, known)[0]}" if known else "; there is none here"
             raise PlannerError(f"{where}: unknown key {shown(text)}{near}")
     missing = [repr(key) for key in required if key not in found]
@@ -179,7 +187,7 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     place = ": ".join(part for part in (where, key) if part)
     if scalar:
         nothing = ", or null" if optional else ""
-        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
+        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule, value)}{nothing}")
     if rule.reader:
         return rule.reader(value, place)
     if rule.unit:
@@ -269,15 +277,16 @@ def _fits(kind: Any, rule: Rule, value: Any) -> bool:
     return rule.least <= value <= rule.most and not (rule.above and value == rule.least)
 
 
-def _expected(kind: Any, rule: Rule) -> str:
-    """What a scalar must be, for a message."""
+def _expected(kind: Any, rule: Rule, value: Any = None) -> str:
+    """What a scalar must be, for a message about a value."""
     if rule.says or rule.choices:
         return rule.says or f"one of {', '.join(rule.choices)}"
     if kind in (bool, str):
         return "true or false" if kind is bool else "a text of one line, without control characters"
     noun = "a whole number" if kind is int else "a number"
+    most = f", and at most {rule.most:g}" if isinstance(value, (int, float)) and value > rule.most else ""
     if rule.above:
-        return f"{noun} above {rule.least:g}"
+        return f"{noun} above {rule.least:g}{most}"
     if rule.most < LARGEST:
         return f"{noun} from {rule.least:.12g} to {rule.most:.12g}"
-    return {0.0: f"{noun} that is not negative", -LARGEST: noun}.get(rule.least, f"{noun} from {rule.least:g}")
+    return {0.0: f"{noun} that is not negative", -LARGEST: noun}.get(rule.least, f"{noun} from {rule.least:g}") + most

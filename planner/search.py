@@ -14,7 +14,15 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout, Recompute
 from planner.rules import Job, allowed, refusals
-from planner.space import OFFLOADS, Pins, base_layouts, host_options, recompute_options, stack, usual_modules
+from planner.space import (
+    OFFLOADS,
+    Pins,
+    base_layouts,
+    host_options,
+    recompute_options,
+    stack,
+    usual_modules,
+)
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
@@ -81,7 +89,9 @@ def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
     return (found.out_of_memory_probability <= SAFE) & (per_node <= hardware.host_memory)
 
 
-def search(job: Job, pins: Pins | None = None, top: int = 5, within: float = np.inf) -> Finding:
+def search(
+    job: Job, pins: Pins | None = None, top: int = 5, within: float = np.inf, only_fitting: bool = False
+) -> Finding:
     """The ``top`` fastest layouts that fit, or those that miss by the least when none does.
 
     Every legal layout without memory options is priced. Recompute adds time and frees memory, so it is tried only on layouts that
@@ -91,6 +101,8 @@ def search(job: Job, pins: Pins | None = None, top: int = 5, within: float = np.
     activations on the host when nothing fits without them. The result is the optimum of the cost model over that space.
 
     ``within``: seconds that a step may take. Where no plan can be as fast, whatever its memory, none is looked for.
+    ``only_fitting``: where nothing fits the closest attempts do not matter, and layouts whose weights and gradients alone are too
+    large are not priced with every kind of recompute.
     """
     started = clock.perf_counter()
     pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
@@ -101,7 +113,8 @@ def search(job: Job, pins: Pins | None = None, top: int = 5, within: float = np.
             layouts=[], estimates=[], runner_up=None, fit=False, unlimited=None, too_slow=plain.least,
             searched=len(base), legal=len(plain), priced=len(plain), fitting=0, refused={}, seconds=clock.perf_counter() - started,
         )  # fmt: skip
-    slow, options = plain.take(~plain.fits & (plain.time < plain.bound(wanted))).layout, recompute_options(job, pins)
+    rows, options = ~plain.fits & (plain.time < plain.bound(wanted)), recompute_options(job, pins)
+    slow = plain.take(rows & _may_fit(job, plain) if only_fitting else rows).layout
     even = plain.joined(_price(job, stack([option.apply(slow, job.model) for option in options])))
     found = even.joined(_price_splits(job, pins, even, wanted))
     free = [int(np.argmin(found.time))] if len(found) else []
@@ -140,6 +153,7 @@ class _Priced:
     """Bytes of memory."""
     without_states: NDArray[np.float64]
     """The same without any optimizer states."""
+    weights_and_gradients: NDArray[np.float64]
     fits: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -178,7 +192,7 @@ class _Priced:
         return float(np.min(self.time * np.where(np.asarray(self.layout.pp) > 1, REFINED, 1.0), initial=np.inf))
 
 
-COMPARED = ("time", "peak", "without_states", "fits")
+COMPARED = ("time", "peak", "without_states", "weights_and_gradients", "fits")
 
 
 def _price(job: Job, layout: Layout) -> _Priced:
@@ -188,8 +202,8 @@ def _price(job: Job, layout: Layout) -> _Priced:
     for start in range(0, len(legal), PIECE):
         found = estimate(job.workload, job.cluster, job.trainer, legal.take(slice(start, start + PIECE)))
         states = found.memory["optimizer_states"] * (1.0 + job.trainer.stored.fragmentation)
-        needed = found.memory_needed
-        for name, values in zip(COMPARED, (found.step_time, needed, needed - states, fits(job, found)), strict=True):
+        needed, stay = found.memory_needed, found.memory["weights"] + found.memory["gradients"]
+        for name, values in zip(COMPARED, (found.step_time, needed, needed - states, stay, fits(job, found)), strict=True):
             columns[name].append(values)
     return _Priced(layout=legal, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
@@ -215,11 +229,23 @@ def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
 def _price_splits(job: Job, pins: Pins, found: _Priced, wanted: int) -> _Priced:
     """Other splits of the layers over the stages, where one could bring a layout among the best, or make it fit."""
     stages = np.broadcast_to(np.asarray(found.layout.pp, dtype=float), (len(found),))
-    handed_on = np.minimum(SPLIT_LAYERS * stages / job.model.num_layers, 0.5)
-    enough = found.peak * (1.0 - handed_on) <= job.cluster.hardware.usable_memory
+    enough = found.peak * (1.0 - _handed_on(job, stages)) <= job.cluster.hardware.usable_memory
     rows = np.flatnonzero((stages > 1) & enough & (found.time < SPLIT_TIME * found.bound(wanted)))
     rows = rows[np.argsort(found.time[rows], kind="stable")][:SPLITS]
     return _price(job, _splits(job, pins, found.layout.take(rows))[1])
+
+
+def _may_fit(job: Job, found: _Priced) -> NDArray[np.bool_]:
+    """Whether some recompute, offload or other split of the layers could make layouts fit: all but weights and gradients may go,
+    and these too where parameters may live on the host."""
+    stages = np.broadcast_to(np.asarray(found.layout.pp, dtype=float), (len(found),))
+    least = found.weights_and_gradients * (1.0 - _handed_on(job, stages))
+    return (least <= job.cluster.hardware.usable_memory) | job.trainer.legal.offload_parameters
+
+
+def _handed_on(job: Job, stages: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The part of its memory that a stage may lose to others by another split of the layers, at most."""
+    return np.where(stages > 1, np.minimum(SPLIT_LAYERS * stages / job.model.num_layers, 0.5), 0.0)
 
 
 def _offload(job: Job, pins: Pins, even: _Priced, found: _Priced, wanted: int) -> Layout:

@@ -40,21 +40,21 @@ _EXAMPLES = {
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
 
 
-def parse(text: object, dimension: str, *, what: str = "value") -> float:
+def parse(text: object, dimension: str, *, what: str = "value", like: str | None = None) -> float:
     """A positive quantity in base units from text such as ``79.6 GiB``.
 
-    ``dimension`` is one of bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens. Raises PlannerError when the unit is
-    missing or of another dimension, or when the number is negative or not finite.
+    ``dimension`` is one of bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens; ``like``: example for the sentence of an error.
+    Raises PlannerError when the unit is missing or of another dimension, or when the number is negative or not finite.
     """
     units = _UNITS[dimension]
     text = text if isinstance(text, str) and len(text) <= 60 else shown(text)
     match = _NUMBER.match(text)
     if match is None:
-        raise PlannerError(f"{what}: {shown(str(text))} is not a quantity; write it like {_EXAMPLES[dimension]}")
+        raise PlannerError(f"{what}: {shown(str(text))} is not a quantity; write it like {like or _EXAMPLES[dimension]}")
     number, unit = float(match.group(1)), match.group(2)
     if unit not in units:
         problem = "has no unit" if unit == "" else f"has the unit {shown(unit)}, which does not measure {dimension}"
-        raise PlannerError(f"{what}: {shown(str(text))} {problem}; write it like {_EXAMPLES[dimension]}")
+        raise PlannerError(f"{what}: {shown(str(text))} {problem}; write it like {like or _EXAMPLES[dimension]}")
     value = number * units[unit]
     if not math.isfinite(value) or value < 0:
         raise PlannerError(f"{what}: {shown(str(text))} must be finite and not negative")
@@ -110,6 +110,14 @@ def format_count(value: float) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.4g}{unit}"
     return f"{value:.4g}"
+
+
+def format_energy(kwh: float) -> str:
+    """Kilowatt-hours, short: 187_900 -> '187.9 MWh'."""
+    for unit, factor in (("GWh", MEGA), ("MWh", KILO)):
+        if kwh >= factor:
+            return f"{kwh / factor:.4g} {unit}"
+    return f"{kwh:.4g} kWh"
 
 
 def plural(number: float, word: str) -> str:

@@ -40,8 +40,9 @@ OPTIMIZERS: dict[str, str] = {
 PAGED = ("paged_adam", "paged_adam_8bit")
 """Optimizers whose states are pages that live in host memory and come to the GPU for the update."""
 CALLED = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "adamw": "adam", "adamw_torch": "adam",
-    "adamw_8bit": "adam_8bit", "paged_adamw": "paged_adam", "paged_adamw_8bit": "paged_adam_8bit",
+    "bfloat16": "bf16", "bf16_mixed": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp4": "nvfp4",
+    "adamw": "adam", "adamw_torch": "adam", "adamw_8bit": "adam_8bit", "paged_adamw": "paged_adam",
+    "paged_adamw_8bit": "paged_adam_8bit",
 }  # fmt: skip
 """Precisions and optimizers by what people call them; decoupled weight decay takes no memory."""
 OBJECTIVES: dict[str, str] = {

@@ -93,7 +93,9 @@ def runs(every_run: list[Run]) -> dict[str, Run]:
 
 @pytest.fixture(autouse=True)
 def no_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests give the same answer on a machine with a GPU."""
+    """Tests give the same answer on a machine with a GPU, and for a user who has set defaults."""
+    monkeypatch.delenv("PLAN_HARDWARE", raising=False)
+    monkeypatch.delenv("PLAN_TRAINER", raising=False)
     monkeypatch.setattr("planner.detect.which", lambda _: None)
 
 

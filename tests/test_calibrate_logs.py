@@ -213,8 +213,8 @@ def test_too_short_a_log_gets_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("name", "said", "sentence"),
     [
-        ("deepspeed.log", Given(), "does not say hidden, layers, heads, ffn, gated, vocab, seq; give --model and --seq"),
-        ("transformers.log", Given(model=LLAMA), "does not say seq, gpus, micro; give --sequence-length and --gpus and --micro"),
+        ("deepspeed.log", Given(), "does not say the model and sequence length; give --model and --seq"),
+        ("transformers.log", Given(model=LLAMA), "sequence length, number of GPUs and micro batch size; give --sequence-length,"),
         ("megatron.log", Given(model=load_model("llama-3.1-70b")), "the log has hidden 4096, --model llama-3.1-70b has 8192"),
     ],
 )  # fmt: skip

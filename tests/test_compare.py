@@ -118,6 +118,13 @@ def test_inputs_that_need_each_other_change_together() -> None:
     assert all({field} in groups for field in ("zero", "recompute") if {field} & set().union(*groups))
 
 
+def test_layers_of_the_ends_change_with_the_stages_that_they_are_of() -> None:
+    """9 layers on the first of two stages instead of four: a pipeline that neither plan has."""
+    found = compare([plan(pp=2), plan(num_gpus=32, pp=4, first_stage_layers=9, last_stage_layers=7)], ["a", "b"])
+    changed = [{name for name, *_ in one.changes} for one in found.ways[0]]
+    assert any({"pp", "first_stage_layers", "last_stage_layers"} <= one for one in changed)
+
+
 def test_an_assumption_is_marked() -> None:
     assumed = explicit_plan(None, {"tp": 2}, {"model": "llama-8b", "num_gpus": 16, "hardware": "h100-sxm"})
     found = compare([plan(tp=2), assumed], ["a", "b"])

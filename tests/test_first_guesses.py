@@ -17,8 +17,10 @@ from planner.errors import PlannerError
 from planner.hardware.names import profile_named
 from planner.model import load_model
 from planner.model_names import preset_named
+from planner.schema import Number, value_of
 from planner.terminal import tables
 from planner.trainers.targets import load_target
+from planner.workload import usual_name
 
 DEVICES = {
     "h100": "h100-sxm", "H100": "h100-sxm", "H100_SXM": "h100-sxm", "h100-pcie": "h100-pcie", "a100": "a100-sxm-80gb",
@@ -74,6 +76,9 @@ def test_what_a_name_is_taken_for_is_said() -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("Llama-3.3-70B-Instruct", "llama-3.3-70b"),
+        ("Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("gemma-3-4b-it", "gemma-3-4b"),
     ],
 )
 def test_repositories_without_the_hub(repository: str, preset: str) -> None:
@@ -126,6 +131,10 @@ def test_help_by_every_name(words: tuple[str, ...]) -> None:
     [
         (["--mo"], "--model"), (["--model", "qwen3-2"], "qwen3-235b-a22b"), (["--gpus", "8", "--hardware", "h1"], "h100-sxm"),
         (["estimate", "--precision", "mx"], "mxfp8"), (["wh"], "what-if"), (["--trainer", "torch"], "torchtitan"),
+        (["export", "p.yaml", "--to", "mega"], "megatron-bridge"), (["export", "p.yaml", "--launcher", "s"], "slurm"),
+        (["what-if", "p.yaml", "--hardware", "b2"], "b200-sxm"), (["hardware", "show", "h1"], "h100-sxm"),
+        (["calibrate", "--trainer", "torch"], "torchtitan"), (["profile", "--model", "qwen3-2"], "qwen3-235b-a22b"),
+        (["serve", "--engine", "v"], "vllm"), (["export", "s.yaml", "--to", "trt"], "trtllm"),
     ],
 )  # fmt: skip
 def test_a_shell_completes_flags_and_names_of_the_default_command_too(typed: list[str], offered: str) -> None:
@@ -167,7 +176,7 @@ def test_tokens_and_days_on_plan_itself() -> None:
     assert training.costs.gpu_hours == pytest.approx(hours) and training.costs.usd == pytest.approx(2.0 * hours)
     assert [one.value for one in found.assumed if one.what == "GPUs"] == [str(gpus)]
     fewer = planner.plan(model="llama-8b", hardware="h100", gpus=gpus // 2 // 8 * 8, tokens="2T", days=30, top=1)
-    assert fewer.training is not None and "30 days are allowed: at this throughput" in fewer.training.sentences()[0]
+    assert fewer.training is not None and "more of them do less each, so that more are needed" in fewer.training.sentences()[0]
 
 
 @pytest.mark.parametrize(
@@ -256,3 +265,32 @@ def test_targets_are_listed_by_name() -> None:
 
     names = [line.split()[0] for line in target_lines() if "; plans of " in line]
     assert names == sorted(names) and {"megatron", "primus"} <= set(names)
+
+
+def test_numbers_beyond_all_bounds_are_told_the_bound() -> None:
+    with pytest.raises(PlannerError, match=r"step_time_s is 18446744073709551616; it must be a number.*, and at most 1e\+15$"):
+        value_of(Number, 2**64, "plan.yaml: prediction", "step_time_s")
+
+
+@pytest.mark.parametrize(("said", "meant"), [("fp4", "nvfp4"), ("bf16-mixed", "bf16"), ("BFloat16", "bf16"), ("adamw", "adam")])
+def test_precisions_and_optimizers_by_the_names_that_people_use(said: str, meant: str) -> None:
+    assert usual_name(said) == meant
+
+
+def test_defaults_of_the_environment_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAN_HARDWARE", "A100-40GB")
+    monkeypatch.setenv("PLAN_TRAINER", "fsdp2")
+    found = resolve(Request(model="llama-8b", num_gpus=8))
+    said = {one.what: (one.value, one.why) for one in found.assumptions}
+    assert said["hardware"] == ("a100-sxm-40gb", "PLAN_HARDWARE of the environment") and found.hardware == "a100-sxm-40gb"
+    assert said["trainer"] == ("fsdp", "PLAN_TRAINER of the environment")
+    stated = resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", trainer="megatron"))
+    assert stated.hardware == "h100-sxm" and not {"hardware", "trainer"} & {one.what for one in stated.assumptions}
+    monkeypatch.setenv("PLAN_HARDWARE", "abacus")
+    assert "unknown hardware 'abacus'" in printed("--model", "llama-8b", "--gpus", "8")
+
+
+def test_models_are_listed_by_words_of_their_names() -> None:
+    assert {"llama-3.1-70b", "llama-2-70b"} <= set(printed("models", "Llama", "70b").split())
+    assert "mixtral-8x7b" not in printed("models", "llama") and "mixtral-8x7b" in printed("models")
+    assert "unknown model 'abacus'" in printed("models", "abacus")

@@ -299,3 +299,9 @@ def test_an_interrupt_waits_for_the_end_of_a_write(tmp_path: Path) -> None:
     with pytest.raises(PlannerError):
         library.write_whole(tmp_path / "no" / "file", "x")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_script_is_read_without_pythons_warnings(recwarn: pytest.WarningsRecorder) -> None:
+    """They would name a line of '<unknown>' on the user's terminal."""
+    library.parse_python(r"pattern = '\d+'; rate = 1if True else 2", "train.py")
+    assert not recwarn.list

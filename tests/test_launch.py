@@ -40,6 +40,25 @@ def test_the_cause_is_pythons_last_exception_of_a_rank() -> None:
     assert launch.cause("all is well") == ""
 
 
+def test_what_failed_on_a_fake_rank_is_said_in_one_line() -> None:
+    """torch raises again from what failed, with an empty message or the whole schedule."""
+    def failing() -> None:
+        try:
+            raise ValueError("a tensor of 3 rows is not 4\nand more")
+        except ValueError as error:
+            try:
+                raise RuntimeError("\n".join(["2F0 1F1"] * 600)) from error
+            except RuntimeError as wrapped:
+                raise AssertionError from wrapped
+
+    with pytest.raises(AssertionError) as failed:
+        failing()
+    assert launch.cause_in_words(failed.value).startswith(f"ValueError: a tensor of 3 rows is not 4 ({__file__}, line ")
+    with pytest.raises(KeyError) as bare:
+        {}["x"]
+    assert launch.cause_in_words(bare.value).startswith("KeyError: 'x' (")
+
+
 def agent(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
     """Started instead of torchrun; a fresh folder for its ranks."""
     (folder / "agent").write_text(f"#!{sys.executable}\n{code}\n")

@@ -74,7 +74,7 @@ def test_printed_commands_are_shell(run: Any) -> None:
     [
         ((), "where to? Give --output FILE.yaml"),
         (("--output", "x.txt"), "a profile is a YAML file"),
-        (("--output", "x.yaml", "--budget", "10"), "--budget: '10' has no unit"),
+        (("--output", "x.yaml", "--budget", "10"), "--budget: '10' has no unit; write it like 90s or 10m"),
         (("--output", "x.yaml", "--budget", "0m"), "--budget is 0 s; it must be above zero"),
         (("--output", "x.yaml", "--only", "colectives"), "unknown part 'colectives' of a profile; known: collectives"),
         (("--output", "x.yaml", "--model", "llama-7"), "unknown model 'llama-7'"),

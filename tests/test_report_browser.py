@@ -174,6 +174,8 @@ def test_dark_light_narrow_and_print(driver: Any) -> None:
 @pytest.mark.parametrize("width", [1440, 1100, 390])
 def test_contents_stay_and_what_is_wider_than_the_screen_says_so(driver: Any, width: int) -> None:
     opened(driver, width=width)
+    ground = "return ['nav', 'body'].map(name => getComputedStyle(document.querySelector(name)).backgroundColor)"
+    assert len(set(driver.execute_script(ground))) == 1, "what scrolls below the contents is not seen through them"
     if width == 1440:
         wide = "const nav = document.querySelector('nav'); return nav.scrollWidth <= nav.clientWidth"
         assert driver.execute_script(wide), "all of the contents are seen on a wide screen"
@@ -199,6 +201,9 @@ def test_contents_stay_and_what_is_wider_than_the_screen_says_so(driver: Any, wi
         time.sleep(0.02)
     assert len(found) >= 20 and all(wider == told for wider, told in found)
     assert width > 390 or sum(wider for wider, _ in found) >= 5
+    cut = """return Array.from(document.querySelectorAll('.drawing svg'), svg => Array.from(svg.querySelectorAll('text'), one =>
+        one.getBoundingClientRect().right > svg.getBoundingClientRect().right + 1 ? one.textContent : '')).flat().filter(Boolean)"""
+    assert driver.execute_script(cut) == [], "no label ends outside of its chart"
     assert driver.execute_script("return document.documentElement.scrollWidth") == width, (
         "only tables and charts scroll sideways"
     )

@@ -66,6 +66,8 @@ def test_every_type_is_read_and_written_back() -> None:
 WRONG: list[tuple[dict[Any, Any], str]] = [
     ({"nme": 1}, "f: unknown key 'nme'; nearest: name"),
     ({3: 1}, "f: unknown key '3'; nearest: "),
+    ({"planner_plan": 2}, "f is a plan, as --output writes it, and a file of another kind is asked for here"),
+    ({"planner_serve_plan": 1}, "f is a serve plan, as --output of 'plan serve' writes it"),
     ({"yes": 1}, "f: yes is 1; it must be true or false"),
     ({"count": True}, "f: count is True; it must be a whole number from 1 to 1024"),
     ({"count": 8.0}, "f: count is 8.0; it must be a whole number from 1 to 1024"),

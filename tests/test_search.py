@@ -363,3 +363,21 @@ def test_a_job_that_cannot_be_fast_enough_is_not_searched_and_no_other_is_lost(
     free = search(one, top=1, within=0.0)
     assert not free.layouts and free.too_slow is not None and free.too_slow < best
     assert search(one, top=1, within=0.999 * free.too_slow).too_slow == free.too_slow
+
+
+def test_only_fitting_does_not_price_what_is_too_large_for_any_option() -> None:
+    """Closest attempts differ, plans do not: what is skipped needs more for weights and gradients alone than the card has."""
+    one = job("moe", "megatron", gpus=2, batch=2)
+    least = float(search(tight(one, 1.0), top=1).estimates[0].memory_needed[0])
+    for memory in (0.5 * least, 1.2 * least, 2 * least):
+        narrow = tight(one, memory)
+        every, quick = search(narrow, top=1), search(narrow, top=1, only_fitting=True)
+        assert quick.fit == every.fit and (not every.fit or quick.layouts == every.layouts) and quick.priced <= every.priced
+    assert search(tight(one, 1.0), only_fitting=True).priced < search(tight(one, 1.0)).priced
+
+
+def test_nothing_overflows_where_no_share_is_moved() -> None:
+    """Shares of traffic at its ends where there is no traffic; numpy's warning would stand on the user's terminal."""
+    one = resolve(Request(model="deepseek-v3", hardware="a10g", num_gpus=8, trainer="fsdp", sequence_length=32768)).job
+    with np.errstate(over="raise"):
+        assert not search(one, top=1).fit

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of
-from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
+from planner.questions.sensitivity.numbers import Flip, Sensitivity, sensitivity, step_times
 from planner.questions.sensitivity.quantities import QUANTITIES, relevant
+from planner.questions.sensitivity.show import ROOM, readings_table
 from planner.search import plan_key
 from planner.ties import shipped_ties
 from tests.samples import MODELS
@@ -189,3 +193,13 @@ def test_ctrl_c_prints_the_numbers_that_were_looked_at(run: Any, monkeypatch: py
     result = run("sensitivity", "--model", "llama-3.2-1b", "--gpus", "8", "--global-batch-size", "64")
     assert result.exit_code == 130 and "interrupted" in result.stderr
     assert "bandwidth inside a node" in result.stdout and "attention" not in result.stdout.split("Plans within")[0]
+
+
+@pytest.mark.parametrize("width", [80, 100, 119, 120, 140])
+def test_no_column_is_cut(found: Sensitivity, width: int) -> None:
+    """The widest cells of the table are those of a choice that no longer fits where it was looked."""
+    one = replace(found.readings[0], **{side: Flip(factor=0.851, reach=0.8, layout=None, loss=None, forced=0.058, fits=True)
+                                        for side in ("down", "up")})  # fmt: skip
+    out = StringIO()
+    Console(width=width, file=out).print(readings_table(replace(found, readings=(one,)), width < ROOM))
+    assert out.getvalue().count("no fit, 5.8 %") == out.getvalue().count("then loses") == 2

@@ -73,7 +73,7 @@ def test_lengths_are_written_in_their_shortest_form(lengths: Lengths, data: Any)
 
 BROKEN: list[tuple[str, Any, str]] = [
     ("planner_serve_plan", 9, "has version 9, this planner reads up to 1"),
-    ("planner_serve_plan", None, "not a serve_plan file"),
+    ("planner_serve_plan", None, "not a serve plan file"),
     ("engine", "vllm; rm -rf /", "engine is 'vllm; rm -rf /'; it must be one of vllm, sglang, trtllm"),
     ("engine", "tgi@3", "it must be one of vllm, sglang, trtllm"),
     ("hardware", "h100\n$(id)", "it must be a name"),

@@ -181,6 +181,14 @@ def test_rows_say_why() -> None:
     assert "longer than the 8192 tokens" in why("sequence_length", "16384")
 
 
+def test_a_batch_with_a_suffix_counts_tokens() -> None:
+    """As with ``plan``: 4M is 4 x 1024 x 1024 tokens."""
+    base = base_variant(resolve(Request(model="llama-8b", num_gpus=64, hardware="h100-sxm", sequence_length=8192)))
+    found = [apply(base, value) for value in read_values("global_batch_size", ["1M..4M", "64"])]
+    assert [one.request.global_batch_size for one in found] == [128, 256, 512, 64]
+    assert found[0].label == "global batch size 128 (1048576 tokens)" and found[-1].label == "global batch size 64"
+
+
 # ------------------------------------------------------------------------------------------------ the command
 
 
@@ -252,7 +260,8 @@ WRONG = {
     "--gpus x0.3": "8 times 0.3 is no whole number",
     "--gpus 8,": "a value is missing next to a comma",
     "--sequence-length 128x": "'128x' is not a whole number",
-    "--global-batch-size 4M": "'4M' is not a whole number",
+    "--global-batch-size 4k": "--global-batch-size: 4k tokens are less than one sequence of 8192",
+    "--global-batch-size 64..4M": "counts sequences at one end and tokens at the other",
     "--compute 2": "write it like x1.5",
     "--days 30 --fewest-gpus": "--days needs the number of tokens",
     "--tokens 1T --days 30": "add --fewest-gpus or --cheapest",

@@ -17,4 +17,4 @@ def seconds_of(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return parse(text, "seconds", what="--measured")
+        return parse(text, "seconds", what="--measured", like="14.2s or 850ms")

@@ -100,7 +100,7 @@ def validate_server(
     found, path = load_serve_plan(Path(plan)), None if output is None else Path(output)
     if path is not None and not path.resolve().parent.is_dir():
         raise PlannerError(f"--output {path}: there is no directory {path.resolve().parent}")
-    most = parse(limit, "seconds", what="--limit") if isinstance(limit, str) else float(limit)
+    most = parse(limit, "seconds", what="--limit", like="90s") if isinstance(limit, str) else float(limit)
     driven = Drive(
         address=Address.of(url), traffic=found.traffic, vocabulary=found.model.vocab_size, model=asked.get("served_model"),
         count=asked.get("requests"), limit=most, warmup=asked.get("warmup", 2), progress=progress,

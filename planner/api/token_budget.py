@@ -51,7 +51,10 @@ class Training:
         )
         if days is not None and found.days > days:
             least = math.ceil(self.num_gpus * found.days / days)
-            text += f" {days:g} days are allowed: at this throughput per GPU some {least:,} GPUs; without --gpus they are searched."
+            text += (
+                f" {days:g} days are allowed: {least:,} GPUs if each of them still did as much as here; more of them do less each, "
+                "so that more are needed: leave out --gpus, and the fewest are searched."
+            )
         date = f", {price.date}" if price.date else ""
         return [text, f"Price: {price.source}{date}. Left out: failures, restarts, evaluation, storage."]
 

@@ -122,10 +122,10 @@ class PlanGroup(click.Group):
 def _meant_by(word: str) -> str:
     """What a word that is no command was meant for: a model, or a command of a near name."""
     from planner.errors import nearest_first
-    from planner.model_names import preset_named
+    from planner.model_names import preset_called
 
     model = (word.split() or [""])[0]
-    if len(model) <= 100 and preset_named(model):
+    if len(model) <= 100 and preset_called(model):
         return f"It is a model: plan --model {model} --gpus 8."
     return f"Nearest: {', '.join(nearest_first(word, COMMANDS)[:3])}."
 

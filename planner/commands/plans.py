@@ -9,7 +9,7 @@ import click
 from planner.errors import listed
 from planner.keywords import SEARCHED
 from planner.layout import FIELDS
-from planner.terminal.flags import console, emit, job_options, layout_options, progress
+from planner.terminal.flags import completed, console, emit, job_options, layout_options, progress
 from planner.trainers import having
 
 NOTHING_FITS = 1
@@ -86,9 +86,12 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
 
 @click.command()
 @click.argument("file", metavar="PLAN", required=False, type=YAML_FILE)
-@click.option("--to", "to", metavar="NAME", help="Trainer to write for; --list names them.")
+@click.option("--to", "to", metavar="NAME", help="Trainer to write for; --list names them.", shell_complete=completed("target"))
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder to write.")
-@click.option("--launcher", metavar="NAME", default="torchrun", show_default=True, help="How processes are started.")
+@click.option(
+    "--launcher", metavar="NAME", default="torchrun", show_default=True, help="How processes are started.",
+    shell_complete=completed("launcher"),
+)  # fmt: skip
 @click.option("--check", is_flag=True, help="Run the trainer's own parser on the result, where it is installed.")
 @click.option("--force", is_flag=True, help="Replace a folder that is not empty.")
 @click.option("--list", "list_", is_flag=True, help="List the trainers and launchers, and stop.")
@@ -146,10 +149,19 @@ def export(
 @click.command("import")
 @click.argument("file", type=YAML_FILE)
 @click.option("--from", "from_", metavar="NAME", help=f"{READERS}. [by its content]")
-@click.option("--model", metavar="NAME", help="Model, where the file does not say it.")
+@click.option(
+    "--model", metavar="NAME", help="Model, where the file does not say it.",
+    shell_complete=completed("model"),
+)  # fmt: skip
 @click.option("--gpus", type=int, metavar="N", help="GPUs of the job, where the file does not say.")
-@click.option("--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware').")
-@click.option("--trainer", metavar="NAME", help="Trainer to price it for. [the one of the file]")
+@click.option(
+    "--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware').",
+    shell_complete=completed("hardware"),
+)  # fmt: skip
+@click.option(
+    "--trainer", metavar="NAME", help="Trainer to price it for. [the one of the file]",
+    shell_complete=completed("trainer"),
+)  # fmt: skip
 @click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence, where the file does not say.")
 @click.option("--global-batch-size", type=int, metavar="B", help="Sequences per step, where the file does not say.")
 @click.option(
@@ -238,11 +250,17 @@ def _import_server(file: Path, output: Path | None, settings: tuple[str, ...], s
 
 
 @click.command()
-def models() -> None:
-    """List the model presets."""
-    from planner.terminal.library_tables import models_table
+@click.argument("words", nargs=-1)
+def models(words: tuple[str, ...]) -> None:
+    """List the model presets, or those whose names hold the WORDS."""
+    from planner.errors import UnknownNameError
+    from planner.terminal.library_tables import models_called, models_table
 
-    console().print(models_table())
+    names = models_called(words)
+    if not names:
+        raise UnknownNameError("model", " ".join(words), models_called(()))
+    where = console()
+    where.print(models_table(where.width, names))
 
 
 @click.command()
@@ -250,4 +268,5 @@ def trainers() -> None:
     """List the trainers."""
     from planner.terminal.library_tables import trainers_table
 
-    console().print(trainers_table())
+    where = console()
+    where.print(trainers_table(where.width))

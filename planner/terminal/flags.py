@@ -102,8 +102,17 @@ def completed(name: str) -> Callable[[click.Context, click.Parameter, str], list
         from planner.model_names import aliases
 
         known = list(CHOICES.get(name, ()))
-        if name in ("model", "hardware", "trainer"):
+        if name in ("model", "hardware", "trainer", "engine"):
             known = library.names(name if name == "hardware" else f"{name}s") + (list(aliases()) if name == "model" else [])
+        elif name == "launcher":
+            from planner.trainers.bundle.launchers import LAUNCHERS
+
+            known = [*LAUNCHERS]
+        elif name == "target":
+            from planner.serving.export.serving_folder import TARGETS as SERVING
+            from planner.trainers.targets import TARGETS
+
+            known = [*{*TARGETS, *SERVING}]
         found = [one for one in sorted(known) if one.startswith(incomplete.lower())]
         return [CompletionItem(one) for one in found] or [CompletionItem(incomplete, type="file")]
 

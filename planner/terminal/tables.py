@@ -19,6 +19,7 @@ from planner.explain import COMPONENT_TEXT, PART_TEXT, host_text, layout_text, r
 from planner.layout import NAMES, Layout
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
+from planner.terminal.whole_words import WholeWords
 from planner.ties import RIGHT, shipped_ties
 from planner.workload import Workload
 
@@ -59,7 +60,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 def table(*headings: str, title: str | None = None, least: int | None = None, rows: Iterable[Any] = ()) -> Table:
     """A table of sequences of cells, which are no markup: folded text; after '>' numbers in one line, '~' folded numbers, '='
     text in one line. ``least``: width of the first column that is text."""
-    found = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    found = WholeWords(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for heading in headings:
         options = _COLUMNS.get(heading[:1])
         if options is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library, units
-from planner.errors import PlannerError
+from planner.errors import PlannerError, listed
 from planner.model import ModelSpec
 from planner.runs import Row, rows_from_dict
 from planner.runs.row_models import model_columns
@@ -80,8 +80,8 @@ def row_of_log(log: Log, given: Given, *, where: str, gpu: str) -> Row:
     missing = [path for path in _FLAGS if facts.get(path) is None]
     if missing:
         flags = list(dict.fromkeys(_FLAGS[path] for path in missing))
-        what = ", ".join(path.partition(".")[2] for path in missing)
-        raise PlannerError(f"{where}: the log does not say {what}; give {' and '.join(flags)}")
+        what = [flag.strip("-").replace("-", " ").replace("gpus", "number of GPUs") for flag in flags]
+        raise PlannerError(f"{where}: the log does not say the {listed(what, 'and')}; give {listed(flags, 'and')}")
     measured = {
         "step_s": now.seconds, "tokens_per_s_per_gpu": None if now.seconds else now.tokens_per_second_per_gpu,
         "mem_gb": log.memory_gib,

@@ -153,6 +153,23 @@ def test_ulysses_trains_as_one_process(tmp_path: Path) -> None:
     assert "'train_loss'" in ran(folders[1], *data, "--sft", start=start)
 
 
+def test_the_pytorch_script_is_checked_and_each_sabotage_is_seen(tmp_path: Path) -> None:
+    """Groups, stages and parameters of the script, without a trainer beside torch."""
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", pins=(("tp", 2), ("pp", 2)), top=1))[0]
+    job = ExportJob.of(plan)
+    whole = json.loads((written("pytorch", job, tmp_path / "run") / "plan.json").read_text())
+    changes = {
+        "": {}, "zero": {"zero": 5 - job.layout.zero}, "layers": {"stages": whole["stages"][:-1]},
+        "global batch": {"num_microbatches": 3}, "tp": {"tp": 1}, "parameters": {"model": {**whole["model"], "ffn_size": 64}},
+    }  # fmt: skip
+    folders = [written("pytorch", job, tmp_path / f"changed {name}") for name in changes]
+    for folder, change in zip(folders, changes.values(), strict=True):
+        (folder / "plan.json").write_text(json.dumps({**whole, **change}))
+    untouched, *others = check_many("pytorch", [(job, folder) for folder in folders])
+    assert untouched.level == "model built" and not untouched.problem and not untouched.missing, untouched.text()
+    assert all(name in one.problem for name, one in zip([*changes][1:], others, strict=True))
+
+
 def test_the_pytorch_script_stretches_positions_as_transformers_does(tmp_path: Path) -> None:
     installed("accelerate")
     import runpy

@@ -229,8 +229,9 @@ def reduce_and_gather(
     weights = np.where(zero == 0, 0.0, weights)
     if not trainer.traffic.root_units:
         return gradients, weights, (bucket, bucket)
-    ends = (np.where(zero == 0, bucket, np.minimum(end / np.maximum(time, np.finfo(float).tiny), 1.0))
-            for end, time in ((last, gradients), (first, weights)))  # fmt: skip
+    some = np.finfo(float).tiny  # where nothing is moved, the share is of nothing
+    wholes = ((last, np.maximum(gradients, some)), (first, np.maximum(weights, some)))
+    ends = (np.where(zero == 0, bucket, np.minimum(end, whole) / whole) for end, whole in wholes)
     reduced_last, gathered_first = ends
     return gradients, weights, (reduced_last, gathered_first)
 

@@ -24,7 +24,7 @@ from planner.lab.launch.place import place_from
 from planner.lab.launch.torchrun import need_torch
 from planner.lab.profile.command import seconds_of
 from planner.lab.run.record import origin
-from planner.terminal.flags import console
+from planner.terminal.flags import completed, console
 from planner.trainers.bundle.quoting import one_line
 from planner.units import format_seconds
 
@@ -54,7 +54,10 @@ class Asked:
 @click.option("--output", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder for everything, new.")
 @click.option("--resume", is_flag=True, help="Go on in the folder: steps that were done are kept, the others are done again.")
 @click.option("--budget", default="30m", metavar="TIME", help="Time for all steps; what does not fit is left out. [30m]")
-@click.option("--hardware", metavar="NAME", help="Library profile of the GPUs. [by the name of the device]")
+@click.option(
+    "--hardware", metavar="NAME", help="Library profile of the GPUs. [by the name of the device]",
+    shell_complete=completed("hardware"),
+)  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cpu: a dry form with a tiny model, a minute or two. [cuda]")
 @click.option("--print-commands", "--dry-run", "print_commands", is_flag=True, help="Print the steps and their commands and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on standard output.")

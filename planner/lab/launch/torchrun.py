@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -279,3 +280,13 @@ def as_rank(command: str, settings: str, work: Callable[[str, Place], object]) -
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def cause_in_words(error: BaseException) -> str:
+    """One line on what failed, and where. torch wraps what fails inside of a stage, with the whole schedule for a message."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    said = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"
+

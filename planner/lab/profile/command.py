@@ -25,7 +25,7 @@ from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import InterruptedRunError, need_torch, run_here
 from planner.lab.profile.points import PARTS, Settings
 from planner.model import load_model
-from planner.terminal.flags import console, this_program
+from planner.terminal.flags import completed, console, this_program
 
 BUDGET = {"cpu": "1m", "cuda": "10m"}
 MOST_ON_CPU = 64
@@ -34,14 +34,18 @@ MOST_ON_CPU = 64
 @click.command()
 @click.option("--output", type=click.Path(dir_okay=False), help="Profile to write, a YAML file.")
 @click.option(
-    "--model", "models", multiple=True, metavar="NAME", help="Model that decides what is measured; repeatable."
+    "--model", "models", multiple=True, metavar="NAME", help="Model that decides what is measured; repeatable.",
+    shell_complete=completed("model"),
 )
 @click.option("--budget", metavar="TIME", help="Time to measure, like 90s or 10m. [10m; 1m on a CPU]")
 @click.option("--resume", is_flag=True, help="Go on with what an earlier run of the same --output has measured.")
 @click.option("--ranks", type=int, metavar="N", help="Processes on this machine. [its GPUs; its cores, at most 8]")
 @click.option("--only", "only", multiple=True, metavar="PART", help="collectives, compute or memory; repeatable. [all]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to measure. [cuda where there is a GPU]")
-@click.option("--hardware", metavar="NAME", help="Profile for what is not measured. [by the name of the device]")
+@click.option(
+    "--hardware", metavar="NAME", help="Profile for what is not measured. [by the name of the device]",
+    shell_complete=completed("hardware"),
+)  # fmt: skip
 @click.option("--network-bandwidth", metavar="RATE", help="Line rate per GPU between nodes, like '400 Gb/s'.")
 @click.option("--max-size", metavar="SIZE", help="Largest buffer of a collective, like '256 MiB'. [by the models]")
 @click.option("--timeout", default="30s", metavar="TIME", help="A step that takes longer has hung. [30s]")
@@ -122,7 +126,7 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
 def seconds_of(text: str, flag: str) -> float:
     """``90s``, ``10m``, ``1h`` or what units.parse knows."""
     text = text.strip()
-    return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
+    return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag, like="90s or 10m")
 
 
 def _per_machine(flags: Mapping[str, Any]) -> int:

@@ -58,6 +58,8 @@ def factor(op: str, n: int) -> float:
     """Bus bandwidth over algorithm bandwidth S / t.  [nccl-tests, PERFORMANCE.md]
 
     2 (n-1)/n all_reduce; (n-1)/n all_gather, reduce_scatter, all_to_all, gather, scatter; 1 broadcast, reduce, send_recv.
+    An all_reduce counts 2 (n-1)/n also where a switch adds (NVLS, SHARP), for which the same page has (n-1)/(n+1): a job does not
+    see which algorithm NCCL took. Its bus bandwidth may then exceed the link; times do not depend on it.
     S: the reduced or broadcast tensor, the gathered result, the whole input of a scatter or exchange.
     """
     if op in ("broadcast", "reduce", *PAIRS, "send_recv_ring"):

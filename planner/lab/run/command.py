@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import click
 
 from planner.errors import PlannerError
-from planner.terminal.flags import emit, progress
+from planner.terminal.flags import completed, emit, progress
 
 PATH = click.Path(dir_okay=False, path_type=Path)
 
@@ -29,7 +29,10 @@ PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--trace", type=PATH, metavar="FILE", help="Trace one more step.")
 @click.option("--no-parity", is_flag=True, help="Do not first check on a tiny model that the ranks train like one.")
-@click.option("--trainer", metavar="NAME", help="Run its export in torchtitan or megatron and read the log.")
+@click.option(
+    "--trainer", metavar="NAME", help="Run its export in torchtitan or megatron and read the log.",
+    shell_complete=completed("trainer"),
+)  # fmt: skip
 @click.option("--trainer-command", metavar="CMD", help="Started in the export's folder. [bash smoke.sh]")
 @click.option("--trainer-log", type=PATH, metavar="FILE", help="A log that exists already.")
 @click.option("--top", type=click.IntRange(2, 20), metavar="N", help="Run the N best plans of the job and rank them.")

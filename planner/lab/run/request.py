@@ -68,7 +68,7 @@ class Request:
     as_json: bool
 
     def __post_init__(self) -> None:
-        self.timeout = parse(self.flags["timeout"], "seconds", what="--timeout")
+        self.timeout = parse(self.flags["timeout"], "seconds", what="--timeout", like="90s")
         if self.timeout <= 0:
             raise PlannerError(f"--timeout {self.flags['timeout']}: it must be above zero")
         self.by_trainer = self._trainer_run()

@@ -6,14 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
+from planner.lab.launch.torchrun import cause_in_words, interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
@@ -205,9 +204,4 @@ def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
-        inner: BaseException = error
-        while inner.__cause__ is not None:  # torch wraps what fails inside of a stage
-            inner = inner.__cause__
-        where = traceback.extract_tb(inner.__traceback__)[-1]
-        said = (str(inner).splitlines() or [""])[0]
-        pipe.send(("failed", f"{type(inner).__name__}: {said} ({where.filename}, line {where.lineno})"))
+        pipe.send(("failed", cause_in_words(error)))

@@ -8,12 +8,15 @@ import click
 
 from planner.errors import PlannerError, shown
 from planner.keywords import LOGGED
-from planner.terminal.flags import emit, layout_options, progress
+from planner.terminal.flags import completed, emit, layout_options, progress
 
 
 @click.command()
 @click.argument("runs", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option("--hardware", metavar="NAME", help="Profile to correct, or a YAML file ('plan hardware').")
+@click.option(
+    "--hardware", metavar="NAME", help="Profile to correct, or a YAML file ('plan hardware').",
+    shell_complete=completed("hardware"),
+)  # fmt: skip
 @click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Profile to write.")
 @click.option(
     "--trace", multiple=True, metavar="PLAN=FILE",
@@ -22,8 +25,14 @@ from planner.terminal.flags import emit, layout_options, progress
 @click.option(
     "--bench", multiple=True, metavar="PLAN=FILE", help="A serve plan with the JSON of its benchmark; may be repeated."
 )
-@click.option("--trainer", metavar="NAME", help="Trainer of the runs, or a YAML file. [by the framework of each run]")
-@click.option("--model", metavar="NAME", help="Model of the logs, where they do not say it.")
+@click.option(
+    "--trainer", metavar="NAME", help="Trainer of the runs, or a YAML file. [by the framework of each run]",
+    shell_complete=completed("trainer"),
+)  # fmt: skip
+@click.option(
+    "--model", metavar="NAME", help="Model of the logs, where they do not say it.",
+    shell_complete=completed("model"),
+)  # fmt: skip
 @click.option("--gpus", type=int, metavar="N", help="GPUs of the logs, where they do not say it.")
 @click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence of the logs, likewise.")
 @click.option("--global-batch-size", type=int, metavar="B", help="Sequences per step of the logs, likewise.")
@@ -55,7 +64,7 @@ def calibrate(
       plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate validation-*.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate logs/*.log --hardware h100-sxm --output my-cluster.yaml
-      plan calibrate runs.yaml --trace a.yaml=a/rank0.json.gz --trace b.yaml=b/ --hardware h100-sxm --output my-cluster.yaml
+      plan calibrate runs.yaml --trace a.yaml=a/rank0.json.gz --hardware h100-sxm --output my-cluster.yaml
       plan calibrate ds-*.log --hardware a100-sxm-80gb --model llama-8b --sequence-length 4096 --output my-cluster.yaml
       plan --model llama-70b --gpus 64 --hardware my-cluster.yaml --trainer my-cluster.trainer.yaml
       plan calibrate --bench serve.yaml=bench-8.json --bench serve.yaml=bench-64.json --output my-engine.yaml

@@ -36,6 +36,8 @@ ASSUMED_AS = {
     "adapters": "lora_rank", "frozen weights": "frozen_weights",
 }  # fmt: skip
 """Assumptions of a plan that are one of its inputs."""
+SPLIT = {"pp", "first_stage_layers", "last_stage_layers"}
+"""Say together how many layers a stage has: one alone makes stages of lengths that nobody asked for."""
 MOST_TRIES = 4000
 """Combinations of inputs that are tried for a legal one before the rest is changed together."""
 
@@ -221,7 +223,9 @@ def _effects(first: Estimate, plan: Plan, last: Estimate, other: Plan) -> Iterat
     while left := [field for field, value in inputs(plan).items() if value != target[field]]:
         # The fewest inputs, first in order, that can change now; all that are left where no combination is legal.
         every = itertools.chain.from_iterable(itertools.combinations(left, size) for size in range(1, len(left)))
-        together = next((some for some in itertools.islice(every, MOST_TRIES) if legal(some)), tuple(left))
+        splits = SPLIT & set(left)
+        whole = (some for some in every if not splits & set(some) or splits <= set(some))
+        together = next((some for some in itertools.islice(whole, MOST_TRIES) if legal(some)), tuple(left))
         old, plan = inputs(plan), _changed(plan, target, together)
         after = last if len(together) == len(left) else estimate_of(job_of(plan), plan.layout)
         yield Effect(

@@ -19,7 +19,7 @@ from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import Mechanism, faster, memory_mechanisms, slower
 from planner.questions.doctor.traced import MOST, Traced, likelihood
 from planner.timeline.priced_plan import estimate_of, price_plan
-from planner.units import GIB
+from planner.units import GIB, format_bytes, format_seconds
 
 MODEL = 4.0
 """The model's own error counts as a cause that this many published sources had: those that docs/log could not explain."""
@@ -37,6 +37,8 @@ MOVES = 0.005
 """A mechanism moves the other quantity when it changes it by more than this part."""
 MOST_ODDS = 1e3
 """Most that the other quantity can count for or against."""
+STRANGE = 1000.0
+"""Times the prediction, or the prediction over what was measured, from which on it is not the same quantity."""
 KINDS = {"device": "memory_peak", "reserved": "memory_reserved", "allocated": "memory_allocated"}
 """Kinds of measured peaks (nvidia-smi; torch.cuda.max_memory_reserved; torch.cuda.max_memory_allocated) -> of Estimate."""
 Values = tuple[float, float, float, float]
@@ -154,11 +156,14 @@ def diagnose(
     _check(step_time, memory, memory_kind)
     base = price_plan(plan)
     usable = base.estimate.usable_memory
+    step = float(base.estimate.step_time[0])
+    _require_of_this_job("--measured", step_time, step, format_seconds, "the time of one optimizer step")
     if memory is not None and memory > 4 * usable:
         raise PlannerError(
             f"--memory {memory / GIB:.4g} GiB is more than four times the {usable / GIB:.4g} GiB of the card; "
             "give the peak of one GPU"
         )
+    _require_of_this_job("--memory", memory, float(base.estimate.memory_peak[0]), format_bytes, "the peak of one GPU")
 
     def values(found: Estimate) -> Values:
         chance = 1.0 - float(found.out_of_memory_probability[0])
@@ -185,6 +190,18 @@ def diagnose(
     return Diagnosis(
         plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis, traced=traced
     )  # fmt: skip
+
+
+def _require_of_this_job(
+    flag: str, measured: float | None, predicted: float, in_words: Callable[[float], str], what: str
+) -> None:
+    """Raise PlannerError where what was measured is so far from the prediction that it is of something else, or in another unit."""
+    if measured is not None and not 1.0 / STRANGE < measured / predicted < STRANGE:
+        times = measured / predicted if measured > predicted else predicted / measured
+        raise PlannerError(
+            f"{flag} {in_words(measured)} is {times:,.0f} times {'more' if measured > predicted else 'less'} than the predicted "
+            f"{in_words(predicted)}, which no cause explains; give {what}, with its unit"
+        )
 
 
 _Asked = tuple[float | None, tuple[float, float], float]
@@ -219,13 +236,7 @@ def _finding(
             odds *= math.exp(traced.waits_odds(with_it[0] / before[0]))
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
-    whole = model + sum(weight for weight, _ in weighed)
-    if whole == 0.0:  # so far off that every likelihood underflows
-        flag, what = (("--measured", "one step"), ("--memory", "one GPU"))[index]
-        raise PlannerError(
-            f"{flag} is {measured / predicted:.3g} times what the plan predicts, which nothing that is known explains; give that "
-            f"of {what}"
-        )
+    whole = model + sum(weight for weight, _ in weighed) or 1.0  # all are 0 where the gap is beyond what the weights resolve
     ranked = sorted(weighed, key=lambda pair: -pair[0])
     listed = max(LISTED, sum(weight >= LEAST_SHARE * whole for weight, _ in weighed))
     return Finding(

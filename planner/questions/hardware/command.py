@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from planner.terminal.flags import console, emit
+from planner.terminal.flags import completed, console, emit
 
 
 class HardwareGroup(click.Group):
@@ -36,11 +36,12 @@ def hardware(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         from planner.terminal.library_tables import hardware_table
 
-        console().print(hardware_table())
+        where = console()
+        where.print(hardware_table(where.width))
 
 
 @hardware.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completed("hardware"))
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 def show(name: str, as_json: bool) -> None:
     """What a profile says: figures read off its curves, where they come from, and what is assumed.
@@ -56,8 +57,8 @@ def show(name: str, as_json: bool) -> None:
 
 
 @hardware.command()
-@click.argument("first")
-@click.argument("second")
+@click.argument("first", shell_complete=completed("hardware"))
+@click.argument("second", shell_complete=completed("hardware"))
 @click.option("--all", "everything", is_flag=True, help="Show all differences, not the 30 largest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
@@ -78,7 +79,7 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
 
 
 @hardware.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completed("hardware"))
 @click.option("--output", "-o", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Picture to write: .png, .svg or .pdf.")  # fmt: skip
 def plot(name: str, output: Path) -> None:

@@ -32,7 +32,7 @@ from planner.search import SAFE
 from planner.terminal.tables import samples, trained
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
-from planner.units import format_count
+from planner.units import format_count, format_energy
 
 Progress = Callable[[str], None]
 
@@ -207,7 +207,7 @@ def _figures(about: Subject) -> list[Figure]:
         ),
         Figure(
             "Energy", cost.kwh, "number", f"{tokens}; upper bound, GPUs alone",
-            text=f"{format_count(cost.kwh)} kWh",
+            text=format_energy(cost.kwh),
         ),
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ PROCESSES = 8
 @click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="What to write. [by the ending of --output]")
 @click.option("--tokens", metavar="N", help="Tokens to train on, of which time, cost and energy are stated: 15T. [1T]")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
-@click.option("--chart", type=click.Choice((*CHARTS, *SERVING_CHARTS)), help="Which chart, for --format png.")
+@click.option("--chart", type=click.Choice((*CHARTS, *SERVING_CHARTS)), metavar="NAME", help="Which chart, for --format png.")
 def report(
     file: Path, output: Path | None, kind: str | None, tokens: str | None, price: float | None, chart: str | None
 ) -> None:
@@ -32,8 +32,8 @@ def report(
     html      one page with everything: no network, light and dark, for print as well
     markdown  the same numbers for an issue or a wiki
     json      the same numbers for programs
-    png       one chart: --chart waterfall, operators, memory, memory-timeline, pipeline, heatmap, pareto, scaling, sensitivity,
-              accuracy; of a serve plan serve-front, serve-load, serve-step, serve-memory
+    png       one chart: --chart waterfall, operators, memory, memory-timeline, pipeline, heatmap, pareto,
+              scaling, sensitivity, accuracy; of a serve plan serve-front, serve-load, serve-step, serve-memory
     trace     the predicted step for Perfetto or chrome://tracing
 
     \b

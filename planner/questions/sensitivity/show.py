@@ -13,6 +13,8 @@ from planner.terminal.tables import percent, seconds, table
 
 WORTH = 0.01
 """Losses below this share of the step are not worth a measurement."""
+ROOM = 120
+"""Columns from which the table says how each number is known and how far was looked."""
 
 
 def loss_text(one: Flip) -> str:
@@ -22,15 +24,15 @@ def loss_text(one: Flip) -> str:
     if not one.fits:
         return "nothing fits"
     if one.loss is None:
-        return f"does not fit, {percent(one.forced or 0.0)}"
+        return f"no fit, {percent(one.forced or 0.0)}"
     return percent(one.loss)
 
 
 def readings_table(found: Sensitivity, narrow: bool) -> Table:
     """One row per number, the largest loss first."""
-    sides = ("~flips at", "~then loses") if narrow else ("~looked to", "~flips at", "~then loses")
+    sides = (">flips at", ">then loses") if narrow else (">looked to", ">flips at", ">then loses")
     known = () if narrow else ("how it is known",)
-    shown = table("number of the profile", *known, *sides, *sides, title="What the choice hangs on", least=23)
+    shown = table("=number of the profile", *known, *sides, *sides, title="What the choice hangs on")
     for one in found.readings:
         cells = [] if narrow else [escape(one.origin)]
         for flip in (one.down, one.up):
@@ -47,7 +49,7 @@ def print_sensitivity(console: Console, found: Sensitivity) -> None:
     assert best.layout is not None and best.prediction is not None
     console.print(Text.assemble("The choice: ", (layout_text(best.layout), "bold")))
     console.print(f"step {seconds(best.prediction.step_time_s)}\n")
-    console.print(readings_table(found, console.width < 100))
+    console.print(readings_table(found, console.width < ROOM))
     for one in found.readings:
         _print_flips(console, one)
     _print_advice(console, found)
@@ -60,7 +62,7 @@ def _print_advice(console: Console, found: Sensitivity) -> None:
     legend = "'then loses': what the choice costs over the best plan where the number is as far off as was looked."
     if any(flip.forced is not None for one in found.readings for flip in (one.down, one.up)):
         legend += (
-            " 'does not fit, 4 %': it runs out of memory there, and what does not takes 4 % longer than the choice."
+            " 'no fit, 4 %': it runs out of memory there, and what does not takes 4 % longer than the choice."
         )
     console.print(Text(legend, style="dim"))
     first = found.readings[0] if found.readings else None

@@ -63,7 +63,7 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
     for name, text in reversed(LAYOUT):
         function = click.option(flag_of(name), name, type=int, metavar="N", help=text)(function)
     for name, kind, value, text in reversed(QUESTION):
-        complete = completed(name) if name in ("model", "hardware") else None
+        complete = completed(name) if name in ("model", "hardware", "engine") else None
         function = click.option(
             flag_of(name), *ALSO.get(name, ()), name, type=kind, metavar=value, help=text, shell_complete=complete
         )(function)
@@ -224,7 +224,7 @@ def estimate(file: Path | None, outputs: tuple[str, ...], as_json: bool, **flags
       plan serve estimate --model qwen3-32b --gpus 2 --tp 2 --concurrency 64 --input 1024 --output 1024 --engine vllm@0.33
       plan serve estimate --model llama-70b --tp 4 --replicas 2 --weights fp8 --cache fp8 --rate 3/s
       plan serve estimate --model llama-70b --gpus 16 --prefill tp=4,replicas=2 --tp 8 --rate 3/s --input 8k
-      plan serve estimate --model deepseek-v3 --hardware h200 --tp 1 --attn-dp 8 --ep 8 --engine sglang --output serve.yaml
+      plan serve estimate --model deepseek-v3 --hardware h200 --tp 1 --attn-dp 8 --ep 8 --engine sglang
     """
     from planner import api
 

@@ -123,6 +123,7 @@ def _figures(row: ServeRow, found: ServePrediction) -> list[Figure]:
         )
     )
     if row.usd_per_million_output is not None and row.usd_per_million_total is not None:
+        usd = row.usd_per_million_output
         note = f"output tokens; in and out ${row.usd_per_million_total:.3g}"
         figures.append(
             Figure(
@@ -130,7 +131,7 @@ def _figures(row: ServeRow, found: ServePrediction) -> list[Figure]:
                 row.usd_per_million_output,
                 "number",
                 note,
-                text=f"${row.usd_per_million_output:.3g}",
+                text=f"${usd:.3g}" if usd < 1 else f"${usd:,.2f}",
             )
         )
     if row.kwh_per_million_output is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,11 +21,14 @@ from planner.serving.serving_reasons import PART_TEXT
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_data, row_of_plan
 from planner.serving.serving_search import OBJECTIVES
 from planner.terminal.tables import assumptions_table, percent, plain_table, seconds, table
+from planner.terminal.whole_words import most_columns
 
 MEMORY_TEXT = {
     "weights": "weights", "draft": "draft model", "activations": "activations of the largest step", "graphs": "CUDA graphs",
     "reserve": "context, buffers, left free by the engine", "cache": "cache of keys and values",
 }  # fmt: skip
+SPARE = (">holds", "weights", ">user", ">load")
+"""Columns that a narrow terminal does without, in turn."""
 LATENCY_TEXT = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -40,25 +43,22 @@ def print_answer(console: Console, found: Answered, ways: Sequence[Change] = ())
     console.print(title(question))
     rates = question.rates
     rows = [row_of_plan(plan, rates, purpose) for plan, purpose in zip(found.best, found.purposes, strict=True)]
-    console.print(rows_table(rows, _heading(found), purposes=len(set(found.purposes)) > 1))
+    console.print(rows_table(rows, _heading(found), console.width, purposes=len(set(found.purposes)) > 1))
     first = found.best[0] if found.best else None
     for text in _verdict(found):
         console.print(text, soft_wrap=not console.is_terminal)
     if found.pools_note:
         console.print(escape(found.pools_note), soft_wrap=not console.is_terminal)
     if not found.kept:
-        console.print(ways_table(ways) if ways else "No single change of those that were tried serves it.")
+        console.print(ways_table(ways, console.width) if ways else "No single change of those that were tried serves it.")
     if found.others and found.kept:
         others = [row_of_plan(plan, rates) for plan in found.others]
         what = f", {found.purposes[0]}" if found.purposes[0] in OBJECTIVES else ""
-        console.print(rows_table(others, f"In quantised formats{what}"))
+        console.print(rows_table(others, f"In quantised formats{what}", console.width))
         console.print(Text(f"{QUALITY[:1].upper()}{QUALITY[1:]}.", style="yellow"))
     if len(found.front) > 1:
-        console.print(
-            rows_table(
-                [row_of_plan(one, rates) for one in found.front], "Front: tokens/s of a user against tokens/s of a GPU"
-            )
-        )
+        front = [row_of_plan(one, rates) for one in found.front]
+        console.print(rows_table(front, "Front: tokens/s of a user against tokens/s of a GPU", console.width))
     if first is not None:
         console.print(Text("The first in parts", style="italic"))
         print_parts(console, first)
@@ -99,8 +99,11 @@ def _verdict(found: Answered) -> list[str]:
     return lines
 
 
-def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False, without: Sequence[str] = ()) -> Table:
-    """One line for each deployment, at most 120 columns."""
+def rows_table(
+    rows: Sequence[ServeRow], heading: str, width: int, *, purposes: bool = False, without: Sequence[str] = ()
+) -> Table:
+    """One line for each deployment. In a narrow terminal the columns stand nearer to each other, and those that can be missed
+    are left out."""
     figure = rows[0].figure if rows else "mean"
     mark = "" if figure == "mean" else f" {figure}"
     cells = {
@@ -119,9 +122,19 @@ def rows_table(rows: Sequence[ServeRow], heading: str, purposes: bool = False, w
     if len({row.gpus for row in rows}) > 1:
         cells = {"=for": cells["=for"], ">GPUs": [str(row.gpus) for row in rows], **cells}
     kept = {name: column for name, column in cells.items() if column and name not in without}
-    found = table(*kept, title=heading, least=min(22, max((len(row.layout) for row in rows), default=6)))
-    found.padding = (0, 1, 0, 0)
-    for number_, row in enumerate(zip(*kept.values(), strict=True)):
+    spare, gap = [name for name in SPARE if name in kept and (name != "weights" or len(set(kept[name])) == 1)], 1
+    while (found := _lines(rows, kept, heading, gap)) and most_columns(found) > width and (gap or spare):
+        if gap:
+            gap = 0
+        else:
+            kept.pop(spare.pop(0))
+    return found
+
+
+def _lines(rows: Sequence[ServeRow], columns: Mapping[str, Sequence[str]], heading: str, gap: int) -> Table:
+    found = table(*columns, title=heading, least=min(22, max((len(row.layout) for row in rows), default=6)))
+    found.padding = (0, gap, 0, 0)
+    for number_, row in enumerate(zip(*columns.values(), strict=True)):
         found.add_row(*map(escape, row), style="bold" if number_ == 0 else "" if rows[number_].fits else "red")
     return found
 
@@ -164,7 +177,7 @@ def print_parts(console: Console, plan: ServePlan) -> None:
 def latency_table(found: ServePrediction) -> Table:
     """Mean and percentiles of every latency, with the interval of the mean where there is one."""
     headings = [">mean", ">p50", ">p90", ">p99", *([">nine of ten runs"] if found.ranges else [])]
-    shown = table("=latency", *headings)
+    shown = table("latency", *headings)
     for name, text in LATENCY_TEXT.items():
         cells = [time(value) for value in getattr(found, f"{name}_s").values()]
         if found.ranges:
@@ -224,7 +237,7 @@ def print_plan(console: Console, plan: ServePlan, price: float | None = None) ->
         f"{escape(plan_layout_text(plan))}, {escape(row.precision)}: "
         f"{traffic_text(plan.traffic, True)}{', ' + limits if limits else ''}"
     )
-    console.print(rows_table([row], "This deployment"))
+    console.print(rows_table([row], "This deployment", console.width))
     if plan.why:
         console.print(escape(plan.why))
     if row.fits:
@@ -235,10 +248,10 @@ def print_plan(console: Console, plan: ServePlan, price: float | None = None) ->
     print_notes(console, rates)
 
 
-def ways_table(ways: Sequence[Change]) -> Table:
+def ways_table(ways: Sequence[Change], width: int) -> Table:
     """Changes that serve, each with its best plan and its price; a format that changes is the change."""
     rows = [row_of_plan(one.plan, one.question.rates, one.change) for one in ways if one.plan is not None]
-    return rows_table(rows, "What would serve", purposes=True, without=("weights", ">user"))
+    return rows_table(rows, "What would serve", width, purposes=True, without=("weights", ">user"))
 
 
 def rates_line(row: ServeRow) -> str:

@@ -148,7 +148,7 @@ class ComparedPlans:
 
     def show(self, console: Console) -> None:
         """One line for each plan, and what differs in what they are about."""
-        console.print(rows_table(self.rows, "Plans", purposes=True))
+        console.print(rows_table(self.rows, "Plans", console.width, purposes=True))
         for name in ("model", "hardware", "gpus", "traffic", "limits"):
             said = [_said(plan, name) for plan in self.plans]
             if len(set(said)) > 1:

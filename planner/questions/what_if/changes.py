@@ -83,6 +83,8 @@ class Value:
     """A number in base units."""
     factor: float | None = None
     """'x2' is 2."""
+    tokens: bool = False
+    """The number of a batch counts tokens, not sequences: 4M, as with ``plan``."""
 
 
 def read_values(flag: str, texts: Sequence[str]) -> list[Value]:
@@ -117,8 +119,11 @@ def _read(flag: str, text: str) -> list[Value]:
     if one.kind == "count":
         if match := _RANGE.match(text):
             low, high = (_whole(what, end, text) for end in match.groups())
-            return [Value(flag=flag, text=str(n), number=n) for n in _doublings(what, text, low, high)]
-        return [Value(flag=flag, text=text, number=_whole(what, text, text))]
+            tokens = {_in_tokens(flag, end) for end in match.groups()}
+            if len(tokens) > 1:
+                raise PlannerError(f"{what}: the range '{text}' counts sequences at one end and tokens at the other; write 1M..8M")
+            return [Value(flag=flag, text=str(n), number=n, tokens=True in tokens) for n in _doublings(what, text, low, high)]
+        return [Value(flag=flag, text=text, number=_whole(what, text, text), tokens=_in_tokens(flag, text))]
     if one.kind == "number":
         number = _number(text)
         if number is None or not math.isfinite(number):
@@ -139,8 +144,12 @@ def _number(text: str) -> float | None:
         return None
 
 
+def _in_tokens(flag: str, text: str) -> bool:
+    return flag == "global_batch_size" and text[-1:].lower() in ("k", "m")
+
+
 def _whole(what: str, text: str, shown: str) -> int:
-    if text[-1:].lower() in ("k", "m") and what != "--global-batch-size":  # of a batch tokens would be meant
+    if text[-1:].lower() in ("k", "m"):
         text = str(units.parse_count(text, what=what)[0])
     if not _WHOLE.match(text) or (number := int(text)) > 2**27:
         raise PlannerError(
@@ -206,9 +215,9 @@ def apply(base: Variant, value: Value) -> Variant:
         number = value.factor or (number or 0.0) / _now(flag, request)
         figures = (*figures, (flag, number))
     elif one.kind == "count":
-        count = _count(flag, getattr(request, one.field), value)
+        count = _count(flag, getattr(request, one.field), value, request.sequence_length)
         new, number = {one.field: count}, float(count)
-        shown = f"{count} ({shown})" if value.factor else f"{count}"
+        shown = f"{count} ({shown}{' tokens' if value.tokens else ''})" if value.factor or value.tokens else f"{count}"
     else:
         rate = number if number is not None else _now(flag, request) * (value.factor or 1.0)
         new = {one.field: rate}
@@ -229,8 +238,11 @@ def _now(flag: str, request: Request) -> float:
     return float(getattr(hardware, _fields(flag, hardware)[0]))
 
 
-def _count(flag: str, now: int, value: Value) -> int:
+def _count(flag: str, now: int, value: Value, length: int | None) -> int:
     exact = value.number if value.number is not None else now * (value.factor or 1.0)
+    if value.tokens and length and exact < length:
+        raise PlannerError(f"{flag_of(flag)}: {value.text} tokens are less than one sequence of {length}")
+    exact = round(exact / length) if value.tokens and length else exact
     count = round(exact)
     if not math.isclose(exact, count, rel_tol=1e-6):
         raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")

@@ -10,7 +10,7 @@ import click
 from planner.errors import PlannerError
 from planner.keywords import flag_of
 from planner.questions.what_if.changes import INPUTS
-from planner.terminal.flags import emit, layout_options, progress
+from planner.terminal.flags import completed, emit, layout_options, progress
 
 NOTHING_FITS, INTERRUPTED = 1, 130
 """Exit codes: no row fits; stopped with Ctrl-C, what was found is printed."""
@@ -24,7 +24,8 @@ def input_options(function: Callable[..., None]) -> Callable[..., None]:
     """The flags of the job, each with any number of values."""
     for name, one in reversed(INPUTS.items()):
         flags = [flag_of(name), *(["--network-bandwidth"] if name == "network" else [])]
-        function = click.option(*flags, name, multiple=True, metavar=one.metavar, help=one.help)(function)
+        complete = completed(name) if one.kind == "name" else None
+        function = click.option(*flags, name, multiple=True, metavar=one.metavar, help=one.help, shell_complete=complete)(function)
     return function
 
 

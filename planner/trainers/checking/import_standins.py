@@ -118,3 +118,14 @@ def pretend_ranks(rank: int, world: int) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+
+
+def imported(folder: str) -> Any:
+    """``train.py`` of a folder as a module."""
+    sys.path.insert(0, folder)
+    sys.modules.pop("train", None)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module("train")
+    finally:
+        sys.path.remove(folder)

@@ -1,11 +1,9 @@
 """Lightning's own strategy and Trainer, and the script's model, on an exported folder."""
 
 import ast
-import importlib
 import inspect
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from planner.cost.parameters import total_parameters
 from planner.layout import Layout
 from planner.trainers.bundle.target import ExportJob, group_of
 from planner.trainers.checking import Checked, Request
-from planner.trainers.checking.import_standins import pretend_ranks
+from planner.trainers.checking.import_standins import imported, pretend_ranks
 
 NEEDED = ("torch", "lightning", "lightning_utilities", "torchmetrics")
 
@@ -64,13 +62,7 @@ def _parameters(plan: dict[str, Any], folder: str) -> int:
     """Parameters of the model that the script builds, on the meta device."""
     import torch
 
-    sys.path.insert(0, folder)
-    sys.modules.pop("train", None)
-    importlib.invalidate_caches()
-    try:
-        script = importlib.import_module("train")
-    finally:
-        sys.path.remove(folder)
+    script = imported(folder)
     with torch.device("meta"):
         part = script.Part(plan, plan["stages"][0]["layers"], first=True, last=True)
     if plan["model"]["tied_embeddings"]:
