@@ -62,8 +62,6 @@ class Engine:
     """Its own all-reduce; above: NCCL."""
     accounting: Accounting
     """Room of the cache."""
-    dependent_launch: tuple[Name, ...] = ()
-    """Oldest generation of each vendor on which its kernels start before the ones before them have drained."""
     reserve: Reserve = field(default_factory=Reserve)
     """What school "reserve" leaves free."""
     mixes_prefill: bool
@@ -197,7 +195,7 @@ class Engine:
 
     def overlaps_launches(self, hardware: HardwareProfile) -> bool:
         """Whether kernels are launched before the one before has ended: programmatic dependent launch."""
-        return _is_since(self.dependent_launch, hardware)
+        return _is_since(self.graphs.dependent, hardware)
 
 
 def _is_since(oldest: tuple[str, ...], hardware: HardwareProfile) -> bool:
