@@ -157,6 +157,23 @@ def test_versions_of_engines(engine: dict[str, Any], date: str | None, full: str
     assert found.engine and found.engine.full.startswith(full)
 
 
+def test_a_series_says_the_version_of_its_runs() -> None:
+    """A row without one takes that of the nearest day in two weeks; other models and later images say nothing of it."""
+    silent = {"name": "vllm", "version": None}
+    found = runs_of(
+        serving_rows(
+            document(
+                row(date="2025-12-15", engine={"version": None, "image": "vllm/vllm-openai:v0.10.2"}),
+                row(id="b", date="2025-12-09", engine=silent),
+                row(id="c", date="2025-12-09", engine=silent, model="Qwen/Qwen3-32B"),
+                row(id="d", date="2026-02-20", engine=silent),
+            )
+        )
+    )
+    assert [one.engine.full for one in found if one.engine] == ["vllm@0.10.2", "vllm@0.10.2", "vllm@0.12.0", "vllm@0.15.0"]
+    assert "version 0.10.2, of runs of its series about that day" in found[1].assumed
+
+
 def test_an_unknown_engine_or_device_is_named() -> None:
     assert "engine 'mine' is not known" in run(engine={"name": "mine"}).unsupported
     assert "arc-pro-b60" in run(hardware={"gpu": "arc-pro-b60"}).unsupported

@@ -191,10 +191,18 @@ class Engine:
 
     def runs(self, form: str, hardware: HardwareProfile) -> bool:
         """Whether a format of FORMATS runs on a device, natively or with weights that are expanded on the way."""
-        least = self.formats.get(form, ())
-        own = generation(hardware)
-        rank = GENERATIONS.index
-        return any(one in GENERATIONS and is_amd(one) == is_amd(own) and rank(own) >= rank(one) for one in least if own)
+        return _is_since(self.formats.get(form, ()), hardware)
+
+    def overlaps_launches(self, hardware: HardwareProfile) -> bool:
+        """Whether kernels are launched before the one before has ended: programmatic dependent launch."""
+        return _is_since(self.graphs.dependent, hardware)
+
+
+def _is_since(oldest: tuple[str, ...], hardware: HardwareProfile) -> bool:
+    """Whether a device is of one of these generations or of a later one of its vendor."""
+    own = generation(hardware)
+    rank = GENERATIONS.index
+    return any(one in GENERATIONS and is_amd(one) == is_amd(own) and rank(own) >= rank(one) for one in oldest if own)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,8 @@ class Graphs:
     """The largest size is at most this times the largest batch of a rank."""
     own: bool = False
     """The largest size is captured itself where it is not on the grid."""
+    dependent: tuple[Name, ...] = ()
+    """Oldest generation of each vendor on which kernels are launched before the one before has drained."""
 
     def sizes(self, most: float) -> Floats:
         """All sizes up to ``most``."""

@@ -261,20 +261,23 @@ class _Step:
     def _memory_bound(self, attends: float, mlps: float) -> Floats:
         """Kernels between the products: norms with the residual sum, rotary embedding with the write to the cache, activation.
 
-        t = kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states,
+        t = gaps + kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states,
         absorbed heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where
         there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
+        With programmatic dependent launch a kernel is on the GPU when the one before it drains: no gaps, the floor of a graph.
         """
         m = self.model
         # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
         # before it to drain: seven a layer, five more with MLA's compressed states and absorbed heads.
         gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * self.hardware.graph_launch_floor
+        floor = self.hardware.launch_floor
+        if self.served.engine.overlaps_launches(self.hardware):
+            gaps, floor = 0.0, self.hardware.graph_launch_floor
         h, rows = float(m.hidden_size), self.tokens
         norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
         width = float(m.top_k * m.expert_ffn_size if m.is_moe else m.ffn_size)
         act = 3.0 * ACTIVATION * rows * width / self.ranks
-        floor = self.hardware.launch_floor
         per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
         per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
         return gaps + attends * per_attention + mlps * per_mlp

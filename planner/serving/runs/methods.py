@@ -1,4 +1,4 @@
-"""What rows of serving runs leave unsaid about engines, devices and clients, from profiles/serving_methods.yaml."""
+"""What rows of serving runs leave unsaid about launches, devices and clients, from profiles/serving_methods.yaml."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from functools import cache
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.serving.runs.run_schema import ServingRow
-
-ENGINES = ("vllm", "sglang", "trtllm")
-"""Engines with data of their own."""
-_VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:rc|post|dev)\d+)*)")
-_DAY = re.compile(r"20\d\d-\d\d(?:-\d\d)?")
 
 
 @cache
@@ -70,73 +64,6 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         receive=receive,
         receive_spread=one.get("receive_spread", receive),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOf:
-    """The engine of a row."""
-
-    name: str
-    """One of ENGINES."""
-    version: str = ""
-    """'' = the newest."""
-    assumed: tuple[str, ...] = ()
-    """What the row does not say."""
-
-    @property
-    def full(self) -> str:
-        """Name and version as ``load_engine`` takes them."""
-        return f"{self.name}@{self.version}" if self.version else self.name
-
-
-def engine_of(row: ServingRow) -> EngineOf:
-    """Engine and version: as stated, else of the image, else the newest of the day of the run. Raises PlannerError."""
-    image, version, assumed = str(row.get("engine.image") or ""), str(row.get("engine.version") or ""), list[str]()
-    stated = str(row.get("engine.name") or "")
-    name = stated.lower()
-    if name == "other":
-        name = next((one for one in ENGINES if one in version.lower()), name)
-    own = name in ENGINES
-    if not own:
-        name = methods()["engines"].get(name, "")
-        if not name:
-            raise PlannerError(
-                f"engine '{stated[:40]}' is not known; known: {', '.join((*ENGINES, *methods()['engines']))}"
-            )
-        assumed.append(f"engine {stated} priced as {name}")
-    if "dynamo/" in image:
-        version = _inside_dynamo(image, name)
-    else:
-        version = (_number(version, name) or _number(image.partition(":")[2], name)) if own else ""
-    if not version:
-        version, day = _newest(name, row)
-        assumed.append(f"version {version or 'newest'}, the newest on {day}" if day else "newest version")
-    return EngineOf(name=name, version=version, assumed=tuple(assumed))
-
-
-def _number(text: str, name: str) -> str:
-    """The engine's own version number in a text; that of TensorRT, CUDA or PyTorch is none."""
-    if name == "trtllm" and re.search(r"tensorrt\b(?!.?llm)|cuda", text, re.IGNORECASE):
-        return ""
-    named = re.search(rf"(?i){name}[- ]?v?(?=\d)", text)
-    found = _VERSION.search(text[named.end() :] if named else text)
-    return found[1] if found else ""
-
-
-def _inside_dynamo(image: str, name: str) -> str:
-    """Version of the engine inside an image of Dynamo: the longest release that its tag begins with."""
-    tag = image.rpartition(":")[2]
-    known = [one for one in methods()["dynamo"] if tag == one or tag.startswith((f"{one}.", f"{one}-"))]
-    return str(methods()["dynamo"][max(known, key=len)].get(name, "")) if known else ""
-
-
-def _newest(name: str, row: ServingRow) -> tuple[str, str]:
-    """The newest version of the day of a run, and the day; ('', '') where no day is known."""
-    said = (row.get("date"), method_of(row).get("date"), row.about.get("title"), row.about.get("where"))
-    day = next((found[0] for one in said if one and (found := _DAY.search(str(one)))), "")
-    versions = {str(key): str(one) for key, one in methods()["releases"][name].items()}
-    before = [one for one in sorted(versions) if one <= day] if day else []
-    return (versions[before[-1]], day) if before else ("", "")
 
 
 def dies(name: str) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.serving.runs.engine_of_row import EngineOf, Series, engine_of, stated_versions
 from planner.serving.runs.layout_of_row import Split, split_of
 from planner.serving.runs.littles_law import all_at_once, broken
 from planner.serving.runs.memory_floor import impossible
-from planner.serving.runs.methods import EngineOf, Launch, device, engine_of, launch_of, method_of, methods
+from planner.serving.runs.methods import Launch, device, launch_of, method_of, methods
 from planner.serving.runs.run_models import formats, served_model
 from planner.serving.runs.run_schema import ServingRow, read_serving_file
 from planner.serving.traffic import Lengths, Speculation, Traffic
@@ -108,8 +110,10 @@ class ServingRun:
 
 
 def runs_of(rows: Iterable[ServingRow]) -> list[ServingRun]:
-    """Every row as far as it is understood."""
-    return [_run_of(row) for row in rows]
+    """Every row as far as it is understood; what a row does not say, others of its series may."""
+    every = list(rows)
+    known = stated_versions(every)
+    return [_run_of(row, known) for row in every]
 
 
 def read_serving_runs(path: Path) -> list[ServingRun]:
@@ -117,7 +121,7 @@ def read_serving_runs(path: Path) -> list[ServingRun]:
     return runs_of(read_serving_file(path))
 
 
-def _run_of(row: ServingRow) -> ServingRun:
+def _run_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]]) -> ServingRun:
     found: dict[str, Any] = {"formats": {}, "split": Split(stated=False)}
     assumed = [f"key {key} is not read" for key in row.unread]
     try:
@@ -126,7 +130,7 @@ def _run_of(row: ServingRow) -> ServingRun:
         assumed += [f"model of the shape of {taken['preset']}"] if taken else []
         found["hardware"], said = device(str(row.get("hardware.gpu")))
         assumed += [said] if said else []
-        found["engine"] = engine_of(row)
+        found["engine"] = engine_of(row, known)
         found["launch"] = launch_of(row, found["engine"].name, found["model"].name, found["hardware"])
         cache = found["launch"].cache
         found["formats"] = ({"cache": cache} if cache else {}) | formats(row, found["model"], found["hardware"])
