@@ -111,7 +111,9 @@ class Trainer:
 
     def _read(self, key: str, value: Any) -> Any:
         """A fact as a file holds it."""
-        if key not in RECORD_OF:  # a set with + or -, terms
+        if key[0] in "+-" and isinstance(value, list):  # part of a set
+            return self._read(key[1:], value)
+        if key not in RECORD_OF:  # terms
             return value
         return schema.value_of(schema.fields_of(RECORDS[RECORD_OF[key]])[0][key], value, f"trainer {self.name}", key)
 

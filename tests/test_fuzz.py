@@ -158,6 +158,13 @@ def test_versions_of_a_trainer_may_be_none_and_are_short(tmp_path: Path) -> None
         load_trainer(str(tmp_path / "mine.yaml"))
 
 
+def test_an_option_adds_what_the_set_holds(tmp_path: Path) -> None:
+    """Found by fuzz: trainer 666587, whose option added a word to the levels of ZeRO, which are numbers."""
+    (tmp_path / "mine.yaml").write_text("extends: megatron\noptions: {experts: {a: {+zero: [word]}, b: {}}}\n")
+    with pytest.raises(PlannerError, match="zero"):
+        load_trainer(str(tmp_path / "mine.yaml")).with_option("experts", "a")
+
+
 @pytest.mark.parametrize("number", ["²", "9" * 5000], ids=["superscript", "long"])
 @pytest.mark.parametrize(
     ("name", "text"),

@@ -67,7 +67,7 @@ def request(module: Any, job: ExportJob, folder: Path, **options: Any) -> Reques
 def ask(name: str, module: Any, requests: Sequence[Request], environment: Mapping[str, str]) -> list[Checked]:
     """The answers of a child to all requests. Packages that are missing mean 'not checked'."""
     absent = [package for package in module.NEEDED if not installed(package)]
-    why, answers = f"{', '.join(absent)} is not installed here", []
+    why, answers = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed here", []
     limit = IMPORT_LIMIT + CASE_LIMIT * len(requests)
     path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH"))))
     try:

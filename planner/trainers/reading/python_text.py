@@ -15,7 +15,7 @@ def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a script, or of the cells of a notebook. Raises PlannerError."""
     text = cleaned(read_text(path))
     if path.suffix.lower() != ".ipynb":
-        return _parsed(path, text)
+        return library.parse_python(text, str(path))
     notebook = library.parse_json(text, str(path))
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     found, line, error = ast.Module([], []), 0, None
@@ -26,7 +26,7 @@ def tree_of(path: Path) -> ast.Module:
         source = "".join(map(str, source)) if isinstance(source, list) else str(source)
         source = re.sub(r"^([ \t]*)[!%?](.*\\\n)*.*$", r"\1pass", source, flags=re.MULTILINE)
         try:
-            tree = _parsed(path, source)
+            tree = library.parse_python(source, str(path))
         except PlannerError as broken:  # a cell in another language
             error = broken
             continue
@@ -35,13 +35,6 @@ def tree_of(path: Path) -> ast.Module:
     if not found.body:
         raise error or PlannerError(f"{path}: a notebook without code")
     return found
-
-
-def _parsed(path: Path, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise PlannerError(f"{path}: not Python: {error}") from error
 
 
 def is_main(node: ast.AST) -> bool:
