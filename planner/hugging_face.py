@@ -292,7 +292,7 @@ def sparse_attention(c: Config, fields: Fields) -> Fields:
     layers, kinds = fields["num_layers"], c.items("indexer_types")
     pattern = c.data.get("index_topk_pattern")
     every, offset = c.size("index_topk_freq", default=1), c.size("index_skip_topk_offset", default=2)
-    own = sum(max(number - offset + 1, 0) % every == 0 for number in range(layers))
+    own = layers if layers < offset else offset + (layers - offset) // every  # those before the offset, it, every n-th after it
     if isinstance(pattern, (str, list)) and pattern:
         own = sum(one in ("F", "full") for one in pattern)
     own = sum(kind == "full" for kind in kinds) if kinds else own
