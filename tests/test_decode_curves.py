@@ -254,6 +254,14 @@ def test_relatives_are_alike() -> None:
         assert decode_curves(load_hardware(name)).provenance["experts"].endswith(relative), name
 
 
+def test_quirks_of_an_engine_stay_with_the_vendor_of_the_device() -> None:
+    """SGLang's fp8 cache of latent attention is slow on Hopper; on AMD another kernel runs, and 8 bits are no slower than 16."""
+    sizes = {"batch": 64.0, "context": 5000.0, "heads": 16.0}
+    nvidia, amd = (decode_curves(load_hardware(name), "sglang") for name in ("h200-sxm", "mi325x"))
+    assert nvidia.decode_mla_time(**sizes, cache="fp8") > 3.0 * nvidia.decode_mla_time(**sizes, cache="bf16")
+    assert amd.decode_mla_time(**sizes, cache="fp8") <= amd.decode_mla_time(**sizes, cache="bf16")
+
+
 def test_a_scaled_profile_scales() -> None:
     """What-if: twice the bandwidth halves what is read; nothing is kept from the profile of the same name."""
     hardware = load_hardware("h100-sxm")
