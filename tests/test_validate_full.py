@@ -69,7 +69,8 @@ def test_a_plan_runs_on_two_processes_and_is_compared(tmp_path: Path) -> None:
     files = [Path(one["file"]) for one in found["traces"]]
     assert files == [trace, tmp_path / "step.stage1.json", tmp_path / "step.predicted.json"]
     assert all(json.loads(file.read_text())["traceEvents"] for file in files)
-    assert list((tmp_path / "ranks").iterdir()) == [], "nothing is left behind"
+    left = [one.name for one in (tmp_path / "ranks").iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor_")], left
 
 
 def profile_here(folder: Path) -> Path:
