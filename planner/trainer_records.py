@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from planner import library
 from planner.layout import MODULE_NAMES, NAMES
+from planner.errors import PlannerError
 from planner.schema import Positive, Seconds, keys, one_of, within
 
 WORDS: dict[str, dict[str, str]] = library.read_yaml(library.profiles_directory() / "trainer_words.yaml")
@@ -87,6 +88,11 @@ class Legal:
     """What it fine-tunes by default."""
     frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
     """Dtypes that the base of adapters may have, of ``WORDS``."""
+
+    def __post_init__(self) -> None:
+        for name in ("zero", "precisions"):
+            if not getattr(self, name):
+                raise PlannerError(f"{name} is empty; a trainer has at least one")
 
     @property
     def pp(self) -> bool:

@@ -158,6 +158,14 @@ def test_versions_of_a_trainer_may_be_none_and_are_short(tmp_path: Path) -> None
         load_trainer(str(tmp_path / "mine.yaml"))
 
 
+@pytest.mark.parametrize("name", ["zero", "precisions"])
+def test_what_every_trainer_has_may_not_be_empty(name: str, tmp_path: Path) -> None:
+    """Found by fuzz: trainer 933222."""
+    (tmp_path / "mine.yaml").write_text(f"extends: megatron\n{name}: []\n")
+    with pytest.raises(PlannerError, match=f"mine.yaml: {name} is empty; a trainer has at least one"):
+        load_trainer(str(tmp_path / "mine.yaml"))
+
+
 def test_an_option_adds_what_the_set_holds(tmp_path: Path) -> None:
     """Found by fuzz: trainer 666587, whose option added a word to the levels of ZeRO, which are numbers."""
     (tmp_path / "mine.yaml").write_text("extends: megatron\noptions: {experts: {a: {+zero: [word]}, b: {}}}\n")
