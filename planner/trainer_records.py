@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from planner import library
-from planner.layout import MODULE_NAMES, NAMES
 from planner.errors import PlannerError
+from planner.layout import MODULE_NAMES, NAMES
 from planner.schema import Positive, Seconds, keys, one_of, within
 
 WORDS: dict[str, dict[str, str]] = library.read_yaml(library.profiles_directory() / "trainer_words.yaml")

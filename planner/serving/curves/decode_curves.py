@@ -343,10 +343,7 @@ class DecodeCurves:
         raise AssertionError(f"every file has {operator} in bf16")
 
     def _of_engine(self, operator: str, name: str) -> Kernel | None:
-        """As the engine has it, else any engine's.
-
-        Numbers are of NVIDIA devices. Elsewhere engines run the vendor's kernels: AITER is to AMD what TensorRT-LLM is to NVIDIA.
-        """
+        # Numbers are of NVIDIA devices. Elsewhere engines run the vendor's kernels: AITER is to AMD what TensorRT-LLM is to NVIDIA.
         known = self.kernels.get(operator, {})
         own = self.engine if self.hardware.vendor == "NVIDIA" else "trtllm"
         names = (f"{name} {own}", name, *(f"{name} {other}" for other in ENGINES))
