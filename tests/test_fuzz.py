@@ -173,6 +173,24 @@ def test_an_option_adds_what_the_set_holds(tmp_path: Path) -> None:
         load_trainer(str(tmp_path / "mine.yaml")).with_option("experts", "a")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\ndeepspeed: {0}.json\n"),
+        ("b.sh", "source {0}.sh\ntorchrun pretrain_gpt.py --num-layers 32 --bf16 --micro-batch-size 1\n"),
+        ("c.sh", "accelerate launch --config_file {0}.yaml {0}.py --deepspeed {0} --model_name_or_path {0}\n"),
+        ("d.sh", "llamafactory-cli train {0}.yaml\n"),
+        ("e.sh", "tune run full_finetune_distributed --config {0}.yaml\n"),
+        ("f.py", "from trl import SFTTrainer, SFTConfig\nSFTTrainer(model='{0}', args=SFTConfig(deepspeed='{0}.json'))\n"),
+    ],
+)
+def test_names_longer_than_a_file_system_takes(name: str, text: str, tmp_path: Path) -> None:
+    """Found by fuzz: configuration 980635. No such file can be there."""
+    (tmp_path / name).write_text(text.format("a" * 400))
+    with suppress(PlannerError):
+        api.import_config(tmp_path / name, model="llama-8b", gpus=8, hardware="h100-sxm", sequence_length=512, global_batch_size=64)
+
+
 @pytest.mark.parametrize("number", ["²", "9" * 5000], ids=["superscript", "long"])
 @pytest.mark.parametrize(
     ("name", "text"),
