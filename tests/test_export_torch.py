@@ -337,7 +337,10 @@ def losses(job: ExportJob, folder: Path) -> list[tuple[float, float]]:
         out = fresh(FORKED, str(folder), str(world), *words)
     else:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", "29642", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+        for _ in range(3):  # torch 2.13 itself aborts after the last step in 2 of 90 runs on a busy machine
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+            if "terminate called without an active exception" not in done.stderr:
+                break
         assert done.returncode == 0, done.stderr[-2000:]
         out = done.stdout
     assert sum("parameters" in line for line in out.splitlines()) == job.layout.pp
