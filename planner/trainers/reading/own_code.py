@@ -87,26 +87,30 @@ def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
 
 def take_program(given: Settings, path: Path, program: str) -> None:
     """What the program of a command takes or does where the command says nothing."""
-    usual, file = usual_options(path, program), program_file(path, program)
+    file = program_file(path, program)
+    usual = usual_options(file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
-    own = own_code(file, {**usual, **given.data}, decided)
+    code = _followed(file, {**usual, **given.data})
+    own = {} if code is None else own_code(code, decided)
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
-    given.asked |= read_by(file, given.data)
+    given.asked |= set() if code is None else read_by(code, given.data)
 
 
-def own_code(file: Path | None, options: Mapping[str, Any], decided: bool) -> dict[str, Any]:
-    """Arguments that a program gives the libraries itself, as command lines name them; empty where it is not there or does not say.
-    ``decided``: the command says whether adapters are trained."""
+def _followed(file: Path | None, options: Mapping[str, Any]) -> Program | None:
+    """A program under the options of its command; None where it is not there or is no Python."""
     try:
-        program = Program(file, {**dict.fromkeys(OFF, False), **options}) if file is not None else None
+        return Program(file, {**dict.fromkeys(OFF, False), **options}) if file is not None else None
     except PlannerError:
-        program = None
-    if program is None:
-        return {}
+        return None
+
+
+def own_code(program: Program, decided: bool) -> dict[str, Any]:
+    """Arguments that a program gives the libraries itself, as command lines name them; empty where it does not say.
+    ``decided``: the command says whether adapters are trained."""
     require_known_adapters(program)
     _require_language_model(program)
     found: dict[str, Any] = {}
@@ -151,12 +155,9 @@ def _own_adapters(program: Program, decided: bool) -> dict[str, Any]:
     return known | {"use_peft": True if sure else gap(["use_peft"])}
 
 
-def read_by(file: Path | None, options: Mapping[str, Any]) -> set[str]:
-    """Options that the program passes on to the libraries, whatever it calls them."""
-    try:
-        calls = Script(file, Given()).calls("LoraConfig", *CONFIGS, "from_pretrained") if file is not None else []
-    except PlannerError:
-        return set()
+def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:
+    """Options that the program passes on to the libraries, whatever it calls them, also in calls that are not made."""
+    calls = Script.calls(program, "LoraConfig", *CONFIGS, "from_pretrained")
     given = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
     words = [one for one in given if isinstance(one, ast.Attribute | ast.Name)]
     return {last_name(one) for one in words} & set(options)

@@ -30,7 +30,7 @@ def trainer_kind(script: Path, program: str) -> str:
 
 
 def program_file(script: Path, program: str) -> Path | None:
-    """The program that a script starts, where it lies beside; a module is looked for as a file."""
+    """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     return beside(script, name if name.endswith(".py") else f"{name.replace('.', '/')}.py", (".py",))
 
@@ -47,9 +47,8 @@ def shards_itself(file: Path | None) -> bool:
     return loop and re.search("fsdp|FullyShardedDataParallel|fully_shard", text) is not None
 
 
-def usual_options(script: Path, program: str) -> dict[str, Any]:
+def usual_options(file: Path | None) -> dict[str, Any]:
     """Options of a program with their defaults; empty where it is not there."""
-    file = program_file(script, program)
     if file is None:
         return {}
     classes = _Classes(file)
