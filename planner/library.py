@@ -200,6 +200,11 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     return data
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether a file is there; of a name that no file system takes there is none, where Path.is_file raises OSError."""
+    return os.path.isfile(path)
+
+
 def parse_python(text: str, where: str) -> ast.Module:
     """The syntax tree of a text in Python, which is never run. Raises PlannerError."""
     try:

@@ -1,7 +1,6 @@
 """The architecture that arguments of Megatron-LM describe."""
 
 import dataclasses
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,7 +101,7 @@ def _ask_for_routing(found: Arguments) -> None:
         return
     around = [one / "megatron" for one in Path(found.where).resolve().parents[:8]]
     files = (one / name for one in around for name in ("arguments.py", "training/arguments.py"))
-    file = next((one for one in files if os.path.isfile(one)), None)
+    file = next((one for one in files if one.is_file()), None)
     if file is not None and "moe-router-topk" not in read_text(file):
         about = "experts per token: the Megatron around it has no such argument"
         found.questions.append(Question(name="moe_router_topk", about=about, choices=("1", "2")))

@@ -1,10 +1,10 @@
 """The preset that a configuration means by a repository's name, or by a copy of it that somebody else uploaded."""
 
-import os
 import re
 from functools import cache
 from pathlib import Path
 
+from planner import library
 from planner.model import ModelSpec, load_model
 from planner.model_names import aliases, preset_named, repositories, spellings
 
@@ -14,7 +14,7 @@ def named_model(name: str, path: Path) -> tuple[ModelSpec | None, tuple[str, ...
     if not re.fullmatch(r"[\w.+/@=:,~ ${}-]{1,300}", name):
         return None, ()
     folder = path.parent / name
-    local = next((one for one in (folder, Path(name)) if os.path.isfile(one / "config.json")), None)
+    local = next((one for one in (folder, Path(name)) if library.is_file(one / "config.json")), None)
     if local is not None:
         return load_model(str(local / "config.json")), ()
     if (preset := preset_of(name)) is not None:

@@ -1,6 +1,5 @@
 """Settings of a file by name, with types checked where they are read; what nobody read is listed."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -170,6 +169,6 @@ def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".
     folder = path.resolve().parent
     places = [asked] if asked.is_absolute() else [one / asked for one in (folder, *list(folder.parents)[:6])]
     for place in [*places, folder / asked.name]:
-        if os.path.isfile(place) and place.suffix.lower() in endings:
+        if library.is_file(place) and place.suffix.lower() in endings:
             return place
     return None

@@ -1,6 +1,5 @@
 """Follows a shell script: assignments, branches, functions. It records commands and runs none of them."""
 
-import os
 import os.path
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged
@@ -352,7 +352,7 @@ class _Follower:
         """Follows a script that lies where this one does; what its path begins with may be unknown."""
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
-        if self.directory is None or not os.path.isfile(path):
+        if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)
             return
@@ -361,7 +361,7 @@ class _Follower:
     def file(self, name: str) -> Path | None:
         """A script that lies in the folder of this one or above."""
         folders = [] if self.directory is None else [self.directory, *list(self.directory.resolve().parents)[:4]]
-        return next((one / name for one in folders if not is_open(name) and os.path.isfile(one / name)), None)
+        return next((one / name for one in folders if not is_open(name) and library.is_file(one / name)), None)
 
     def started(self, file: Path, arguments: list[str]) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
