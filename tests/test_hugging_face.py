@@ -159,9 +159,9 @@ def test_indexer_of_glm_is_shared_between_layers() -> None:
     config = PUBLISHED["glm-5"]
     assert from_hugging_face(config).index_layers == 78
     for layers, freq, offset in ((78, 4, 2), (10, 4, 3), (10, 3, 1), (4, 3, 6)):
-        told = {"index_topk_freq": freq, "index_skip_topk_offset": offset, "num_hidden_layers": layers, "mlp_layer_types": None}
+        changed = {"index_topk_freq": freq, "index_skip_topk_offset": offset, "num_hidden_layers": layers, "mlp_layer_types": None}
         own = sum(max(number - offset + 1, 0) % freq == 0 for number in range(layers))
-        assert from_hugging_face(config | told).index_layers == own, told
+        assert from_hugging_face(config | changed).index_layers == own, changed
     assert from_hugging_face(config | {"indexer_types": ["full", "shared"] * 39}).index_layers == 39
     assert from_hugging_face(config | {"index_topk_pattern": "FSSF" * 19 + "FS"}).index_layers == 39
 

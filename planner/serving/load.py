@@ -120,7 +120,8 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
         added, own = engine.prompt(requests, decode, busy)
         busy = requests * added / (requests * added + output * decode / engine.speed)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
-    base = engine.receive * decode + own + (0.5 * (step.size + step.packed) - 1.0) * added
+    ahead = (0.5 * (step.size + step.packed) - 1.0) * added
+    base = engine.receive * decode + own + ahead
     at_random = (requests - step.size) / np.maximum(requests - 1.0, 1.0)
     wait = np.zeros_like(base)
     for _ in range(2 * ROUNDS):
@@ -130,7 +131,7 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     return Flow(
         ttft=base + wait,
         tpot=tpot,
-        wait=wait + (0.5 * (step.size + step.packed) - 1.0) * added,
+        wait=wait + ahead,
         rate=rate,
         running=requests,
         waiting=0.0 * wait,

@@ -39,7 +39,7 @@ class EngineOf:
         return f"{self.name}@{self.version}" if self.version else self.name
 
 
-def engine_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]] | None = None) -> EngineOf:
+def engine_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]]) -> EngineOf:
     """Engine and version: as stated, else of the image, else that of runs of its series about that day (``stated_versions``), else
     the newest of the day of the run. Raises PlannerError.
     """
@@ -55,7 +55,7 @@ def engine_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]
         assumed.append(f"engine {stated} priced as {name}")
     version = _stated(row, name) if own or "dynamo/" in str(row.get("engine.image") or "") else ""
     if not version and own:
-        version = _near(row, (known or {}).get(_series(row), ()))
+        version = _near(row, known.get(_series(row), ()))
         assumed += [f"version {version}, of runs of its series about that day"] if version else []
     if not version:
         version, day = _newest(name, row)

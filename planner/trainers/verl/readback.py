@@ -52,7 +52,7 @@ def read(path: Path, said: Given) -> Reading:
         return _actor(given, said.num_gpus, "megatron" in path.stem)
     try:
         found = launched(path, said, PROGRAM)
-    except PlannerError:  # a program of its own, known by what it is told
+    except PlannerError:  # a program of its own, known by its overrides
         found = launched(path, said, r"\S+\.py", r"(?s).*", modules=True)
         if not any(one.startswith("actor_rollout_ref.") for one in found.words):
             raise

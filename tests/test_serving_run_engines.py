@@ -1,0 +1,50 @@
+"""Engines of published runs: by their versions, images and dates, and by the runs of their series."""
+
+from typing import Any
+
+import pytest
+
+from planner.serving.runs.run_schema import serving_rows
+from planner.serving.runs.serving_run import runs_of
+from tests.test_serving_runs import document, row, run
+
+
+@pytest.mark.parametrize(
+    ("engine", "date", "full"),
+    [
+        ({"name": "vllm", "version": "vLLM 0.9.0.2.dev108+g71, Pytorch 2.7.0, ROCm 6.4.1"}, None, "vllm@0.9.0"),
+        ({"name": "sglang", "version": None, "image": "lmsysorg/sglang:v0.5.8.post1-cu130"}, None, "sglang@0.5.8.post1"),
+        ({"name": "trtllm", "version": "0.8.1.post2", "image": "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:0.8.1.post2"},
+         None, "trtllm@1.2.0rc6.post2"),
+        ({"name": "trtllm", "version": "TensorRT 10.11, CUDA 12.9"}, "2025-08-10", "trtllm@1.0"),
+        ({"name": "vllm", "version": None}, "2025-10-29", "vllm@0.11.0"),
+        ({"name": "other", "version": "SGLang v0.4.9"}, None, "sglang@0.4.9"),
+        ({"name": "vllm", "version": None}, None, "vllm"),
+    ],
+)  # fmt: skip
+def test_versions_of_engines(engine: dict[str, Any], date: str | None, full: str) -> None:
+    found = run(engine=engine, **({"date": date} if date else {}))
+    assert found.engine and found.engine.full.startswith(full)
+
+
+def test_a_series_says_the_version_of_its_runs() -> None:
+    """A row without one takes that of the nearest day in two weeks; other models and later images say nothing of it."""
+    silent = {"name": "vllm", "version": None}
+    found = runs_of(
+        serving_rows(
+            document(
+                row(date="2025-12-15", engine={"version": None, "image": "vllm/vllm-openai:v0.10.2"}),
+                row(id="b", date="2025-12-09", engine=silent),
+                row(id="c", date="2025-12-09", engine=silent, model="Qwen/Qwen3-32B"),
+                row(id="d", date="2026-02-20", engine=silent),
+            )
+        )
+    )
+    assert [one.engine.full for one in found if one.engine] == ["vllm@0.10.2", "vllm@0.10.2", "vllm@0.12.0", "vllm@0.15.0"]
+    assert "version 0.10.2, of runs of its series about that day" in found[1].assumed
+
+
+def test_an_unknown_engine_or_device_is_named() -> None:
+    assert "engine 'mine' is not known" in run(engine={"name": "mine"}).unsupported
+    assert "arc-pro-b60" in run(hardware={"gpu": "arc-pro-b60"}).unsupported
+    assert "engine atom priced as sglang" in run(engine={"name": "atom"}).assumed
