@@ -46,7 +46,7 @@ class Rule:
     """What a value must be beyond its type; the second part of ``Annotated``."""
 
     unit: str = ""
-    """A quantity of this dimension of ``units``: bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens."""
+    """A quantity of this dimension of ``units``: bytes, bytes/s, FLOP/s, seconds, watts, USD/h, USD/byte, tokens."""
     choices: tuple[str, ...] = ()
     """The texts that are allowed; of a mapping the keys."""
     required: bool = False
@@ -109,8 +109,9 @@ Bandwidth = Annotated[float, Rule(unit="bytes/s")]
 FlopRate = Annotated[float, Rule(unit="FLOP/s")]
 Watts = Annotated[float, Rule(unit="watts")]
 HourlyPrice = Annotated[float, Rule(unit="USD/h")]
+TrafficPrice = Annotated[float, Rule(unit="USD/byte")]
 
-_SYMBOLS = {"bytes": "B", "bytes/s": "B/s", "seconds": "s", "watts": "W", "tokens": ""}
+_SYMBOLS = {"bytes": "B", "bytes/s": "B/s", "seconds": "s", "watts": "W", "USD/byte": "USD/B", "tokens": ""}
 
 
 @functools.cache

@@ -26,6 +26,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "days": 86400.0},
     "watts": {"W": 1.0, "kW": KILO, "MW": MEGA},
     "USD/h": {"USD/h": 1.0},
+    "USD/byte": {f"USD/{p}B": 1.0 / f for p, f in {**_DECIMAL, **_BINARY}.items()},
     "tokens": {"": 1.0, "K": KILO, "M": MEGA, "B": GIGA, "T": TERA, "Ki": KIB, "Mi": MIB},
 }
 _EXAMPLES = {
@@ -35,6 +36,7 @@ _EXAMPLES = {
     "seconds": "2.5 us",
     "watts": "700 W",
     "USD/h": "2.69 USD/h",
+    "USD/byte": "0.02 USD/GB",
     "tokens": "4M",
 }
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
@@ -43,7 +45,8 @@ _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-
 def parse(text: object, dimension: str, *, what: str = "value", like: str | None = None) -> float:
     """A positive quantity in base units from text such as ``79.6 GiB``.
 
-    ``dimension`` is one of bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens; ``like``: example for the sentence of an error.
+    ``dimension`` is one of bytes, bytes/s, FLOP/s, seconds, watts, USD/h, USD/byte, tokens; ``like``: example for the
+    sentence of an error.
     Raises PlannerError when the unit is missing or of another dimension, or when the number is negative or not finite.
     """
     units = _UNITS[dimension]

@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (1, "hugging_face"),
     (1, "model hardware. trainer_records trainer_options"),
     (1, "trainer"),
-    (2, "workload cluster costs keywords plausible"),
+    (2, "workload cluster cluster_file costs keywords plausible published_rows"),
     (3, "cost.parameters cost.state_dtypes rules. error_bars ties"),
     (3, "cost.layer. cost.pipeline. space"),
     (3, "cost.price."),
@@ -56,6 +56,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "trainers.logs"),
     (5, "trainers."),  # one folder each: a new one stands here by itself
     (5, "serving."),
+    (5, "mixed."),
+    (5, "elastic. rl."),
     (6, "questions.best_plan"),
     (6, "terminal."),
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),

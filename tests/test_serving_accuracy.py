@@ -59,7 +59,7 @@ def test_json_of_a_serving_file(tmp_path: Path) -> None:
 def test_files_of_both_kinds_in_one_folder(tmp_path: Path) -> None:
     write(tmp_path / "serving.yaml", row())
     (tmp_path / "training.yaml").write_text(TRAINING.read_text(encoding="utf-8"), encoding="utf-8")
-    assert [[one.name for one in some] for some in sorted_files([tmp_path])] == [["training.yaml"], ["serving.yaml"]]
+    assert [[one.name for one in some] for some in sorted_files([tmp_path])] == [["training.yaml"], ["serving.yaml"], []]
     found = api.accuracy([tmp_path]).found
     alone = api.accuracy([TRAINING]).found
     assert [one for one in found["runs"] if "step_time_s" in one] == [

@@ -169,11 +169,11 @@ def read_rows(paths: Sequence[str | Path] | None = None) -> list[Row]:
 
 
 def files_of(paths: Sequence[str | Path]) -> list[Path]:
-    """Files, and all ``*.yaml`` and ``*.yml`` of directories. Raises PlannerError."""
+    """Files, and all ``*.yaml`` and ``*.yml`` of directories and what is below them. Raises PlannerError."""
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            found = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+            found = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")])
             if not found:
                 raise PlannerError(f"{path}: no .yaml file of runs in this directory")
             files += found
