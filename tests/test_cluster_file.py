@@ -14,12 +14,25 @@ from planner.schema import read
 
 EXAMPLE: dict[str, Any] = {
     "nodes": [
-        {"kind": "a100", "hardware": "a100-sxm-80gb", "count": 4, "gpus": 8, "site": "us-east", "price": "12 USD/h",
-         "mtbf": "900 h"},
+        {
+            "kind": "a100",
+            "hardware": "a100-sxm-80gb",
+            "count": 4,
+            "gpus": 8,
+            "site": "us-east",
+            "price": "12 USD/h",
+            "mtbf": "900 h",
+        },
         {"kind": "t4", "hardware": "t4", "count": 2, "gpus": 4, "site": "us-west", "slowdown": {"node-5": 1.4}},
     ],
     "links": [
-        {"between": ["us-east", "us-west"], "bandwidth": "5 Gb/s", "latency": "35 ms", "flows": 8, "price": "0.02 USD/GB"}
+        {
+            "between": ["us-east", "us-west"],
+            "bandwidth": "5 Gb/s",
+            "latency": "35 ms",
+            "flows": 8,
+            "price": "0.02 USD/GB",
+        }
     ],
     "storage": {"read": "20 GB/s", "write": "10 GB/s", "per_node": "2 GB/s"},
     "spares": 1,

@@ -1,4 +1,4 @@
-"""Accuracy of runs beyond one job: files with a ``topic``, each answered by the package of that topic; the tables of their errors."""
+"""Accuracy of runs beyond one job: files with a ``topic``, each answered by the package of that topic; tables of the errors."""
 
 from __future__ import annotations
 
