@@ -138,3 +138,11 @@ def slow_link() -> Iterator[tuple[str, str]]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.proof)])
+def searched(request: pytest.FixtureRequest) -> Any:
+    """Plans of searches as export jobs: a part with every trainer, and among the proofs all of them."""
+    from trainers.plans import SOME, WANTED, jobs
+
+    return jobs(SOME if request.param == "some" else WANTED)

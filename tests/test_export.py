@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trainers.plans import EVEN, Wanted, changed, found, jobs, plans
+from trainers.plans import EVEN, Wanted, changed, found, jobs
 
 from planner.errors import PlannerError
 from planner.explicit import complete
@@ -34,17 +34,19 @@ def plan_of(**fields: int) -> Plan:
 # ------------------------------------------------------------------------------------------------ every plan exports
 
 
+@pytest.mark.proof
 def test_the_set_is_large() -> None:
-    assert len(plans()) >= 200
-    assert {plan.trainer for plan in plans()} >= {"megatron", "nemo", "torchtitan", "deepspeed", "fsdp", "nanotron"}
-    assert {plan.num_gpus for plan in plans()} >= {8, 64, 1024, 4096}
+    plans = [one.plan for one in jobs()]
+    assert len(plans) >= 200
+    assert {plan.trainer for plan in plans} >= {"megatron", "nemo", "torchtitan", "deepspeed", "fsdp", "nanotron"}
+    assert {plan.num_gpus for plan in plans} >= {8, 64, 1024, 4096}
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_every_plan_of_the_search_exports(name: str) -> None:
+def test_every_plan_of_the_search_exports(name: str, searched: tuple[ExportJob, ...]) -> None:
     """The search proposes only what the trainer can run: no plan is refused, and each becomes files."""
     target, written = load_target(name), 0
-    every = jobs()
+    every = searched
     if target.package in ("vllm", "sglang"):  # serving asks for the model and the machines, not for the layout
         every = tuple({(one.model.name, one.plan.hardware, one.plan.num_gpus): one for one in every}.values())
     for job in every:
@@ -79,8 +81,8 @@ def job_of(**wanted: object) -> ExportJob:
     return ExportJob.of(found(Wanted(**wanted))[0])  # type: ignore[arg-type]
 
 
-def test_layers_per_stage_are_all_layers() -> None:
-    for job in jobs():
+def test_layers_per_stage_are_all_layers(searched: tuple[ExportJob, ...]) -> None:
+    for job in searched:
         plan, stages = job.plan, job.virtual_stages()
         assert [layer for _, _, layers in stages for layer in layers] == list(range(plan.workload.model.num_layers))
         if plan.trainer == "megatron":
@@ -100,8 +102,8 @@ def test_moe_layers_as_megatron_takes_them() -> None:
     assert moe_layer_pattern(load_model("llama-4-maverick")) == "([0,1]*24)"
 
 
-def test_groups_tile_the_ranks() -> None:
-    for plan in plans()[:60]:
+def test_groups_tile_the_ranks(searched: tuple[ExportJob, ...]) -> None:
+    for plan in [job.plan for job in searched[:60]]:
         for name in GROUPS:
             if plan.num_gpus > 1024 or (name in ("etp", "ep", "edp") and not plan.workload.model.is_moe):
                 continue
@@ -109,9 +111,9 @@ def test_groups_tile_the_ranks() -> None:
             assert sorted(rank for one in every for rank in one) == list(range(plan.num_gpus))
 
 
-def test_parameters_of_all_stages_are_the_model() -> None:
+def test_parameters_of_all_stages_are_the_model(searched: tuple[ExportJob, ...]) -> None:
     """One tensor-parallel rank: stages sum to the model, with the copies that pipelines need."""
-    for job in jobs():
+    for job in searched:
         plan = job.plan
         model, layout = plan.workload.model, plan.layout
         if layout.tp != 1 or layout.ep * layout.etp != 1 or model.mtp_layers:
@@ -248,10 +250,10 @@ def stages_of(plan: Plan) -> dict[str, object]:
     return {**layout, "stages": ExportJob.of(plan).layers_per_chunk()}
 
 
-def test_megatron_export_then_import_is_the_identity() -> None:
+def test_megatron_export_then_import_is_the_identity(searched: tuple[ExportJob, ...]) -> None:
     """The script of every plan, and the mapping, which has the same arguments, of every fifth."""
     target = load_target("megatron")
-    mine = [(job, target.render(job).files) for job in jobs() if job.plan.trainer in target.trainers]
+    mine = [(job, target.render(job).files) for job in searched if job.plan.trainer in target.trainers]
     cases = [(job, files, "arguments.sh") for job, files in mine] + [(*one, "arguments.yaml") for one in mine[::5]]
     for job, files, name in cases:
         reading = read_megatron(files[name], name)

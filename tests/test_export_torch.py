@@ -350,6 +350,7 @@ def losses(job: ExportJob, folder: Path) -> list[tuple[float, float]]:
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
 )
+@pytest.mark.proof
 def test_the_script_trains_like_one_process(tmp_path: Path) -> None:
     """tp 2 x pp 2 x dp 2 on 8 processes: the losses and gradient norms of one process, and they go down."""
     work = {"precision": "fp32", "global_batch_size": 8}

@@ -83,6 +83,7 @@ def test_a_lost_rank_is_named_with_operation_and_size(how: str, what: str) -> No
     assert sentences == [what.format(host=os.uname().nodename)]
 
 
+@pytest.mark.proof
 def test_ranks_leave_together_when_the_first_cannot_write(tmp_path: Path) -> None:
     """An agent of torchrun whose ranks left in order waits minutes for one whose rank did not."""
     said = ranks.together(2, ranks.cannot_finish, str(tmp_path / "mine.yaml"))
@@ -98,6 +99,7 @@ def test_a_launcher_that_ends_the_ranks(died: bool, inside: bool) -> None:
     assert said == [gone if died else "the launcher ended the run during a product of 8 x 8"]
 
 
+@pytest.mark.proof
 def test_ranks_that_do_not_come_are_named() -> None:
     said = ranks.together(3, ranks.comes_alone, missing=(1, 2))
     assert "2 of 3 ranks did not come within 1 s: rank 1, 2; look at their machines" in said[0]
@@ -140,6 +142,7 @@ def test_overlap_has_both_directions() -> None:
         assert (after != before).any() or slow == ASSUMED
 
 
+@pytest.mark.proof
 def test_a_collective_that_the_library_lacks_is_left_out_with_its_reason(tmp_path: Path) -> None:
     output = tmp_path / "mine.yaml"
     said = ranks.together(2, ranks.lacks_an_operation, str(output))

@@ -15,6 +15,8 @@ from tools.update_readme import updated
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONG = ("profile.md", "report.md", "what-if.md")
+"""Pages whose commands take several seconds: among the proofs."""
 
 
 def commands(page: Path) -> list[str]:
@@ -32,7 +34,10 @@ def test_readme_starts_with_the_two_commands():
     assert PAGES[0].read_text(encoding="utf-8").index(block[0]) < 40
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.name, marks=[pytest.mark.proof] if page.name in LONG else []) for page in PAGES],
+)
 def test_commands_run(page, run, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")

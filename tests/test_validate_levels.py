@@ -46,6 +46,7 @@ def test_rank(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.proof
 def test_full_with_parity(tmp_path: Path) -> None:
     """Two ranks by torchrun: a tiny model trains like one process, then one step is timed and followed."""
     found = validated(plan_file(tmp_path), "full")
@@ -55,6 +56,7 @@ def test_full_with_parity(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.proof
 def test_truncated(tmp_path: Path) -> None:
     """Four stages made one layer on two ranks; the scaled parts sum to the scaled step."""
     flags = ("--gpus", "8", "--tp", "2", "--pp", "4", "--dp", "1", "--global-batch-size", "8")

@@ -57,6 +57,7 @@ class Shared:
         return int(self.kept[key])
 
 
+@pytest.mark.proof
 def test_a_rank_whose_machine_is_gone_is_named_without_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is closed, nothing comes any more, and the operation may take much longer: all others end, one says why."""
     monkeypatch.setattr("planner.lab.launch.watch.SILENT", 1.0)
