@@ -73,6 +73,7 @@ class Request:
     lora_rank: int | None = None
     expert_imbalance: float | None = None
     lora_targets: str = "all"
+    lora_whole: str = "none"
     frozen_weights: str | None = None
     document_length: int = 0
     objective: str = "lm"
@@ -147,7 +148,7 @@ def resolve(request: Request) -> ResolvedJob:
     batch = _batch(request, model, length, habit, assumed)
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
-        lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
+        lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets, lora_whole=request.lora_whole,
         document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
         image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, model, trainer, rank, assumed),
     )  # fmt: skip

@@ -37,6 +37,7 @@ class JobKeywords(TypedDict, total=False):
     optimizer: str | None
     lora_rank: int | None
     lora_targets: str | None
+    lora_whole: str | None
     frozen_weights: str | None
     objective: str | None
     """'lm' or 'dpo'."""

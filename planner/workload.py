@@ -56,6 +56,10 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "qv": ("qkv", "mla_q_up"),
 }
 """Linear layers with adapters by their names in the cost model; () = all of them. qv: of the projections query and value alone."""
+LORA_WHOLE: dict[str, tuple[str, ...]] = {
+    "none": (), "embedding": ("embedding",), "head": ("head",), "both": ("embedding", "head"),
+}  # fmt: skip
+"""Tables that are trained as a whole beside adapters, each in a copy of its own (peft: modules_to_save)."""
 IMAGE_ENCODERS = {"frozen": "forward only, no gradients and no states", "trained": "as the text model"}
 """What happens to an image encoder."""
 FROZEN_WEIGHTS = WORDS["frozen_weights"]
@@ -88,6 +92,8 @@ class Workload:
     """Rank of the low-rank adapters; 0 = every weight is trained."""
     lora_targets: str = "all"
     """Linear layers that carry adapters, one of LORA_TARGETS."""
+    lora_whole: str = "none"
+    """Tables that are trained as a whole beside adapters, one of LORA_WHOLE."""
     frozen_weights: str = "bf16"
     """Dtype of frozen linear layers under adapters, one of FROZEN_WEIGHTS."""
     document_length: int = 0
@@ -109,6 +115,7 @@ class Workload:
             "precision": PRECISIONS,
             "optimizer": OPTIMIZERS,
             "lora_targets": LORA_TARGETS,
+            "lora_whole": LORA_WHOLE,
             "frozen_weights": FROZEN_WEIGHTS,
             "objective": OBJECTIVES,
             "image_encoder": IMAGE_ENCODERS,
@@ -119,6 +126,10 @@ class Workload:
         if self.frozen_weights != "bf16" and not self.lora_rank:
             raise PlannerError(
                 f"frozen_weights is {self.frozen_weights}, but without adapters every weight is trained; give --lora-rank too"
+            )
+        if self.lora_whole != "none" and not self.lora_rank:
+            raise PlannerError(
+                f"lora_whole is {self.lora_whole}, but without adapters every weight is trained; give --lora-rank too"
             )
         if 0.0 < self.expert_imbalance < 1.0:
             raise PlannerError(f"expert_imbalance is {self.expert_imbalance}; it must be {IMBALANCE}")
@@ -142,6 +153,10 @@ class Workload:
     def trains_images(self) -> bool:
         """The image encoder gets gradients."""
         return self.image_encoder == "trained"
+
+    def trains(self, table: str) -> bool:
+        """A table, "embedding" or "head", gets gradients: always, but under adapters only where it is trained as a whole."""
+        return not self.lora_rank or table in LORA_WHOLE[self.lora_whole]
 
     @property
     def element(self) -> float:

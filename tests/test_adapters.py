@@ -19,6 +19,7 @@ from planner.rules import Job
 from planner.rules.jobs import check_workload
 from planner.timeline.priced_plan import price
 from planner.timeline.step_slices import timeline_of
+from planner.trainer import load_trainer
 from planner.workload import Workload
 
 ALONE = Layout(zero=3, recompute=int(Recompute.FULL))
@@ -56,6 +57,30 @@ def test_a_frozen_base_by_hand(name: str) -> None:
     assert found["weights"][0] == pytest.approx(base + 4 * adapters)
     assert found["optimizer_states"][0] == pytest.approx(8 * adapters)
     assert found["gradients"][0] <= 4 * adapters
+
+
+@pytest.mark.parametrize("frozen", ["bf16", "fp32", "nf4"])
+@pytest.mark.parametrize(("whole", "tables"), [("embedding", 1), ("head", 1), ("both", 2)])
+def test_tables_trained_as_a_whole_by_hand(whole: str, tables: int, frozen: str) -> None:
+    """A copy of each with gradient and two moments, all in the dtype of the frozen table: fp32 beside a base of 4 bits."""
+    plain, more = (priced(asked(lora_rank=8, frozen_weights=frozen, lora_whole=one)) for one in ("none", whole))
+    each = tables * V * H * (2 if frozen == "bf16" else 4)
+    added = {name: float(more.memory[name][0] - plain.memory[name][0]) for name in ("weights", "gradients", "optimizer_states")}
+    assert added["weights"] == pytest.approx(each) and added["optimizer_states"] == pytest.approx(2 * each)
+    assert 0.0 <= added["gradients"] <= each * 1.001 and more.memory_peak[0] > plain.memory_peak[0] + 2.9 * each
+    assert (more.time["compute"][0] > plain.time["compute"][0]) == (whole != "embedding"), "the head has a weight gradient"
+    assert more.time["optimizer"][0] > plain.time["optimizer"][0]
+
+
+def test_tables_are_trained_beside_adapters_alone() -> None:
+    with pytest.raises(PlannerError, match="lora_whole is head, but without adapters every weight is trained"):
+        asked(lora_whole="head")
+    with pytest.raises(PlannerError, match="lora_whole"):
+        asked(lora_rank=8, lora_whole="all")
+    one = asked(lora_rank=8, lora_whole="both")
+    for trainer in ("megatron", "litgpt"):
+        with pytest.raises(PlannerError, match="trains adapters alone"):
+            check_workload(one.workload, one.cluster, load_trainer(trainer))
 
 
 def test_bits_of_four_bit_weights() -> None:

@@ -103,8 +103,6 @@ def test_words_for_adapters(words: str, rank: int, targets: str, frozen: str | N
         ("--tune_vision true", "tune_vision decides memory"),
         ("--model_name_or_path bert-base-uncased", "bert-base-uncased is no decoder: encoders and sequence-to-sequence models"),
         ("--spectrum_config_path 30percent.yaml", "spectrum_config_path decides memory or degrees and is not priced"),
-        ("--use_lora True --lora_r 8 --modules_to_save embed_tokens,lm_head", "modules_to_save trains embed_tokens, lm_head as a "
-         "whole, which is not priced; --set modules_to_save=null"),
     ],
 )  # fmt: skip
 def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str, tmp_path: Path) -> None:
@@ -113,6 +111,12 @@ def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str,
     settings = {one.split()[0]: "false" for one in words.split("--")[1:] if not one.startswith(("lora_r ", "use_lora "))}
     if "bert" not in words:
         assert script(tmp_path, words, settings=settings).model.name == "llama-2-7b"
+
+
+def test_tables_trained_beside_adapters(tmp_path: Path) -> None:
+    cases = {"embed_tokens,lm_head": "both", "lm_head": "head", "embed_tokens": "embedding", "classifier": "none"}
+    for said, whole in cases.items():
+        assert script(tmp_path, f"--use_lora True --lora_r 8 --modules_to_save {said}").lora_whole == whole
 
 
 def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_path: Path) -> None:

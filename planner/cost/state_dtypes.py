@@ -55,6 +55,17 @@ def frozen_other(workload: Workload) -> float:
     return 4.0 if workload.frozen_weights == "fp32" else workload.element
 
 
+def whole_bytes(workload: Workload) -> tuple[float, float, float]:
+    """Weight, gradient and optimizer states per parameter of a table that is trained as a whole beside adapters.
+
+    It is a copy of the frozen table in the dtype of that (fp32 beside a base of 4 or 8 bits), and gradients and moments have the
+    dtype of their parameter.  [peft, utils/other.py: ModulesToSaveWrapper.update, a deep copy, prepare_model_for_kbit_training;
+    tuners_utils.py: cast_adapter_dtype, of adapters alone]
+    """
+    each = 4.0 if dequantised(workload) else frozen_other(workload)
+    return each, each, PURE_STATES[workload.optimizer] * each / 2.0
+
+
 def frozen_element(workload: Workload) -> float:
     """Bytes per parameter of frozen linear layers."""
     return FROZEN_BYTES.get(workload.frozen_weights, workload.element)

@@ -14,7 +14,15 @@ from planner.errors import listed
 from planner.keywords import flag_of
 from planner.layout import BOOLEANS, NAMES, Layout
 from planner.schema import fields_of
-from planner.workload import FROZEN_WEIGHTS, IMAGE_ENCODERS, LORA_TARGETS, OBJECTIVES, OPTIMIZERS, PRECISIONS
+from planner.workload import (
+    FROZEN_WEIGHTS,
+    IMAGE_ENCODERS,
+    LORA_TARGETS,
+    LORA_WHOLE,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+)
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -72,6 +80,7 @@ JOB_FLAGS: tuple[tuple[str, Any, str, str], ...] = (
     ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),
     ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
     ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
+    ("lora_whole", str, "NAME", f"Tables trained as a whole beside adapters: {listed(LORA_WHOLE)}. [none]"),
     ("frozen_weights", str, "NAME", f"Frozen linear layers under adapters: {listed(FROZEN_WEIGHTS)}. [bf16]"),
     ("objective", str, "NAME", f"What is minimised: {listed(OBJECTIVES)}. [lm]"),
     ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
@@ -87,8 +96,8 @@ ALSO = {"network_bandwidth": ("--network",)}
 
 
 CHOICES: dict[str, Iterable[str]] = {
-    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
-    "objective": OBJECTIVES, "image_encoder": IMAGE_ENCODERS,
+    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "lora_whole": LORA_WHOLE,
+    "frozen_weights": FROZEN_WEIGHTS, "objective": OBJECTIVES, "image_encoder": IMAGE_ENCODERS,
 }  # fmt: skip
 
 

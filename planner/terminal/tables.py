@@ -15,13 +15,14 @@ from rich.text import Text
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
+from planner.errors import listed
 from planner.explain import COMPONENT_TEXT, PART_TEXT, host_text, layout_text, recompute_text
 from planner.layout import NAMES, Layout
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
 from planner.terminal.whole_words import WholeWords
 from planner.ties import RIGHT, shipped_ties
-from planner.workload import Workload
+from planner.workload import LORA_WHOLE, Workload
 
 if TYPE_CHECKING:
     from planner.advice import Advice
@@ -280,7 +281,8 @@ def first_runs_text(one: Prediction) -> str:
 
 def trained(work: Workload) -> str:
     """Adapters in the title of a job, which says nothing where every weight is trained."""
-    return f"adapters of rank {work.lora_rank} on a base in {work.frozen_weights}, " if work.lora_rank else ""
+    whole = f" beside trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
+    return f"adapters of rank {work.lora_rank}{whole} on a base in {work.frozen_weights}, " if work.lora_rank else ""
 
 
 def print_prediction(console: Console, plan: Plan) -> None:

@@ -187,8 +187,8 @@ def state_parts(
     shard, expert_shard = shard_groups(layout, trainer)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
-    learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
+    tables, heads = float(workload.trains("embedding")), float(workload.trains("head"))
+    learned = parameters.adapters / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     outside = experts_outside(layout, trainer)
     several, unit = (stages.moe > 0) & (outside == 0), parameters.largest_dense_unit
     experts = parameters.largest_expert_unit * several
@@ -215,9 +215,9 @@ def state_parts(
         "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),
         "table_weights": first * gathered * on + copied_shard(workload, trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
-        "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
+        "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * heads,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
-        "new_layer": new_layer, "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated,
+        "new_layer": new_layer, "new_head": head / shard * new * heads, "new_all": new_all, "kept_new": replicated,
         "accumulated": accumulated, "wrapped": 1.0 - alone,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined,
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
@@ -232,7 +232,7 @@ def _further_parts(
     """Weights of the root unit, which is not dropped after its forward pass; 1 where updates follow each gradient; copies of the
     head; its gradient that the pieces of a loss add up, and a piece's.  [torch 2.13, _runtime_utils.py: _post_forward_reshard]
     """
-    micro, tables = column(layout.num_microbatches), float(workload.lora_rank == 0)
+    micro, trained = column(layout.num_microbatches), float(workload.trains("head"))
     table = workload.model.vocab_size * float(workload.model.hidden_size) / column(layout.tp)
     both = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * workload.model.tied_embeddings) + stages.embedding
     wrapped = column(layout.dp) * column(layout.cp) > 1
@@ -241,7 +241,7 @@ def _further_parts(
         "root": both * table * gathered_bytes(workload) * wrapped * (trainer.traffic.root_units > 1),
         "released": np.where((micro == 1) & (column(layout.pp) == 1), float(trainer.stored.gradients == "released"), 0.0),
         "head_copies": np.minimum(stages.head, 1.0) * table * sum(term.head_bytes(trainer) for term in trainer.terms),
-        "head_pieces": head * summed * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
+        "head_pieces": head * summed * trained * (trainer.stored.loss in ("chunked", "fused_linear")),
     }
 
 

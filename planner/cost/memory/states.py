@@ -22,6 +22,7 @@ from planner.cost.pipeline.partition import (
     shard_groups,
 )
 from planner.cost.price.state_traffic import bucket_bytes
+from planner.cost.state_dtypes import whole_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import PAGED, Workload
@@ -106,11 +107,17 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
     if workload.reference:
         extra = extra + per_rank(parameters.dense, parameters.expert, 3) * gathered_bytes(workload)
-    return {
+    held = {
         "weights": resident + extra,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
         "optimizer_states": parameters.updated(workload, layout, trainer) * optimizer_bytes,
     }  # fmt: skip
+    if workload.lora_whole == "none":
+        return held
+    levels, others = (trainer.stored.weight_sharding_level, 2, 1), (0.0, gradient_bytes, optimizer_bytes)
+    for name, level, own, other in zip(held, levels, whole_bytes(workload), others, strict=True):
+        held[name] = held[name] + per_rank(parameters.whole, np.zeros_like(parameters.expert), level) * (own - other)
+    return held
 
 
 def on_device(workload: Workload, layout: Layout, held: dict[str, Floats]) -> dict[str, Floats]:
@@ -162,10 +169,11 @@ def workspace_bytes(
     unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     weight, whole = gathered_bytes(workload), float(workload.lora_rank == 0)
+    tables = float(workload.trains("embedding") or workload.trains("head"))
     units = 2.0 + sum(term.prefetched_units() for term in trainer.terms)
     one_by_one = units * unit * layer_bytes(workload) + whole * unit * trainer.traffic.gradient_reduce_bytes
     one_by_one = one_by_one + 2.0 * copied_shard(workload, trainer, layout, unit)
-    at_ends = table * (weight + whole * trainer.traffic.gradient_reduce_bytes)
+    at_ends = table * (weight + tables * trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
     dense, expert = parameters.trained(workload)

@@ -172,6 +172,8 @@ class StageParameters:
     """Routed experts of one layer, shape (N, 1)."""
     adapters: Floats
     """Low-rank adapters, when only those are trained."""
+    whole: Floats
+    """Copies of embedding and head that are trained beside adapters; 0 without."""
     linear: Floats
     """The part of ``dense`` that is linear layers: no embedding, head, norm or router."""
     image_encoder: Floats
@@ -183,9 +185,9 @@ class StageParameters:
         return self.dense + self.expert
 
     def trained(self, workload: Workload) -> tuple[Floats, Floats]:
-        """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
+        """Parameters that get gradients: all of them, or the adapters with what is trained beside them (which count as dense)."""
         if workload.lora_rank:
-            return self.adapters, np.zeros_like(self.expert)
+            return self.adapters + self.whole, np.zeros_like(self.expert)
         return self.dense - self.image_encoder * (not workload.trains_images), self.expert
 
     def updated(self, workload: Workload, layout: Layout, trainer: Trainer | None = None) -> Floats:
@@ -228,12 +230,14 @@ def stage_parameters(
     mixer, plain_mlp, routed = _adapter_widths(workload, layout, kernels)
     width = (stages.dense + stages.moe) * mixer + stages.dense * plain_mlp + stages.moe * routed
     adapters = workload.lora_rank * width / tp
+    ends = (stages.embedding * workload.trains("embedding") + head * workload.trains("head")) * (workload.lora_rank > 0)
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
         largest_dense_unit=unit,
         largest_expert_unit=functools.reduce(np.maximum, [one[3] for one in alone]),
         adapters=adapters,
+        whole=ends * table,
         linear=linear,
         image_encoder=stages.embedding * counts.vision,
     )

@@ -99,7 +99,7 @@ def _group(run: Run) -> tuple[object, ...]:
     """What one call of the cost model shares; profiles, trainers and models are built once each: identity will do."""
     workload, cluster = run.workload, run.cluster
     assert workload is not None and cluster is not None
-    adapters = (workload.lora_rank, workload.lora_targets, workload.frozen_weights, workload.document_length)
+    adapters = (workload.lora_rank, workload.lora_targets, workload.lora_whole, workload.frozen_weights, workload.document_length)
     shared = (workload.sequence_length, workload.precision, workload.optimizer, *adapters)
     return (id(workload.model), id(cluster.hardware), id(run.trainer), *shared)
 

@@ -18,7 +18,7 @@ from planner.model import load_model
 from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
 from planner.trainer_options import read_options, spell
-from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, OBJECTIVES, OPTIMIZERS, PRECISIONS
+from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, LORA_WHOLE, OBJECTIVES, OPTIMIZERS, PRECISIONS
 
 _FACTOR = re.compile(r"^\s*[x×]\s*(\S+)\s*$")
 _RANGE = re.compile(r"^\s*([^.\s]+)\s*\.\.\s*([^.\s]+)\s*$")
@@ -43,8 +43,8 @@ class Input:
 
 
 _CHOICES: dict[str, Collection[str]] = {
-    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
-    "objective": OBJECTIVES,
+    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "lora_whole": LORA_WHOLE,
+    "frozen_weights": FROZEN_WEIGHTS, "objective": OBJECTIVES,
 }  # fmt: skip
 _LOADERS: dict[str, Callable[[str], Any]] = {
     "model": load_model, "hardware": load_hardware, "trainer": load_trainer, "options": read_options,

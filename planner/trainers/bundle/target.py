@@ -265,7 +265,8 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
     ] + [
         f"{field} {value}: the export to {who} writes adapters on all linear layers of a base in bf16 alone"
         for field, value, usual in (
-            ("lora_targets", job.workload.lora_targets, "all"), ("frozen_weights", job.workload.frozen_weights, "bf16")
+            ("lora_targets", job.workload.lora_targets, "all"), ("lora_whole", job.workload.lora_whole, "none"),
+            ("frozen_weights", job.workload.frozen_weights, "bf16"),
         )
         if job.workload.lora_rank and value != usual
     ] + [f"objective {job.workload.objective}: the export to {who} writes the loss of the next token alone; plan with objective lm"

@@ -45,6 +45,8 @@ class Reading:
     """Rank of the adapters, 0 = every weight is trained; None = the trainer's habit."""
     lora_targets: str = "all"
     """One of workload.LORA_TARGETS."""
+    lora_whole: str = "none"
+    """One of workload.LORA_WHOLE."""
     frozen_weights: str | None = None
     """Dtype of the base under adapters, one of workload.FROZEN_WEIGHTS; None = the trainer's habit."""
     objective: str = "lm"
@@ -65,7 +67,7 @@ class Reading:
 
 SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
 """What a user may say in addition to the configuration; it goes before what was read."""
-WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "frozen_weights", "objective")
+WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "lora_whole", "frozen_weights", "objective")
 """What the configuration alone says of the workload."""
 NEEDED = {
     "model": Question(name="--model NAME", about="which model it trains"),

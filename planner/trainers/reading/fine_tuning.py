@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.errors import PlannerError, shown
+from planner.errors import PlannerError, listed, shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
@@ -14,6 +14,7 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.sharding import Sharding
 from planner.trainers.reading.values import not_priced, quotient
+from planner.workload import LORA_WHOLE
 
 OPTIMIZERS = {
     "adam": "adam", "adamw": "adam", "adamw_torch": "adam", "adamw_torch_fused": "adam", "adamw_hf": "adam",
@@ -102,8 +103,6 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
-    if job.lora_rank:
-        _require_adapters_alone(job.given)
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
@@ -138,6 +137,7 @@ def reading(job: FineTuning) -> Reading:
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=job.optimizer, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets=job.lora_targets if job.lora_rank else "all",
+        lora_whole=_trained_whole(job.given, job.trainer) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
@@ -152,17 +152,23 @@ def require_priced(reading: Reading, where: str) -> None:
         raise not_priced(where, wrong, wrong)
 
 
-def _require_adapters_alone(given: Settings) -> None:
-    """Raises PlannerError where embedding or head are trained as a whole beside adapters, which costs more than the adapters."""
+def _trained_whole(given: Settings, trainer: str) -> str:
+    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE. Raises PlannerError for unsloth."""
     for name in TRAINED_WHOLE:
-        listed = given.get(name)
-        words = listed if isinstance(listed, list) else re.split(r"[,\s]+", str(listed or ""))
-        whole = [str(one) for one in words if re.search(r"embed|lm_head|wte|output_layer", str(one))]
-        if whole:
+        said = given.get(name)
+        words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+        found = tuple(
+            table for table, names in (("embedding", r"embed|wte"), ("head", r"lm_head|output_layer"))
+            if any(re.search(names, str(one)) for one in words)
+        )  # fmt: skip
+        if found and trainer == "unsloth":
             raise PlannerError(
-                f"{given.where(name)} trains {', '.join(whole)} as a whole, which is not priced; --set {name}=null imports the job "
-                "with its adapters alone"
+                f"{given.where(name)} trains {listed(found, 'and')} as a whole; unsloth trains such tables in fp32 and moves the "
+                f"frozen ones away, which is not priced; --set {name}=null imports the job with its adapters alone"
             )
+        if found:
+            return next(one for one, tables in LORA_WHOLE.items() if tables == found)
+    return "none"
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
