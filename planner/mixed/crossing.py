@@ -41,7 +41,7 @@ class Crossing:
     """A link that the rings of a data parallel group cross."""
 
     link: Link
-    sharing: float
+    sharing: float | Floats
     """Rings of equal size that cross it at the same time (of a node's card, where the link is per node)."""
 
 
