@@ -12,8 +12,8 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
-from planner.mixed.boundaries import hop_times
-from planner.mixed.cut import Cut, best_cut
+from planner.mixed.boundaries import Hops
+from planner.mixed.cut import Cut, best_cut_of, by_end
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 from planner.mixed.shares import Replicas, longest, water_fill
@@ -21,6 +21,8 @@ from planner.mixed.stage_tables import FIRST, LAST, MIDDLE, Axes, Choice, KindTa
 
 MOST_STAGES = 64
 """Stages of one pipeline that are searched."""
+HUGE = 1e15
+"""Seconds of what does not fit."""
 STEP = 1.02
 """Ratio of neighbouring levels of ``Space.level``: a bound is at most so much too low."""
 COLUMNS = 100_000
@@ -75,7 +77,7 @@ class Space:
     job: MixedJob
     axes: Axes
     _tables: dict[tuple[str, bool, bool], KindTables] = field(default_factory=dict)
-    _hops: dict[tuple[object, ...], list[tuple[float, float]]] = field(default_factory=dict)
+    _by_end: dict[tuple[int, float], Floats] = field(default_factory=dict)
     _cuts: dict[tuple[object, ...], tuple[Cut, list[Choice]] | None] = field(default_factory=dict)
     _held: dict[str, NDArray[np.int32]] = field(default_factory=dict)
 
@@ -117,13 +119,17 @@ class Space:
         batch = self.job.workload.global_batch_size
         return {one: batch // one for one in self.axes.micros if batch % one == 0}
 
-    def hops(self, pipeline: Pipeline) -> list[tuple[float, float]]:
-        """Seconds that each stage spends on sends; they depend on kinds, tp and counts alone."""
-        key = tuple((one.kind, one.tp) for one in pipeline.stages), pipeline.count, pipeline.micro_batch_size
-        if key not in self._hops:
-            layout = MixedLayout(pipelines=(pipeline,), cp=self.axes.cp, ep=self.axes.ep)
-            self._hops[key] = hop_times(self.job, layout, pipeline)
-        return self._hops[key]
+    @cached_property
+    def hops(self) -> Hops:
+        """Seconds of sends."""
+        return Hops(self.job, self.axes.cp)
+
+    def by_end(self, choice: Choice, hop: float) -> Floats:
+        """Seconds of a stage with its sends by first layer and end."""
+        key = id(choice), hop
+        if key not in self._by_end:
+            self._by_end[key] = by_end(choice.seconds + hop)
+        return self._by_end[key]
 
 
 def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | None:
@@ -193,14 +199,16 @@ def _bounded(
     ends = [table.least_end[tp, b, known, share[:, number]] for number, (table, tp) in enumerate(zip(tables, at, strict=True))]
     if apart:
         level = np.stack([space.level([one], [place], layers) for one, place in zip(held, places, strict=True)], axis=1)
+        rate = (replicas / np.where(np.isfinite(level), level, HUGE)).sum(axis=1)
+        level = np.where(np.isfinite(level), level, HUGE)
         fill = np.maximum(layers * each - level, 0.0)
-        rate = (replicas / level).sum(axis=1)
         bound = np.maximum((batch + (replicas * fill / level).sum(axis=1)) / rate, (fill + level).max(axis=1))
         bound = bound + np.max(ends, axis=0)
     else:
         level = space.level(held, places, layers)
+        level = np.where(np.isfinite(level), level, HUGE)
         bound = np.maximum(layers * each.min(axis=1), level) + (np.ceil(batch / together) - 1.0) * level + np.min(ends, axis=0)
-    one = np.flatnonzero(np.isfinite(bound))
+    one = np.flatnonzero(bound < HUGE)
     return tps[one], stages[one], replicas[one], np.full(len(one), micro), bound[one]
 
 
@@ -212,18 +220,44 @@ class Found:
     seconds: float
 
 
-def layouts_of(space: Space, degrees: Degrees) -> Iterator[Found]:
-    """The layouts of one candidate: every order of its kinds, each cut exactly; shares by water-filling. None where memory does not
-    do."""
+def layouts_of(space: Space, degrees: Degrees, below: float) -> Iterator[Found]:
+    """The layouts of one candidate: every order of its kinds, each cut exactly; shares by water-filling.
+
+    None where memory does not do, and orders that take ``below`` seconds at the least are left out.
+    """
     if degrees.apart:
         found = _apart(space, degrees)
         if found is not None:
             yield found
         return
     for order in itertools.permutations(range(len(degrees.kinds))):
-        found = _together(space, degrees, order)
+        found = _together(space, degrees, order) if _order_bound(space, degrees, order) < below else None
         if found is not None:
             yield found
+
+
+def _order_bound(space: Space, degrees: Degrees, order: tuple[int, ...]) -> float:
+    """The bound of ``columns_of`` where every kind has as many microbatches waiting as its place in the pipeline asks for."""
+    axes, layers = space.axes, space.job.workload.model.num_layers
+    known, b, behind = axes.replica_row(degrees.replicas[0]), axes.micros.index(degrees.micro), sum(degrees.stages)
+    sums, each = np.zeros(len(space.levels), dtype=np.int64), list[float]()
+    rounds = -(-space.microbatch_sum[degrees.micro] // degrees.replicas[0])
+    for at in order:
+        kind = degrees.kinds[at]
+        tp = axes.tps[kind].index(degrees.tps[at])
+        row = space.held(kind)[tp, b, known]
+        last = min(behind, rounds, len(row)) - 1
+        behind -= degrees.stages[at]
+        before = max(min(behind, rounds, len(row)), last + 1 - degrees.stages[at])
+        sums += row[last] - (row[before - 1] if before else 0)
+        if (more := degrees.stages[at] - (last + 1 - before)) > 0:  # stages that wait for as many as there are
+            sums += more * (row[last] - (row[last - 1] if last else 0))
+        each.append(float(space.table(kind, False, False).per_layer[tp, b]))
+    enough = np.flatnonzero(sums >= layers)
+    if not len(enough):
+        return np.inf
+    level = float(space.levels[max(enough[0] - 1, 0)])
+    return max(layers * min(each), level) + (rounds - 1.0) * level
 
 
 def _together(space: Space, degrees: Degrees, order: tuple[int, ...]) -> Found | None:
@@ -264,19 +298,18 @@ def _cut(
     if key not in space._cuts:
         p = len(places)
         shape = Pipeline(stages=tuple(Stage(kind=kind, tp=tp, layers=1) for kind, tp in places), count=count, micro_batch_size=micro)
-        hops = [sum(one) for one in space.hops(shape)]
-        choices, costs = list[Choice](), list[Floats]()
+        hops = [sum(one) for one in space.hops.times(shape)]
+        choices = list[Choice]()
         for at, (kind, tp) in enumerate(places):
             slot = MIDDLE if p == 1 else FIRST if at == 0 else LAST if at == p - 1 else MIDDLE
             flight = min(rounds, p - at) if space.axes.schedule == "1f1b" else rounds
             choices.append(space.table(kind, spanned, p == 1).choice(slot, tp, micro, replicas, flight, rounds))
-            costs.append(choices[-1].seconds + hops[at])
         if p == 1:
-            alone = float(costs[0][0, 0])
+            alone = float(choices[0].seconds[0, 0])
             whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
             space._cuts[key] = (whole, choices) if np.isfinite(alone) else None
         else:
-            cut = best_cut(costs, rounds)
+            cut = best_cut_of([space.by_end(one, hop) for one, hop in zip(choices, hops, strict=True)], rounds)
             space._cuts[key] = None if cut is None else (cut, choices)
     return space._cuts[key]
 

@@ -32,69 +32,71 @@ def best_cut(costs: list[Floats], microbatches: float) -> Cut | None:
 
         f_j(e) = min over s of f_{j-1}(s) + tau_j(s, e - s),  tau <= z,
 
-    in O(p L^2); z takes the values of tau from the smallest that is feasible (found by bisection) until (m - 1) z alone with
-    the least possible sum is not better than what was found.
+    in O(p L^2); z takes the values of tau, from the smallest at which the stages could hold all layers until (m - 1) z with the
+    least possible sum is not better than what was found.
     """
-    tables = [_by_end(one) for one in costs]
-    bounds = np.unique(np.concatenate([one[np.isfinite(one)] for one in tables]))
-    unbounded = _least_sum(tables, np.inf)
-    if unbounded is None:
-        return None
-    low, high = 0, len(bounds) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _feasible(tables, bounds[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    least_sum = sum(unbounded[1])
+    return best_cut_of([by_end(one) for one in costs], microbatches)
+
+
+def by_end(costs: Floats) -> Floats:
+    """Cost by end e and first layer s, (L + 1, L + 1), infinite for e < s."""
+    size = len(costs)
+    end, start = np.indices((size, size))
+    return np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
+
+
+def best_cut_of(tables: list[Floats], microbatches: float) -> Cut | None:
+    """The same of tables by end and first layer (``by_end``)."""
+    distinct = {id(one): one for one in tables}
+    bounds = np.unique(np.concatenate([one[np.isfinite(one)] for one in distinct.values()]))
+    room = {key: _most(one, bounds) for key, one in distinct.items()}
+    enough = np.flatnonzero(np.sum([room[id(one)] for one in tables], axis=0) >= len(tables[0]) - 1)
     best: Cut | None = None
-    number = high
-    while number < len(bounds):
-        z = float(bounds[number])
+    least_sum, tried = 0.0, 0
+    for z in bounds[enough].tolist():
         if best is not None and least_sum + (microbatches - 1.0) * z >= best.seconds(microbatches):
             break
         found = _least_sum(tables, z)
+        tried += 1
         if found is not None:
             layers, taken = found
             cut = Cut(layers=layers, slowest=max(taken), total=sum(taken))
             if best is None or cut.seconds(microbatches) < best.seconds(microbatches):
                 best = cut
-        number += 1
+        if tried == 2:
+            unbounded = _least_sum(tables, np.inf)
+            if unbounded is None:
+                return None
+            least_sum = sum(unbounded[1])
     return best
 
 
-def _by_end(costs: Floats) -> Floats:
-    """Cost by first layer s and end e, (L + 1, L + 1), infinite for e < s."""
-    size = len(costs)
-    start, end = np.indices((size, size))
-    return np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
-
-
-def _feasible(tables: list[Floats], bound: float) -> bool:
-    """Whether some cut has no stage above the bound."""
-    reached: NDArray[np.bool_] = np.zeros(len(tables[0]), dtype=bool)
-    reached[0] = True
-    for one in tables:
-        reached = np.any(reached[:, None] & (one <= bound), axis=0)
-    return bool(reached[-1])
+def _most(table: Floats, bounds: Floats) -> NDArray[np.intp]:
+    """Most layers of a stage, wherever it begins, that take no longer than each bound; 0 where none does."""
+    size = len(table)
+    fastest = np.array([np.diagonal(table, -layers).min() for layers in range(size)])
+    after = np.minimum.accumulate(fastest[::-1])[::-1]
+    return np.asarray(np.maximum(np.searchsorted(after, bounds, side="right") - 1, 0))
 
 
 def _least_sum(tables: list[Floats], bound: float) -> tuple[tuple[int, ...], list[float]] | None:
     """The cut with the least sum and no stage above the bound, with the seconds of its stages."""
-    least = np.full(len(tables[0]), np.inf)
+    size = len(tables[0])
+    least, rows = np.full(size, np.inf), np.arange(size)
     least[0] = 0.0
-    came = list[NDArray[np.intp]]()
+    came, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
     for one in tables:
-        sums = least[:, None] + np.where(one <= bound, one, np.inf)
-        came.append(np.argmin(sums, axis=0))
-        least = sums[came[-1], np.arange(sums.shape[1])]
+        if id(one) not in allowed:
+            allowed[id(one)] = np.where(one <= bound, one, np.inf)
+        sums = least + allowed[id(one)]
+        came.append(sums.argmin(axis=1))
+        least = sums[rows, came[-1]]
     if not np.isfinite(least[-1]):
         return None
-    end, ends = len(least) - 1, list[int]()
+    end, ends = size - 1, list[int]()
     for back in reversed(came):
         ends.append(end)
         end = int(back[end])
     ends = [0, *reversed(ends)]
     layers = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
-    return layers, [float(one[a, b]) for one, a, b in zip(tables, ends, ends[1:], strict=False)]
+    return layers, [float(one[b, a]) for one, a, b in zip(tables, ends, ends[1:], strict=False)]

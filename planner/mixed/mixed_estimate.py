@@ -12,7 +12,7 @@ from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
 from planner.cost.price.compute import straggling_of
 from planner.errors import PlannerError
-from planner.mixed.boundaries import hop_times, traffic_cluster
+from planner.mixed.boundaries import Hops, traffic_cluster
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline
 from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
@@ -130,8 +130,9 @@ def estimate_mixed(job: MixedJob, layout: MixedLayout) -> MixedEstimate:
     """
     check_mixed(job, layout)
     priced = [[_priced(job, layout, one, number) for number in range(len(one.stages))] for one in layout.pipelines]
+    hops = Hops(job, layout.cp)
     found = [
-        _pipeline(job, layout, one, stages, hop_times(job, layout, one))
+        _pipeline(job, layout, one, stages, hops.times(one))
         for one, stages in zip(layout.pipelines, priced, strict=True)
     ]
     slowest = max(range(len(found)), key=lambda number: found[number].seconds)

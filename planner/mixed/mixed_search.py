@@ -22,6 +22,8 @@ from planner.space import MICRO_BATCHES
 LARGEST_TP = 64
 CUTS = 1500
 """Candidates that are cut exactly, at most; what is left out then is said with its bound."""
+GAP = 0.01
+"""Part of the step time by which what is not looked at could still be faster."""
 FINALISTS = 12
 """Layouts that are priced exactly, stage by stage, for the one that is asked for."""
 
@@ -62,7 +64,7 @@ class MixedFinding:
 
 
 def search_mixed(
-    job: MixedJob, pins: MixedPins | None = None, top: int = 3, progress: Callable[[str], None] = lambda _: None
+    job: MixedJob, pins: MixedPins | None = None, top: int = 3, gap: float = GAP, progress: Callable[[str], None] = lambda _: None
 ) -> MixedFinding:
     """The fastest mixed layouts whose cards hold their stages.
 
@@ -83,7 +85,7 @@ def search_mixed(
                 found = columns_of(space, some, apart)
                 if found is not None:
                     columns.append((space, found))
-    kept, cut, bound = _cut_in_order(columns, max(FINALISTS, 4 * top))
+    kept, cut, bound = _cut_in_order(columns, max(FINALISTS, 4 * top), gap)
     best = list[tuple[MixedLayout, MixedEstimate]]()
     for one in kept:
         estimate = estimate_mixed(job, one.layout)
@@ -141,7 +143,7 @@ def _experts(job: MixedJob) -> tuple[int, ...]:
     return tuple(n for n in (1, 8, 64) if job.workload.model.num_experts % n == 0)
 
 
-def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int) -> tuple[list[Found], int, float]:
+def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float) -> tuple[list[Found], int, float]:
     """The best layouts in closed form, how many candidates were cut, and the bound of those that were not."""
     if not columns:
         return [], 0, np.inf
@@ -151,10 +153,11 @@ def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int) -> tuple[li
     order = np.argsort(bounds, kind="stable")
     kept = list[Found]()
     for number, at in enumerate(order):
-        if number >= CUTS or (len(kept) >= wanted and bounds[at] >= kept[wanted - 1].seconds):
+        if number >= CUTS or (len(kept) >= wanted and bounds[at] >= min(kept[wanted - 1].seconds, (1.0 - gap) * kept[0].seconds)):
             return kept[:wanted], number, float(bounds[at])
         space, some = columns[owner[at]]
-        fresh = list(layouts_of(space, some.row(int(row[at]))))
+        below = kept[wanted - 1].seconds if len(kept) >= wanted else np.inf
+        fresh = list(layouts_of(space, some.row(int(row[at])), below))
         if fresh:
             kept = sorted([*kept, *fresh], key=lambda one: one.seconds)[: 2 * wanted]
     return kept[:wanted], len(order), np.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,8 @@ class KindTables:
         traffic = _spanned(job, kind, tp, held, axes) if spanned else None
         self.priced = price_stages(job, kind, layout, contents, wide(one), traffic)
         self._fits: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        self._choices: dict[tuple[int, ...], Choice] = {}
+        self._equal: dict[tuple[object, ...], Choice] = {}
 
     def _shaped(self, values: Floats) -> Floats:
         return values.reshape(3, *self.shape)
@@ -109,12 +111,21 @@ class KindTables:
 
     def choice(self, slot: int, tp: int, micro: int, replicas: int, flight: int, microbatches: int) -> Choice:
         """The stages of one place of a pipeline."""
-        axes = self.axes
-        at = (slot, axes.tps[self.kind].index(tp), axes.micros.index(micro), slice(None), axes.replica_row(replicas))
+        row = self.axes.replica_row(replicas)
+        key = slot, tp, micro, row, flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
+        if key not in self._choices:
+            at = slot, self.axes.tps[self.kind].index(tp), self.axes.micros.index(micro), slice(None), row
+            fresh = self._chosen(at, flight, microbatches)  # often the same whatever is in flight: then one object
+            same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])
+            self._choices[key] = self._equal.setdefault(same, fresh)
+        return self._choices[key]
+
+    def _chosen(self, at: tuple[Any, ...], flight: int, microbatches: int) -> Choice:
+        """The choices of some rows."""
         seconds = np.where(self.fits(flight, microbatches)[at], self.seconds[at], np.inf)
         which = np.argmin(seconds, axis=0)
         seconds, end = (np.take_along_axis(one, which[None], axis=0)[0] for one in (seconds, self.end[at]))
-        if slot == MIDDLE and not self.alone:
+        if at[0] == MIDDLE and not self.alone:
             seconds = np.where(np.arange(seconds.shape[-1]) == 0, np.inf, seconds)
         before = np.minimum(np.arange(self.total + 1), self.lead)
         return Choice(seconds[before], which[before], end[before]) if not self.alone else Choice(seconds, which, end)
