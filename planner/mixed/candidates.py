@@ -13,7 +13,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
 from planner.mixed.boundaries import Hops
-from planner.mixed.cut import Cut, best_cut_of, by_end
+from planner.mixed.cut import Cut, StageCosts, best_cut_of
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 from planner.mixed.shares import Replicas, longest, water_fill
@@ -77,7 +77,7 @@ class Space:
     job: MixedJob
     axes: Axes
     _tables: dict[tuple[str, bool, bool], KindTables] = field(default_factory=dict)
-    _by_end: dict[tuple[int, float], Floats] = field(default_factory=dict)
+    _costs: dict[tuple[int, float], StageCosts] = field(default_factory=dict)
     _cuts: dict[tuple[object, ...], tuple[Cut, list[Choice]] | None] = field(default_factory=dict)
     _held: dict[str, NDArray[np.int32]] = field(default_factory=dict)
 
@@ -124,12 +124,12 @@ class Space:
         """Seconds of sends."""
         return Hops(self.job, self.axes.cp)
 
-    def by_end(self, choice: Choice, hop: float) -> Floats:
-        """Seconds of a stage with its sends by first layer and end."""
+    def costs(self, choice: Choice, hop: float) -> StageCosts:
+        """Seconds of a stage with its sends."""
         key = id(choice), hop
-        if key not in self._by_end:
-            self._by_end[key] = by_end(choice.seconds + hop)
-        return self._by_end[key]
+        if key not in self._costs:
+            self._costs[key] = StageCosts(choice.seconds + hop)
+        return self._costs[key]
 
 
 def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | None:
@@ -309,7 +309,7 @@ def _cut(
             whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
             space._cuts[key] = (whole, choices) if np.isfinite(alone) else None
         else:
-            cut = best_cut_of([space.by_end(one, hop) for one, hop in zip(choices, hops, strict=True)], rounds)
+            cut = best_cut_of([space.costs(one, hop) for one, hop in zip(choices, hops, strict=True)], rounds)
             space._cuts[key] = None if cut is None else (cut, choices)
     return space._cuts[key]
 

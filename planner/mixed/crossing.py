@@ -58,6 +58,11 @@ class Spanned(Cluster):
     members: tuple[Member, ...]
     crossings: tuple[Crossing, ...] = ()
 
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal links."""
+        members = tuple((id(one.cluster), one.inside, one.share) for one in self.members)
+        return members, tuple((one.link, np.asarray(one.sharing).tobytes()) for one in self.crossings)
+
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of ``n`` replicas; zero for n = 1."""
         size, n = np.asarray(size, dtype=float), np.asarray(n, dtype=float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,22 +36,33 @@ def best_cut(costs: list[Floats], microbatches: float) -> Cut | None:
     in O(p L^2); z takes the values of tau, from the smallest at which the stages could hold all layers until (m - 1) z with the
     least possible sum is not better than what was found.
     """
-    return best_cut_of([by_end(one) for one in costs], microbatches)
+    return best_cut_of([StageCosts(one) for one in costs], microbatches)
 
 
-def by_end(costs: Floats) -> Floats:
-    """Cost by end e and first layer s, (L + 1, L + 1), infinite for e < s."""
-    size = len(costs)
-    end, start = np.indices((size, size))
-    return np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
+class StageCosts:
+    """Seconds of one stage as the cut looks them up."""
+
+    def __init__(self, costs: Floats) -> None:
+        """``costs``: by first layer and number of layers, as in ``best_cut``."""
+        size = len(costs)
+        end, start = np.indices((size, size))
+        self.by_end = np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
+        """By end e and first layer s, infinite for e < s."""
+        fastest = np.array([costs[: size - layers, layers].min() for layers in range(size)])
+        self.values = np.unique(self.by_end[np.isfinite(self.by_end)])
+        self._least = np.minimum.accumulate(fastest[::-1])[::-1]
+
+    def most(self, bounds: Floats) -> NDArray[np.intp]:
+        """Most layers, wherever the stage begins, that take no longer than each bound; 0 where none does."""
+        return np.asarray(np.maximum(np.searchsorted(self._least, bounds, side="right") - 1, 0))
 
 
-def best_cut_of(tables: list[Floats], microbatches: float) -> Cut | None:
-    """The same of tables by end and first layer (``by_end``)."""
-    distinct = {id(one): one for one in tables}
-    bounds = np.unique(np.concatenate([one[np.isfinite(one)] for one in distinct.values()]))
-    room = {key: _most(one, bounds) for key, one in distinct.items()}
-    enough = np.flatnonzero(np.sum([room[id(one)] for one in tables], axis=0) >= len(tables[0]) - 1)
+def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
+    """The same of stages made before."""
+    tables, counts = [one.by_end for one in stages], Counter(stages)
+    bounds = np.unique(np.concatenate([one.values for one in counts]))
+    room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
+    enough = np.flatnonzero(room >= len(tables[0]) - 1)
     best: Cut | None = None
     least_sum, tried = 0.0, 0
     for z in bounds[enough].tolist():
@@ -69,14 +81,6 @@ def best_cut_of(tables: list[Floats], microbatches: float) -> Cut | None:
                 return None
             least_sum = sum(unbounded[1])
     return best
-
-
-def _most(table: Floats, bounds: Floats) -> NDArray[np.intp]:
-    """Most layers of a stage, wherever it begins, that take no longer than each bound; 0 where none does."""
-    size = len(table)
-    fastest = np.array([np.diagonal(table, -layers).min() for layers in range(size)])
-    after = np.minimum.accumulate(fastest[::-1])[::-1]
-    return np.asarray(np.maximum(np.searchsorted(after, bounds, side="right") - 1, 0))
 
 
 def _least_sum(tables: list[Floats], bound: float) -> tuple[tuple[int, ...], list[float]] | None:

@@ -106,7 +106,7 @@ class KindTables:
         if key not in self._fits:
             at = np.ones((len(self.priced.layout), 3)) * (not self.alone)
             placed: PricedStages = self.priced.in_flight(at, 1 if self.alone else flight + 1, key[1])
-            self._fits[key] = self._shaped(placed.out_of_memory()) <= SAFE
+            self._fits[key] = self._shaped(placed.out_of_memory) <= SAFE
         return self._fits[key]
 
     def choice(self, slot: int, tp: int, micro: int, replicas: int, flight: int, microbatches: int) -> Choice:
