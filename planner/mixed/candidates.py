@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
-from planner.mixed.boundaries import Hops
+from planner.mixed.boundaries import Hops, link_seconds
 from planner.mixed.cut import Cut, StageCosts, best_cut_of
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
@@ -113,6 +113,18 @@ class Space:
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         return np.where(high < len(self.levels), self.levels[np.clip(high - 1, 0, len(self.levels) - 1)], np.inf)
 
+    def least_hop(self, kinds: tuple[str, ...], micro: int, count: NDArray[np.intp]) -> Floats:
+        """Least seconds of a send from one kind to another over a given link that so many pipelines share, (N,)."""
+        found = np.full(len(count), 0.0 if len(kinds) == 1 else np.inf)
+        for one, other in itertools.combinations(kinds, 2):
+            link = self.job.cluster.link(one, other)
+            ends = (Stage(kind=one, layers=1), Stage(kind=other, layers=1))
+            shape = Pipeline(stages=ends, micro_batch_size=micro)
+            alone = link_seconds(link, self.job, self.axes.cp, shape, ends) if link else 0.0
+            sharing = count if link and not link.per_node else 1
+            found = np.minimum(found, (alone - link.latency) * sharing + link.latency if link else 0.0)
+        return found
+
     @property
     def microbatch_sum(self) -> dict[int, int]:
         """Microbatches of a step by micro batch size."""
@@ -196,7 +208,8 @@ def _bounded(
     places = [(tp, b, known, stages[:, number] - 1) for number, tp in enumerate(at)]
     share = np.minimum(-(-layers // (stages if apart else stages.sum(axis=1, keepdims=True))), layers)
     share = np.broadcast_to(share, stages.shape)
-    ends = [table.least_end[tp, b, known, share[:, number]] for number, (table, tp) in enumerate(zip(tables, at, strict=True))]
+    over = [space.table(kind, apart and len(kinds) > 1, False) for kind in kinds]
+    ends = [table.least_end[tp, b, known, share[:, number]] for number, (table, tp) in enumerate(zip(over, at, strict=True))]
     if apart:
         level = np.stack([space.level([one], [place], layers) for one, place in zip(held, places, strict=True)], axis=1)
         rate = (replicas / np.where(np.isfinite(level), level, HUGE)).sum(axis=1)
@@ -206,8 +219,9 @@ def _bounded(
         bound = bound + np.max(ends, axis=0)
     else:
         level = space.level(held, places, layers)
-        level = np.where(np.isfinite(level), level, HUGE)
-        bound = np.maximum(layers * each.min(axis=1), level) + (np.ceil(batch / together) - 1.0) * level + np.min(ends, axis=0)
+        hop = space.least_hop(kinds, micro, together)
+        level = np.maximum(np.where(np.isfinite(level), level, HUGE), hop)
+        bound = np.maximum(layers * each.min(axis=1) + 2.0 * hop * (len(kinds) - 1), level) + (np.ceil(batch / together) - 1.0) * level + np.min(ends, axis=0)
     one = np.flatnonzero(bound < HUGE)
     return tps[one], stages[one], replicas[one], np.full(len(one), micro), bound[one]
 

@@ -24,6 +24,8 @@ CUTS = 1500
 """Candidates that are cut exactly, at most; what is left out then is said with its bound."""
 GAP = 0.01
 """Part of the step time by which what is not looked at could still be faster."""
+EACH = 6
+"""Candidates of every set of kinds that are cut first."""
 FINALISTS = 12
 """Layouts that are priced exactly, stage by stage, for the one that is asked for."""
 
@@ -150,14 +152,19 @@ def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float)
     bounds = np.concatenate([one.bound for _, one in columns])
     owner = np.concatenate([np.full(len(one.bound), number) for number, (_, one) in enumerate(columns)])
     row = np.concatenate([np.arange(len(one.bound)) for _, one in columns])
-    order = np.argsort(bounds, kind="stable")
+    ranked = np.argsort(bounds, kind="stable")
+    first = np.zeros(len(bounds), dtype=bool)  # the most promising of every set come first: what cannot be better is then left out
+    for number in range(len(columns)):
+        first[ranked[owner[ranked] == number][:EACH]] = True
     kept = list[Found]()
-    for number, at in enumerate(order):
-        if number >= CUTS or (len(kept) >= wanted and bounds[at] >= min(kept[wanted - 1].seconds, (1.0 - gap) * kept[0].seconds)):
-            return kept[:wanted], number, float(bounds[at])
-        space, some = columns[owner[at]]
+    for number, at in enumerate([*ranked[first[ranked]], *ranked[~first[ranked]]]):
         below = kept[wanted - 1].seconds if len(kept) >= wanted else np.inf
-        fresh = list(layouts_of(space, some.row(int(row[at])), below))
-        if fresh:
-            kept = sorted([*kept, *fresh], key=lambda one: one.seconds)[: 2 * wanted]
-    return kept[:wanted], len(order), np.inf
+        if not first[at]:
+            enough = number >= CUTS or bounds[at] >= (1.0 - gap) * kept[0].seconds if kept else number >= CUTS
+            if enough or bounds[at] >= below:
+                return kept[:wanted], number, float(bounds[at])
+        if bounds[at] < below:
+            space, some = columns[owner[at]]
+            fresh = list(layouts_of(space, some.row(int(row[at])), below))
+            kept = sorted([*kept, *fresh], key=lambda one: one.seconds)[: 2 * wanted] if fresh else kept
+    return kept[:wanted], len(ranked), np.inf

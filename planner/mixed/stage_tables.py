@@ -16,7 +16,7 @@ from planner.mixed.stage_pricing import PricedStages, price_stages, stage_conten
 from planner.search import SAFE
 
 FIRST, MIDDLE, LAST = range(3)
-FLIGHTS = 24
+FLIGHTS = 12
 """Microbatches in flight up to which a bound looks at memory."""
 
 
