@@ -1,0 +1,112 @@
+"""How a job is split over several kinds of nodes: pipelines of unlike stages, each with its share of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from planner import schema
+from planner.errors import PlannerError
+from planner.layout import NAMES
+from planner.schema import Count, Name, one_of, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One pipeline stage: a tensor (and context) parallel group of one kind of GPU, and what it holds."""
+
+    kind: Name
+    """Node kind of the cluster file; a group never spans two."""
+    layers: Annotated[int, within(0)]
+    """Transformer layers; 0 only where the stage holds the embedding or the head alone."""
+    tp: Count = 1
+    """Tensor parallel degree."""
+    recompute: Annotated[str, one_of(*NAMES["recompute"].values())] = "none"
+    recompute_layers: Annotated[int, within(0)] = 0
+    """Layers under full recompute; 0 = all of the stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Equal replicas of the model, each one pipeline with the same stages and the same share of the batch."""
+
+    stages: tuple[Stage, ...]
+    """First stage (embedding) first, last stage (head) last."""
+    count: Count = 1
+    """Replicas."""
+    micro_batch_size: Count = 1
+    """Sequences per forward pass of one replica."""
+    num_microbatches: Count = 1
+    """Microbatches per step of one replica."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences per step of one replica."""
+        return self.micro_batch_size * self.num_microbatches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """Local updates: the sites step alone and average every ``every`` steps (DiLoCo)."""
+
+    method: Annotated[str, one_of("diloco", "streaming_diloco", "local_sgd")]
+    every: Count
+    """Inner steps between two averages."""
+    bits: Annotated[int, within(1, 32)] = 32
+    """Bits of a sent number."""
+    fragments: Count = 1
+    """Parts of the model that are averaged in turn (streaming)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedLayout:
+    """All pipelines of a job. Data parallel groups join the replicas of a layer, whatever stage holds it."""
+
+    pipelines: tuple[Pipeline, ...]
+    cp: Count = 1
+    """Context parallel degree of every stage, inside its kind."""
+    ep: Count = 1
+    """Expert parallel degree, over equal replicas of one kind."""
+    zero: Annotated[int, within(0, 3)] = 1
+    """State sharding over the data parallel group of a layer."""
+    schedule: Annotated[str, one_of("gpipe", "1f1b")] = "1f1b"
+    outer: Outer | None = None
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise PlannerError("pipelines is empty; give at least one")
+        layers = {sum(stage.layers for stage in one.stages) for one in self.pipelines}
+        if len(layers) != 1:
+            raise PlannerError(f"the pipelines hold {sorted(layers)} layers; every replica must hold the whole model")
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer step."""
+        return sum(one.count * one.sequences for one in self.pipelines)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model: the data parallel degree."""
+        return sum(one.count for one in self.pipelines)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in use."""
+        return sum(one.count * stage.tp * self.cp for one in self.pipelines for stage in one.stages)
+
+    def gpus_of(self, kind: str) -> int:
+        """GPUs in use of one kind."""
+        return sum(
+            one.count * stage.tp * self.cp for one in self.pipelines for stage in one.stages if stage.kind == kind
+        )
+
+    def loss_scales(self) -> tuple[float, ...]:
+        """What each pipeline multiplies its mean loss with before an averaging all-reduce over R replicas: R m_r b_r / G.
+
+        Equal shares give 1. Without it, replicas with fewer samples would weigh each of theirs more.
+        """
+        return tuple(self.replicas * one.sequences / self.global_batch_size for one in self.pipelines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``schema.read`` takes back."""
+        return schema.plain_fields(self)
