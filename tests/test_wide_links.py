@@ -22,7 +22,7 @@ nodes:
 - {kind: v100, hardware: v100-sxm2-16gb, count: 2, site: north}
 links:
 - {between: [east, west], bandwidth: 5 Gb/s, latency: 35 ms, flows: 8, window: 6 MiB}
-- {between: [east, v100], bandwidth: 1 Gb/s, latency: 10 ms}
+- {between: [a100, v100], bandwidth: 1 Gb/s, latency: 10 ms}
 - {between: [west, north], bandwidth: 2 Gb/s, latency: 20 ms}
 """
 
@@ -64,8 +64,11 @@ def test_collectives_by_hand() -> None:
     hierarchical = wide_links.hierarchical_all_reduce_time(1e9, 8, 1e11, 2, 1e8, 0.01)
     assert hierarchical == pytest.approx(2 * 7 / 8 * 1e9 / 1e11 + 10 + 0.02)
     link = Link(between=("a", "b"), bandwidth=1e8, latency=0.01)
-    assert wide_links.flat_all_reduce_time(1e9, 16, link) == pytest.approx(2 * 15 / 16 * 10 + 30 * 0.01)
-    assert hierarchical < wide_links.flat_all_reduce_time(1e9, 16, link)
+    assert wide_links.flat_all_reduce_time(1e9, 16, (link, link)) == pytest.approx(2 * 15 / 16 * (10 + 0.02))
+    assert hierarchical < wide_links.flat_all_reduce_time(1e9, 16, (link, link))
+    assert wide_links.flat_all_reduce_time(1e9, 2, (link, link)) == pytest.approx(
+        wide_links.ring_all_reduce_time(1e9, 2, 1e8, 0.01)
+    )
 
 
 def test_links_of_sites_and_the_ring_over_them(cluster: ClusterFile) -> None:

@@ -79,10 +79,14 @@ def hierarchical_all_reduce_time(
     return within + ring_all_reduce_time(size, sites, outside, latency)
 
 
-def flat_all_reduce_time(size: Any, ranks: int, link: Link) -> Any:
-    """Seconds of one ring through all ranks of all sites: its single hop between two sites carries 2 (n-1)/n S, one node's
-    connections wide, and each of its 2 (n-1) steps waits for that hop's latency."""
-    return ring_all_reduce_time(size, ranks, link_bandwidth(link), link.latency)
+def flat_all_reduce_time(size: Any, ranks: int, links: tuple[Link, ...]) -> Any:
+    """Seconds of one ring through all ranks of all sites, whose neighbours stand in one site but for ``links``.
+
+    2 (n-1)/n (S / min B + sum alpha): every link carries all chunks but one twice, and a chunk on its 2 (n-1) hops passes each link
+    2 (n-1)/n times; hops inside a site take no time beside them.
+    """
+    slowest = min(link_bandwidth(one) for one in links)
+    return 2.0 * (ranks - 1) / ranks * (size / slowest + sum(one.latency for one in links))
 
 
 def site_link(cluster: ClusterFile, a: str, b: str) -> Link:
