@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from planner.cost.parameters import count_parameters
@@ -62,13 +61,6 @@ def pipeline_seconds(
 ) -> float:
     """Seconds of a pipeline over slow hops: sum tau + 2 sum d + (m - 1) pace."""
     return sum(taus) + 2.0 * sum(hops) + (microbatches - 1) * pipeline_pace(taus, hops, wires, extra)
-
-
-def blocking_seconds(taus: Sequence[float], hops: Sequence[float], microbatches: int) -> float:
-    """The same where a stage waits for its sends: sum tau + 2 sum d + (m - 1) max(tau_j + d_j + d_{j-1})."""
-    around = [0.0, *hops, 0.0]
-    longest = max(tau + before + after for tau, (before, after) in zip(taus, pairwise(around), strict=True))
-    return sum(taus) + 2.0 * sum(hops) + (microbatches - 1) * longest
 
 
 # ------------------------------------------------------------------------------------------------ local updates
