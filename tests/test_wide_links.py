@@ -45,6 +45,12 @@ def test_one_connection_obeys_its_window_and_several_multiply_it() -> None:
     assert all(b <= a for a, b in pairwise(falling))
 
 
+def test_headers_take_their_part_of_a_link() -> None:
+    assert wide_links.payload_share(1500) == pytest.approx(1448 / 1514)
+    assert wide_links.payload_share(1500, both_ways=True) == pytest.approx(2 * 1448 / (2 * 1514 + 66))
+    assert wide_links.payload_share(9000) > wide_links.payload_share(1500)
+
+
 def test_a_link_is_shared_or_each_nodes_own(cluster: ClusterFile) -> None:
     link = wide_links.site_link(cluster, "east", "west")
     assert wide_links.link_bandwidth(link) == pytest.approx(5e9 / 8)  # eight windows would allow 719 MB/s
