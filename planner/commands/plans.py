@@ -92,12 +92,14 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
     "--launcher", metavar="NAME", default="torchrun", show_default=True, help="How processes are started.",
     shell_complete=completed("launcher"),
 )  # fmt: skip
+@click.option("--cluster", type=YAML_FILE, metavar="FILE", help="Cluster file in whose regions SkyPilot may start it.")
 @click.option("--check", is_flag=True, help="Run the trainer's own parser on the result, where it is installed.")
 @click.option("--force", is_flag=True, help="Replace a folder that is not empty.")
 @click.option("--list", "list_", is_flag=True, help="List the trainers and launchers, and stop.")
 def export(
-    file: Path | None, to: str | None, output: Path | None, launcher: str, check: bool, force: bool, list_: bool
-) -> None:
+    file: Path | None, to: str | None, output: Path | None, launcher: str, cluster: Path | None, check: bool, force: bool,
+    list_: bool,
+) -> None:  # fmt: skip
     """Write a plan as a folder that a trainer runs: configuration, launch script, environment, smoke run, README.
 
     PLAN is a file written by --output of `plan` or `plan estimate`; one of `plan serve` is written for an engine, or for what runs
@@ -108,6 +110,7 @@ def export(
       plan --model llama-70b --gpus 64 --output plan.yaml
       plan export plan.yaml --to megatron --output run/
       plan export plan.yaml --to megatron --output run/ --check
+      plan export plan.yaml --to megatron --launcher skypilot --cluster cluster.yaml --output run/
       plan export serve.yaml --to vllm --output server/ --check
       plan export serve.yaml --to dynamo --output server/
       plan export --list
@@ -125,7 +128,7 @@ def export(
     from planner.api import serving_files
 
     if serving_files.is_serve_file(file):
-        if launcher != "torchrun":
+        if launcher != "torchrun" or cluster is not None:
             raise click.UsageError("--launcher is of trainings: a serve plan has scripts, or is exported to dynamo or llm-d")
         made = serving_files.export_file(file, to, output, force=force)
         for warning in made.warnings:
@@ -136,7 +139,7 @@ def export(
         if check:
             click.echo(serving_files.check_text(made))
         return
-    written = api.load(file).export(to, output, launcher=launcher, force=force)
+    written = api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)
     for warning in written.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     click.echo(f"wrote {output}: {', '.join(written.files)}")
