@@ -24,7 +24,7 @@ INFRA = re.compile(r"[a-z0-9]+(/[a-z0-9*-]+){0,2}")
 
 
 def places(job: ExportJob, cluster: ClusterFile) -> tuple[dict[str, object], ...]:
-    """``any_of`` entries of a SkyPilot task, without doubles: ``infra`` where the site is a region, ``use_spot``.
+    """``any_of`` entries of a SkyPilot task, without doubles: ``infra``, None where the site is no region, and ``use_spot``.
 
     Raises PlannerError where no kind has the plan's GPUs and enough nodes, and for a site that is none of
     several regions.
@@ -44,7 +44,7 @@ def places(job: ExportJob, cluster: ClusterFile) -> tuple[dict[str, object], ...
                 f"the site {shown(one.site)} is no region that SkyPilot knows; name sites like us-east-1, us-central1 or "
                 "aws/us-east-1"
             )
-        entry = {**({"infra": infra} if infra else {}), "use_spot": one.spot}
+        entry: dict[str, object] = {"infra": infra, "use_spot": one.spot}
         if entry not in found:
             found.append(entry)
     return tuple(found)
