@@ -241,6 +241,9 @@ def test_skypilot_starts_in_any_region_of_a_cluster_file() -> None:
 def test_places_that_skypilot_cannot_start_in_are_named() -> None:
     with pytest.raises(PlannerError, match="needs 8 nodes with 8 x h100-sxm, and the cluster has 2 nodes of 8 x h100-sxm"):
         task_of(kind("a", "us-east-1", count=2))
+    with pytest.raises(PlannerError, match="regions of a cluster file are for --launcher skypilot"):
+        job = job_of(MANY_NODES)
+        launch(job, load_target("megatron").render(job), "slurm", ClusterFile(nodes=(kind("a", "x"),)))
     with pytest.raises(PlannerError, match="the site 'east' is no region that SkyPilot knows; name sites like us-east-1"):
         task_of(kind("a", "us-east-1"), kind("b", "east"))
 

@@ -210,8 +210,6 @@ class Plan(Result):
             raise PlannerError(f"unknown launcher '{launcher}'; known: {', '.join(LAUNCHERS)}")
         target, job = load_target(trainer), ExportJob.of(self.file)
         require_expressible(target, job, Path(self.name or "plan.yaml"))
-        if cluster is not None and launcher != "skypilot":
-            raise PlannerError("regions of a cluster file are for --launcher skypilot; leave --cluster out")
         bundle = make_bundle(target, job, launcher, read_cluster(Path(cluster)) if cluster is not None else None)
         write_bundle(bundle, Path(folder), force=force)
         return Exported(

@@ -33,6 +33,8 @@ MOST_LINES = 64
 def launch(job: ExportJob, rendered: Rendered, launcher: str, cluster: ClusterFile | None = None) -> dict[str, str]:
     """Scripts of one launcher: file name -> text. All of them read ``environment.sh``: variables that the plan was priced
     with or that only the site knows; what the trainer asks for wins. ``cluster``: where SkyPilot may start the job."""
+    if cluster is not None and launcher != "skypilot":
+        raise PlannerError("regions of a cluster file are for --launcher skypilot; leave --cluster out")
     known = filled_yaml(job, "bundle", "environment.yaml.j2", start=rendered.start)
     facts: dict[str, Any] = {
         "environment": {**{name: Setting(*pair) for name, pair in known.items()}, **rendered.environment},
