@@ -1,21 +1,27 @@
 """Sites: formulas against papers and by hand, and the report of what crosses between the sites of a layout."""
 
+import io
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from planner.cluster_file import ClusterFile, Link, NodeKind
 from planner.cost.parameters import total_parameters
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.mixed import sites
+from planner.mixed.known_links import changed_link, linked, read_outer
 from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline, Stage
+from planner.mixed.region_links import round_trip
 from planner.mixed.site_report import parameters_of, site_report
 from planner.model import load_model
+from planner.questions.mixed.show_sites import print_sites, site_data
 
 EAST = NodeKind(kind="a100", hardware="a100-sxm-80gb", count=2, site="east")
 WEST = NodeKind(kind="h100", hardware="h100-sxm", count=2, site="west")
@@ -158,3 +164,47 @@ def test_a_faster_or_cheaper_link_never_costs_more() -> None:
     base = of(WAN)
     for better in (replace(WAN, bandwidth=5e9), replace(WAN, latency=0.001), replace(WAN, price=0.0)):
         assert all(a <= b for a, b in zip(of(better), base, strict=True))
+
+
+def test_the_tables_say_what_the_data_say() -> None:
+    for layout in (replace(REPLICAS, outer=Outer(method="streaming_diloco", every=100, bits=4, fragments=10)), SPANNING):
+        job = job_over()
+        found = site_report(job, layout, estimate_mixed(job, layout))
+        assert found is not None
+        console = Console(width=160, file=io.StringIO())
+        print_sites(console, found)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "Between the sites" in text and "east - west" in text and found.notes[0][:40] in text
+        data = json.loads(json.dumps(site_data(found)))
+        assert data["traffic"][0]["bytes_per_step"] == found.traffic[0].bytes_per_step
+        assert (data["outer"] is None) == (found.outer is None)
+
+
+def test_regions_need_no_link() -> None:
+    nodes = (replace(EAST, site="us-east-1"), replace(WEST, site="us-west-2"))
+    cluster, notes = linked(ClusterFile(nodes=nodes))
+    [link] = cluster.links
+    assert link.latency == pytest.approx(round_trip("us-east-1", "us-west-2") / 2)
+    assert link.flows == 8 * 16 and link.per_node and link.price == pytest.approx(0.02e-9)
+    assert "us-east-1 - us-west-2: no link is given" in notes[0]
+    assert linked(cluster) == (cluster, ())
+    with pytest.raises(PlannerError, match="no link between east and west; add one to links"):
+        linked(ClusterFile(nodes=(EAST, WEST)))
+
+
+def test_options_are_read() -> None:
+    cluster = ClusterFile(nodes=(EAST, WEST), links=(WAN,))
+    assert changed_link(cluster, "west,east=2Gb/s").links == (replace(WAN, bandwidth=2.5e8),)
+    assert changed_link(cluster, "east, west = 2 Gb/s @ 80 ms").links == (replace(WAN, bandwidth=2.5e8, latency=0.08),)
+    assert changed_link(ClusterFile(nodes=(EAST, WEST)), "a100,h100=1GB/s").links[0].bandwidth == 1e9
+    for text, why in (
+        ("east=2Gb/s", "write it like"), ("east,moon=2Gb/s", "the cluster has"), ("east,west=2", "--link"),
+        ("east,west=2Gb/s@", "write it like"),
+    ):  # fmt: skip
+        with pytest.raises(PlannerError, match=why):
+            changed_link(cluster, text)
+    assert read_outer("diloco:100:8") == Outer(method="diloco", every=100, bits=8)
+    assert read_outer("streaming_diloco:100:4:24").fragments == 24
+    for text in ("diloco", "diloco:x", "magic:100", "diloco:0", "diloco:1:99"):
+        with pytest.raises(PlannerError, match="--outer"):
+            read_outer(text)

@@ -16,7 +16,7 @@ from typing import Annotated
 from planner import library, schema
 from planner.errors import PlannerError, listed, nearest_first, shown
 from planner.mixed.wide_links import path_bandwidth
-from planner.schema import Bandwidth, Bytes, Count, Name, Number, Positive, Seconds, within
+from planner.schema import Bandwidth, Bytes, Count, Name, Number, Positive, Seconds, TrafficPrice, within
 
 LIGHT = 299_792_458.0
 """Metres per second."""
@@ -83,6 +83,8 @@ class Provider:
     """TCP connections of one NCCL process to another."""
     between: Between = Between()
     pair: Pair | None = None
+    price: TrafficPrice = 0.0
+    """Dollars per byte between two regions of one continent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,19 +238,28 @@ def machine_bandwidth(machine: Machine, processes: int) -> float:
     return machine.network * (reach.one if processes == 1 else reach.several)
 
 
-def region_bandwidth(machine: Machine, processes: int, rtt: float) -> float:
-    """Bytes/s between two such machines of two regions: the least of their network, the provider's limit and all windows."""
-    limits = wide_links().provider(machine.provider)
-    near = machine_bandwidth(machine, processes)
-    between, flows = limits.between, processes * limits.sockets
-    caps = [near]
+def region_cap(machine: Machine, processes: int) -> float:
+    """Bytes/s that a machine may send to another region, windows aside: the least of its network and the provider's limits."""
+    between = wide_links().provider(machine.provider).between
+    caps = [machine_bandwidth(machine, processes)]
     if between.cap is not None:
         caps.append(between.cap)
     if between.share is not None:
         caps.append(max(between.share * machine.network, between.least))
     if between.flow is not None:
-        caps.append(flows * between.flow)
-    return float(path_bandwidth(min(caps), flows, wide_links().tcp.window, rtt))
+        caps.append(flows_of(machine.provider, processes) * between.flow)
+    return min(caps)
+
+
+def flows_of(provider: str, processes: int) -> int:
+    """TCP connections between two machines of a provider, NCCL in so many processes of each."""
+    return processes * wide_links().provider(provider).sockets
+
+
+def region_bandwidth(machine: Machine, processes: int, rtt: float) -> float:
+    """Bytes/s between two such machines of two regions: ``region_cap``, or all windows over the round-trip time."""
+    flows = flows_of(machine.provider, processes)
+    return float(path_bandwidth(region_cap(machine, processes), flows, wide_links().tcp.window, rtt))
 
 
 def pair_bandwidth(provider: str, rtt: float) -> float:

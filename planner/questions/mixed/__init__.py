@@ -1,0 +1,1 @@
+"""Mixed clusters: tables of layouts on several kinds and sites."""
