@@ -11,7 +11,7 @@ from itertools import pairwise
 from planner.cluster_file import Link
 from planner.errors import PlannerError
 from planner.mixed import sites as law
-from planner.mixed.boundaries import boundary_bytes, boundary_seconds
+from planner.mixed.boundaries import Hops, boundary_bytes
 from planner.mixed.mixed_estimate import MixedEstimate, PipelineEstimate, estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline
@@ -254,7 +254,7 @@ def _hops(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> list[tuple[
         a, b = _site(job, one.kind), _site(job, other.kind)
         if a != b:
             link = job.cluster.link(one.kind, other.kind) or site_link(job.cluster, a, b)
-            found.append((number, link, boundary_bytes(job, layout, pipeline)))
+            found.append((number, link, boundary_bytes(job, layout.cp, pipeline)))
     return found
 
 
@@ -296,7 +296,8 @@ def _only(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> PipelineEst
 def _durations(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> tuple[list[float], list[float]]:
     """Seconds of every stage's passes of one microbatch without sends, and of every hand-over."""
     found = _only(job, layout, pipeline)
-    hops = [boundary_seconds(job, layout, pipeline, number) for number in range(len(pipeline.stages) - 1)]
+    between = Hops(job, layout.cp)
+    hops = [between.boundary(pipeline, number) for number in range(len(pipeline.stages) - 1)]
     if not hops:
         return [found.stages[0].forward + found.stages[0].backward], []
     last = len(hops) - 1
@@ -380,9 +381,11 @@ def local_update(job: MixedJob, outer: Outer, sites: tuple[str, ...], ring: tupl
     """Utilisation, traffic and price of local updates between some sites; ``step``: seconds of an inner step of the slowest."""
     size, nodes = parameters_of(job) * outer.bits / 8.0, nodes_between(job, sites)
     bandwidth = min(link_bandwidth(one, nodes) for one in ring)
-    average = float(ring_all_reduce_time(size, len(sites), bandwidth, max(one.latency for one in ring)))
-    if outer.method == "streaming_diloco":
-        fragments = min(max(outer.fragments, 2), outer.every)
+    streams = outer.method == "streaming_diloco"
+    fragments = min(max(outer.fragments, 2), outer.every) if streams else 1
+    latency = fragments * max(one.latency for one in ring)
+    average = float(ring_all_reduce_time(size, len(sites), bandwidth, latency))
+    if streams:
         overlap = min(OVERLAP, max(outer.every // fragments, 1))
         used = float(law.streaming_utilisation(outer.every, step, average, fragments, overlap))
     else:

@@ -61,7 +61,7 @@ def _print_local(console: Console, report: SiteReport) -> None:
         by.setdefault((one.method, one.every), {})[one.bits] = one
     for (method, every), row in by.items():
         cells = [percent(row[bits].utilisation) if bits in row else "-" for bits in widths]
-        shown.add_row(f"{METHODS[method]}, every {every} steps", *cells)
+        shown.add_row(f"{METHODS[method]}, every {f'{every} steps' if every > 1 else 'step'}", *cells)
     console.print(shown)
     if report.outer is not None:
         own = report.outer
