@@ -15,9 +15,11 @@ from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.mixed import sites
 from planner.mixed.known_links import changed_link, linked, read_outer
+from planner.mixed.local_search import search_local, shared_out
 from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline, Stage
+from planner.mixed.mixed_search import MixedPins
 from planner.mixed.region_links import round_trip
 from planner.mixed.site_report import parameters_of, site_report
 from planner.model import load_model
@@ -208,3 +210,28 @@ def test_options_are_read() -> None:
     for text in ("diloco", "diloco:x", "magic:100", "diloco:0", "diloco:1:99"):
         with pytest.raises(PlannerError, match="--outer"):
             read_outer(text)
+
+
+def test_the_batch_is_shared_out_in_whole_parts() -> None:
+    assert shared_out(64, [3.0, 1.0]) == [48, 16]
+    assert shared_out(64, [1000.0, 1.0]) == [62, 2]
+    assert shared_out(3, [1.0, 1.0]) in ([1, 2], [2, 1])
+    assert sum(shared_out(96, [1.0, 2.0, 5.0])) == 96
+
+
+def test_local_updates_are_searched_site_by_site() -> None:
+    job = job_over(batch=64)
+    found = search_local(job, Outer(method="diloco", every=100, bits=8), MixedPins(micro_batch_size=1))
+    assert found.layout.outer == Outer(method="diloco", every=100, bits=8)
+    assert found.layout.global_batch_size == 64
+    assert all(len({stage.kind for stage in one.stages}) == 1 for one in found.layout.pipelines)
+    slowest = max(one.step_time for _, one in found.sites)
+    assert found.report.outer is not None
+    assert found.step == pytest.approx(slowest / found.report.outer.utilisation)
+    assert found.tokens_per_second == pytest.approx(64 * 4096 / found.step)
+    assert found.step < 0.5 * found.estimate.step_time  # of averages at every step over the slow link
+    steps = [one.step_time for _, one in found.sites]
+    assert min(steps) > 0.7 * max(steps)  # shares level the sites
+    inside = replace(job, cluster=ClusterFile(nodes=(replace(EAST, site="west"), WEST)))
+    with pytest.raises(PlannerError, match="local updates are between sites, and the cluster has one"):
+        search_local(inside, Outer(method="diloco", every=100))

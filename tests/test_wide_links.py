@@ -53,12 +53,12 @@ def test_headers_take_their_part_of_a_link() -> None:
 
 def test_a_link_is_shared_or_each_nodes_own(cluster: ClusterFile) -> None:
     link = wide_links.site_link(cluster, "east", "west")
-    assert wide_links.link_bandwidth(link) == pytest.approx(5e9 / 8)  # eight windows would allow 719 MB/s
+    assert link.speed() == pytest.approx(5e9 / 8)  # eight windows would allow 719 MB/s
     own = replace(link, per_node=True)
-    assert wide_links.link_bandwidth(own, nodes=4) == pytest.approx(4 * 5e9 / 8)
+    assert own.speed(4) == pytest.approx(4 * 5e9 / 8)
     one = replace(link, flows=1)
-    assert wide_links.link_bandwidth(one) == pytest.approx(6 * MIB / 0.070)
-    assert wide_links.link_bandwidth(one, nodes=2) == pytest.approx(2 * 6 * MIB / 0.070)
+    assert one.speed() == pytest.approx(6 * MIB / 0.070)
+    assert one.speed(2) == pytest.approx(2 * 6 * MIB / 0.070)
     assert wide_links.transfer_time(1e9, link) == pytest.approx(0.035 + 1.6)
 
 

@@ -18,7 +18,6 @@ from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline
 from planner.mixed.wide_links import (
     best_ring,
     flat_all_reduce_time,
-    link_bandwidth,
     ring_all_reduce_time,
     site_link,
 )
@@ -233,7 +232,7 @@ def _data_traffic(
         for link in best_ring(job.cluster, held, nodes):
             sent = law.data_bytes(parameters, replicas, width)
             sums[link][0] += (2.0 if len(held) == 2 else 1.0) * sent  # a ring of two passes its link there and back
-            sums[link][1] += sent / link_bandwidth(link, nodes) + 2.0 * (replicas - 1) / replicas * link.latency
+            sums[link][1] += sent / link.speed(nodes) + 2.0 * (replicas - 1) / replicas * link.latency
     for link, (sent, seconds) in sums.items():
         yield SiteTraffic(
             between=_ends(job, link), dimension="data", bytes_per_step=sent, seconds=seconds,
@@ -271,7 +270,7 @@ def _pipeline_traffic(job: MixedJob, layout: MixedLayout) -> Iterator[SiteTraffi
         for _, link, size in crossing:
             sent = size * pipeline.num_microbatches * pipeline.count
             sums[link][0] += 2.0 * sent
-            sums[link][1] += sent / link_bandwidth(link, min(nodes_between(job, _ends(job, link)), pipeline.count))
+            sums[link][1] += sent / link.speed(min(nodes_between(job, _ends(job, link)), pipeline.count))
             sums[link][2] = max(sums[link][2], waited)
     for link, (sent, seconds, waited) in sums.items():
         yield SiteTraffic(
@@ -317,7 +316,7 @@ def _in_flight(job: MixedJob, layout: MixedLayout, estimate: MixedEstimate) -> I
         taus, hops = _durations(job, layout, pipeline)
         m, count = pipeline.num_microbatches, len(pipeline.stages)
         wires = [
-            pipeline.count * next((size / link_bandwidth(link) for at, link, size in crossing if at == number), 0.0)
+            pipeline.count * next((size / link.speed() for at, link, size in crossing if at == number), 0.0)
             for number in range(count - 1)
         ]
         extra = min(law.extra_in_flight(sum(hops), 0.0, max(*taus, *wires)), max(m - 1, 0))
@@ -348,7 +347,7 @@ def _reductions(job: MixedJob, layout: MixedLayout, groups: dict[tuple[str, ...]
     def levels(scale: float) -> float:
         return sum(
             ring_all_reduce_time(
-                parameters * scale, len(held), min(link_bandwidth(one, nodes_between(job, held)) for one in rings[held]),
+                parameters * scale, len(held), min(one.speed(nodes_between(job, held)) for one in rings[held]),
                 max(one.latency for one in rings[held]),
             )
             for held, parameters in groups.items()
@@ -380,7 +379,7 @@ def _reductions(job: MixedJob, layout: MixedLayout, groups: dict[tuple[str, ...]
 def local_update(job: MixedJob, outer: Outer, sites: tuple[str, ...], ring: tuple[Link, ...], step: float) -> LocalUpdate:
     """Utilisation, traffic and price of local updates between some sites; ``step``: seconds of an inner step of the slowest."""
     size, nodes = parameters_of(job) * outer.bits / 8.0, nodes_between(job, sites)
-    bandwidth = min(link_bandwidth(one, nodes) for one in ring)
+    bandwidth = min(one.speed(nodes) for one in ring)
     streams = outer.method == "streaming_diloco"
     fragments = min(max(outer.fragments, 2), outer.every) if streams else 1
     latency = fragments * max(one.latency for one in ring)

@@ -42,20 +42,9 @@ def payload_share(mtu: float, *, both_ways: bool = False) -> float:
     return (mtu - 52.0) / (mtu + 14.0 + both_ways * 33.0)
 
 
-def link_bandwidth(link: Link, nodes: int = 1) -> float:
-    """Bytes/s, one direction, that ``nodes`` nodes of each end get together when each of them sends to one of the other end.
-
-    The link's bandwidth, or that of each node's card, and no more than the windows of all their connections allow.
-    """
-    cap = link.bandwidth * (nodes if link.per_node else 1)
-    if link.window is None:
-        return cap
-    return float(path_bandwidth(cap, link.flows * nodes, link.window, 2.0 * link.latency))
-
-
 def transfer_time(size: Any, link: Link, nodes: int = 1) -> Any:
     """Seconds until the last byte of a message has arrived: latency + S / bandwidth."""
-    return link.latency + size / link_bandwidth(link, nodes)
+    return link.latency + size / link.speed(nodes)
 
 
 def ring_all_reduce_time(size: Any, ranks: int, bandwidth: float, latency: float) -> Any:
@@ -95,7 +84,7 @@ def flat_all_reduce_time(size: Any, ranks: int, links: tuple[Link, ...]) -> Any:
     2 (n-1)/n (S / min B + sum alpha): every link carries all chunks but one twice, and a chunk on its 2 (n-1) hops passes each link
     2 (n-1)/n times; hops inside a site take no time beside them.
     """
-    slowest = min(link_bandwidth(one) for one in links)
+    slowest = min(one.speed() for one in links)
     return 2.0 * (ranks - 1) / ranks * (size / slowest + sum(one.latency for one in links))
 
 
@@ -127,6 +116,6 @@ def best_ring(cluster: ClusterFile, sites: tuple[str, ...], nodes: int = 1) -> t
         return tuple(site_link(cluster, a, b) for a, b in zip(around, (*around[1:], around[0]), strict=True))
 
     def slowest(ring: tuple[Link, ...]) -> tuple[float, float]:
-        return -min(link_bandwidth(one, nodes) for one in ring), max(one.latency for one in ring)
+        return -min(one.speed(nodes) for one in ring), max(one.latency for one in ring)
 
     return min((links(order) for order in orders), key=slowest)

@@ -252,9 +252,7 @@ def _apart(
         cards = [kind.profile.network_bandwidth * kind.num_gpus for kind in (one, other)]
         bandwidth, latency, price = min(cards), 0.0, 0.0
     else:
-        nodes = min(one.count, other.count) if link.per_node else 1
-        windows = link.flows * link.window / (2.0 * link.latency) * nodes if link.window and link.latency else np.inf
-        bandwidth, latency, price = min(link.bandwidth * nodes, windows), link.latency, link.price
+        bandwidth, latency, price = link.speed(min(one.count, other.count)), link.latency, link.price
     best: tuple[float, Choice, float] | None = None
     for prompt, answer in _same_engines(prompts, answers):
         across = Across(prompts=prompt, bandwidth=bandwidth, latency=latency)
