@@ -1,4 +1,4 @@
-"""The best layout with local updates: every site plans for itself, and the batch is shared out so that all steps take equally long."""
+"""The best layout with local updates: every site plans for itself; the batch is shared out so that all steps take as long."""
 
 from __future__ import annotations
 
