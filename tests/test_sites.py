@@ -16,12 +16,13 @@ from planner.errors import PlannerError
 from planner.mixed import sites
 from planner.mixed.known_links import changed_link, linked, read_outer
 from planner.mixed.local_search import search_local, shared_out
+from planner.mixed.local_updates import parameters_of, price_layout
 from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline, Stage
 from planner.mixed.mixed_search import MixedPins
 from planner.mixed.region_links import round_trip
-from planner.mixed.site_report import parameters_of, site_report
+from planner.mixed.site_report import site_report
 from planner.model import load_model
 from planner.questions.mixed.show_sites import print_sites, site_data
 
@@ -42,6 +43,7 @@ def whole(kind: str, microbatches: int) -> Pipeline:
 
 
 REPLICAS = MixedLayout(pipelines=(whole("a100", 5), whole("h100", 11)))
+REPLICAS_OF_64 = MixedLayout(pipelines=(whole("a100", 10), whole("h100", 22)))
 SPANNING = MixedLayout(
     pipelines=(
         Pipeline(stages=(Stage(kind="a100", layers=12, tp=8), Stage(kind="h100", layers=20, tp=8)), count=2, num_microbatches=16),
@@ -119,7 +121,7 @@ def test_replicas_in_two_sites_average_over_the_link() -> None:
 def test_local_updates_are_tabulated_by_interval_and_width() -> None:
     job = job_over()
     layout = replace(REPLICAS, outer=Outer(method="diloco", every=100, bits=8))
-    found = site_report(job, layout, estimate_mixed(job, layout))
+    found = site_report(job, layout, price_layout(job, layout))
     assert found is not None and found.outer is not None
     same = next(one for one in found.local if (one.method, one.every, one.bits) == ("diloco", 100, 8))
     assert same == found.outer
@@ -127,6 +129,8 @@ def test_local_updates_are_tabulated_by_interval_and_width() -> None:
     assert same.step == pytest.approx((100 * same.step * same.utilisation + same.average) / 100)
     by = {(one.every, one.bits): one.utilisation for one in found.local if one.method == "diloco"}
     assert by[500, 8] > by[100, 8] > by[10, 8] and by[100, 4] > by[100, 8] > by[100, 32]
+    [one] = found.traffic
+    assert one.exposed == pytest.approx(found.outer.step * (1 - found.outer.utilisation)) and one.dimension == "data"
     assert found.usd_per_step == found.outer.usd_per_step == pytest.approx(2 * parameters_of(job) / 100 * 0.02e-9)
     assert "planner does not predict the loss" in found.notes[0]
     assert found.outer_memory == pytest.approx(8 * parameters_of(job))
@@ -225,11 +229,16 @@ def test_local_updates_are_searched_site_by_site() -> None:
     assert found.layout.outer == Outer(method="diloco", every=100, bits=8)
     assert found.layout.global_batch_size == 64
     assert all(len({stage.kind for stage in one.stages}) == 1 for one in found.layout.pipelines)
-    slowest = max(one.step_time for _, one in found.sites)
-    assert found.report.outer is not None
-    assert found.step == pytest.approx(slowest / found.report.outer.utilisation)
-    assert found.tokens_per_second == pytest.approx(64 * 4096 / found.step)
-    assert found.step < 0.5 * found.estimate.step_time  # of averages at every step over the slow link
+    slowest, priced = max(one.step_time for _, one in found.sites), found.estimate
+    report = site_report(job, found.layout, priced)
+    assert report is not None and report.outer is not None
+    assert priced.step_time == pytest.approx(report.outer.step) == pytest.approx(slowest / report.outer.utilisation)
+    assert sum(priced.time.values()) == pytest.approx(priced.step_time, rel=1e-12)
+    assert priced.tokens_per_second == pytest.approx(64 * 4096 / priced.step_time)
+    assert [len(one.stages) for one in priced.pipelines] == [len(one.stages) for one in found.layout.pipelines]
+    assert [one.stages[0].kind for one in priced.pipelines] == [one.stages[0].kind for one in found.layout.pipelines]
+    assert priced.step_time < 0.5 * estimate_mixed(job, found.layout).step_time  # averages at every step over the slow link
+    assert price_layout(job, REPLICAS_OF_64).step_time == estimate_mixed(job, REPLICAS_OF_64).step_time
     steps = [one.step_time for _, one in found.sites]
     assert min(steps) > 0.7 * max(steps)  # shares level the sites
     inside = replace(job, cluster=ClusterFile(nodes=(replace(EAST, site="west"), WEST)))

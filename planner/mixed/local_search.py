@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.errors import PlannerError, listed
-from planner.mixed.mixed_estimate import MixedEstimate, estimate_mixed
+from planner.errors import PlannerError
+from planner.mixed.local_updates import kinds_of, price_layout
+from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer
 from planner.mixed.mixed_search import MixedPins, search_mixed
-from planner.mixed.site_report import SiteReport, kinds_of, site_report
 from planner.workload import peak_dtype
 
 ROUNDS = 3
@@ -27,19 +27,7 @@ class LocalFinding:
     sites: tuple[tuple[str, MixedEstimate], ...]
     """Each with the price of its own steps."""
     estimate: MixedEstimate
-    """Of the same layout if it averaged gradients every step."""
-    report: SiteReport
-
-    @property
-    def step(self) -> float:
-        """Seconds of a step of the slowest site, with its part of the averages."""
-        assert self.report.outer is not None
-        return self.report.outer.step
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of all sites together."""
-        return self.estimate.tokens / self.step
+    """Of all sites together, averages included."""
 
 
 def search_local(
@@ -73,7 +61,7 @@ def search_local(
             own.append(some.best[0][0])
             found.append((site, some.best[0][1]))
         joined = _joined(job, outer, own, found)
-        if best is None or joined.step < best.step:
+        if best is None or joined.estimate.step_time < best.estimate.step_time:
             best = joined
         weights = [share / one.step_time for share, (_, one) in zip(shares, found, strict=True)]
     assert best is not None
@@ -110,8 +98,4 @@ def _joined(job: MixedJob, outer: Outer, own: list[MixedLayout], found: list[tup
     """The layouts of all sites as one."""
     pipelines = tuple(one for layout in own for one in layout.pipelines)
     layout = replace(own[0], pipelines=pipelines, outer=outer)
-    estimate = estimate_mixed(job, layout)
-    report = site_report(job, layout, estimate)
-    if report is None or report.outer is None:
-        raise PlannerError(f"local updates between {listed([site for site, _ in found])} could not be priced")
-    return LocalFinding(layout=layout, sites=tuple(found), estimate=estimate, report=report)
+    return LocalFinding(layout=layout, sites=tuple(found), estimate=price_layout(job, layout))

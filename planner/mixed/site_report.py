@@ -12,6 +12,17 @@ from planner.cluster_file import Link
 from planner.errors import PlannerError
 from planner.mixed import sites as law
 from planner.mixed.boundaries import Hops, boundary_bytes
+from planner.mixed.local_updates import (
+    NOT_WHOLE,
+    LocalUpdate,
+    alone,
+    inner_step,
+    kinds_of,
+    local_update,
+    nodes_between,
+    parameters_of,
+    site_of,
+)
 from planner.mixed.mixed_estimate import MixedEstimate, PipelineEstimate, estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline
@@ -24,9 +35,8 @@ from planner.mixed.wide_links import (
 
 EVERY, BITS = (1, 10, 50, 100, 500), (32, 16, 8, 4)
 """Intervals and widths of the table of local updates."""
-FRAGMENTS, OVERLAP = 24, 5
-"""Of streaming DiLoCo where the layout does not say: steps that a fragment's average is spread over. [Douillard et al. 2025:
-fragments of 3 layers, tau = 5]"""
+FRAGMENTS = 24
+"""Of streaming DiLoCo in that table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,24 +87,6 @@ class Reduction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalUpdate:
-    """Sites that step alone and average now and then."""
-
-    method: str
-    every: int
-    bits: int
-    average: float
-    """Seconds of one average of all parameters."""
-    utilisation: float
-    """Share of time in which GPUs train."""
-    step: float
-    """Seconds of an inner step, its part of the average included."""
-    bytes_per_step: float
-    """That leave each site, mean over steps."""
-    usd_per_step: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SiteReport:
     """Between the sites of a layout."""
 
@@ -113,15 +105,15 @@ class SiteReport:
 
     @property
     def usd_per_step(self) -> float:
-        """Dollars of all traffic of a step, with the layout's own local updates where it has some."""
-        pipelines = sum(one.usd_per_step for one in self.traffic if one.dimension == "pipeline")
-        if self.outer is not None:
-            return pipelines + self.outer.usd_per_step
+        """Dollars of all traffic of a step."""
         return sum(one.usd_per_step for one in self.traffic)
 
 
 def site_report(job: MixedJob, layout: MixedLayout, estimate: MixedEstimate) -> SiteReport | None:
-    """The report of a priced layout; None where it stays in one site. Raises PlannerError where a link is missing."""
+    """The report of a layout and its price (``price_layout``); None where it stays in one site.
+
+    Raises PlannerError where a link is missing, or local updates have no site with a whole replica.
+    """
     used = tuple(site for site in job.cluster.sites if any(layout.gpus_of(k) for k in kinds_of(job, site)))
     if len(used) < 2:
         return None
@@ -137,9 +129,10 @@ def site_report(job: MixedJob, layout: MixedLayout, estimate: MixedEstimate) -> 
         local = tuple(local_update(job, one, whole, ring, step) for one in table)
         if layout.outer is not None:
             outer = local_update(job, layout.outer, whole, ring, step)
+            traffic = (_averages(whole, outer, step),)
         notes.append(law.CONVERGENCE[layout.outer.method if layout.outer else "diloco"])
     elif layout.outer is not None:
-        raise PlannerError("local updates need a whole replica in each of two sites; here pipelines span the sites")
+        raise PlannerError(NOT_WHOLE)
     else:
         notes.append("Pipelines span the sites: local updates (DiLoCo) need a whole replica in each of two sites.")
     return SiteReport(
@@ -149,47 +142,15 @@ def site_report(job: MixedJob, layout: MixedLayout, estimate: MixedEstimate) -> 
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ who is where
-
-
-def kinds_of(job: MixedJob, site: str) -> list[str]:
-    """Kinds that stand in a site."""
-    return [one.kind for one in job.cluster.nodes if one.site == site]
-
-
-def _site(job: MixedJob, kind: str) -> str:
-    return job.cluster.node_kind(kind).site
-
-
-def parameters_of(job: MixedJob) -> float:
-    """Parameters of the model."""
-    layer, first, last = law.layer_parameters(job.workload.model)
-    model = job.workload.model
-    return layer * model.num_layers + first + (0.0 if model.tied_embeddings else last)
-
-
-def nodes_between(job: MixedJob, sites: tuple[str, ...]) -> int:
-    """Nodes that send at the same time: those of the smallest of some sites."""
-    return min(sum(one.count for one in job.cluster.nodes if one.site == site) for site in sites)
-
-
-def alone(job: MixedJob, layout: MixedLayout) -> tuple[str, ...]:
-    """Sites that may step alone: all that are used, if every pipeline stays in one of them; else none."""
-    found = list[str]()
-    for pipeline in layout.pipelines:
-        places = {_site(job, stage.kind) for stage in pipeline.stages}
-        if len(places) > 1:
-            return ()
-        found += places
-    return tuple(site for site in job.cluster.sites if site in found)
+# ------------------------------------------------------------------------------------------------ every step
 
 
 def data_groups(job: MixedJob, layout: MixedLayout) -> dict[tuple[str, ...], float]:
     """Parameters by the sites that hold them, only of those that several sites hold: these are averaged between them."""
     model = job.workload.model
     layer, first, last = law.layer_parameters(model)
-    places = [[_site(job, stage.kind) for stage in one.stages for _ in range(stage.layers)] for one in layout.pipelines]
-    ends = [(_site(job, one.stages[0].kind), _site(job, one.stages[-1].kind)) for one in layout.pipelines]
+    places = [[site_of(job, stage.kind) for stage in one.stages for _ in range(stage.layers)] for one in layout.pipelines]
+    ends = [(site_of(job, one.stages[0].kind), site_of(job, one.stages[-1].kind)) for one in layout.pipelines]
     found: dict[tuple[str, ...], float] = defaultdict(float)
 
     def add(held: set[str], parameters: float) -> None:
@@ -204,21 +165,6 @@ def data_groups(job: MixedJob, layout: MixedLayout) -> dict[tuple[str, ...], flo
         add({one for one, _ in ends}, first)
         add({one for _, one in ends}, last)
     return dict(found)
-
-
-def inner_step(job: MixedJob, layout: MixedLayout) -> float:
-    """Seconds of a step in which every site works alone: that of the slowest site, priced with its own pipelines only."""
-    slowest = 0.0
-    for site in alone(job, layout):
-        own = tuple(one for one in layout.pipelines if _site(job, one.stages[0].kind) == site)
-        inside = MixedLayout(pipelines=own, cp=layout.cp, ep=layout.ep, zero=layout.zero, schedule=layout.schedule)
-        workload = replace(job.workload, global_batch_size=inside.global_batch_size)
-        part = replace(job.only(*kinds_of(job, site)), workload=workload)
-        slowest = max(slowest, estimate_mixed(part, inside).step_time)
-    return slowest
-
-
-# ------------------------------------------------------------------------------------------------ every step
 
 
 def _data_traffic(
@@ -240,9 +186,17 @@ def _data_traffic(
         )  # fmt: skip
 
 
+def _averages(sites: tuple[str, ...], outer: LocalUpdate, step: float) -> SiteTraffic:
+    """The layout's own local updates, as their part of every step."""
+    return SiteTraffic(
+        between=(sites[0], sites[-1]), dimension="data", bytes_per_step=len(sites) * outer.bytes_per_step,
+        seconds=outer.average / outer.every, exposed=outer.step - step, usd_per_step=outer.usd_per_step,
+    )  # fmt: skip
+
+
 def _ends(job: MixedJob, link: Link) -> tuple[str, str]:
     """Sites that a link joins."""
-    names = [one if one in job.cluster.sites else _site(job, one) for one in link.between]
+    names = [one if one in job.cluster.sites else site_of(job, one) for one in link.between]
     return names[0], names[1]
 
 
@@ -250,7 +204,7 @@ def _hops(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> list[tuple[
     """(stage before it, link, bytes of a microbatch in one direction) of the hand-overs between two sites."""
     found = []
     for number, (one, other) in enumerate(pairwise(pipeline.stages)):
-        a, b = _site(job, one.kind), _site(job, other.kind)
+        a, b = site_of(job, one.kind), site_of(job, other.kind)
         if a != b:
             link = job.cluster.link(one.kind, other.kind) or site_link(job.cluster, a, b)
             found.append((number, link, boundary_bytes(job, layout.cp, pipeline)))
@@ -281,7 +235,7 @@ def _pipeline_traffic(job: MixedJob, layout: MixedLayout) -> Iterator[SiteTraffi
 
 def _joined(job: MixedJob, layout: MixedLayout) -> set[tuple[str, str]]:
     """Pairs of sites between which a pipeline hands over."""
-    pairs = [(_site(job, a.kind), _site(job, b.kind)) for one in layout.pipelines for a, b in pairwise(one.stages)]
+    pairs = [(site_of(job, a.kind), site_of(job, b.kind)) for one in layout.pipelines for a, b in pairwise(one.stages)]
     return {(a, b) for a, b in pairs if a != b}
 
 
@@ -371,26 +325,3 @@ def _reductions(job: MixedJob, layout: MixedLayout, groups: dict[tuple[str, ...]
             found.append(Reduction(name=f"two levels, {one.name}", bytes_per_step=share * per, seconds=levels(per),
             kernels=kernels))
     return tuple(found)
-
-
-# ------------------------------------------------------------------------------------------------ now and then
-
-
-def local_update(job: MixedJob, outer: Outer, sites: tuple[str, ...], ring: tuple[Link, ...], step: float) -> LocalUpdate:
-    """Utilisation, traffic and price of local updates between some sites; ``step``: seconds of an inner step of the slowest."""
-    size, nodes = parameters_of(job) * outer.bits / 8.0, nodes_between(job, sites)
-    bandwidth = min(one.speed(nodes) for one in ring)
-    streams = outer.method == "streaming_diloco"
-    fragments = min(max(outer.fragments, 2), outer.every) if streams else 1
-    latency = fragments * max(one.latency for one in ring)
-    average = float(ring_all_reduce_time(size, len(sites), bandwidth, latency))
-    if streams:
-        overlap = min(OVERLAP, max(outer.every // fragments, 1))
-        used = float(law.streaming_utilisation(outer.every, step, average, fragments, overlap))
-    else:
-        used = float(law.utilisation(outer.every, step, average))
-    sent = law.data_bytes(parameters_of(job), len(sites), outer.bits / 8.0) / outer.every
-    return LocalUpdate(
-        method=outer.method, every=outer.every, bits=outer.bits, average=average, utilisation=used, step=step / used,
-        bytes_per_step=sent, usd_per_step=len(sites) * sent * max(one.price for one in ring),
-    )  # fmt: skip
