@@ -199,7 +199,7 @@ def _priced(job: MixedJob, layout: MixedLayout) -> list[list[_Place]]:
     for at, pipeline in enumerate(layout.pipelines):
         for number, stage in enumerate(pipeline.stages):
             links = traffic_cluster(job, layout, pipeline, number)
-            key = stage.kind, links.key() if isinstance(links, Spanned) else ()
+            key: tuple[object, ...] = (stage.kind, *(links.key() if isinstance(links, Spanned) else ()))
             groups.setdefault(key, []).append((at, number))
             traffic[key] = links
     found: list[list[_Place]] = [[None] * len(one.stages) for one in layout.pipelines]  # type: ignore[list-item]

@@ -50,19 +50,16 @@ class MixedFinding:
 
     best: list[tuple[MixedLayout, MixedEstimate]]
     """Best first; empty where nothing fits."""
+    mixed: tuple[MixedLayout, MixedEstimate] | None
+    """The best that uses several kinds; None where none of those that were cut fits."""
     candidates: int
     """Degrees of all sets of kinds."""
     cut: int
     """Of them cut exactly, the most promising first."""
-    bound: float
-    """Seconds below which no step of the candidates is that were not cut; infinite where all were, or none could be better."""
+    gap: float
+    """Part of the time in closed form by which a candidate that was not cut could be faster than the best at the most."""
     seconds: float = field(default=0.0, compare=False)
     """Processor seconds."""
-
-    @property
-    def proven(self) -> bool:
-        """No candidate that was not looked at can be faster."""
-        return bool(self.best) and self.bound >= self.best[0][1].step_time
 
 
 def search_mixed(
@@ -87,15 +84,16 @@ def search_mixed(
                 found = columns_of(space, some, apart)
                 if found is not None:
                     columns.append((space, found))
-    kept, cut, bound = _cut_in_order(columns, max(FINALISTS, 4 * top), gap)
+    kept, several, cut, bound = _cut_in_order(columns, max(FINALISTS, 4 * top), gap)
     best = list[tuple[MixedLayout, MixedEstimate]]()
-    for one in kept:
+    for one in [*kept, *(one for one in several if one not in kept)]:
         estimate = estimate_mixed(job, one.layout)
         if estimate.out_of_memory <= SAFE:
             best.append((one.layout, estimate))
     best.sort(key=lambda pair: pair[1].step_time)
+    mixed = next((pair for pair in best if len(kinds_of(pair[0])) > 1), None)
     return MixedFinding(
-        best=best[:top], candidates=sum(len(one.bound) for _, one in columns), cut=cut, bound=bound,
+        best=best[:top], mixed=mixed, candidates=sum(len(one.bound) for _, one in columns), cut=cut, gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
         seconds=clock.process_time() - started,
     )  # fmt: skip
 
@@ -145,10 +143,17 @@ def _experts(job: MixedJob) -> tuple[int, ...]:
     return tuple(n for n in (1, 8, 64) if job.workload.model.num_experts % n == 0)
 
 
-def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float) -> tuple[list[Found], int, float]:
-    """The best layouts in closed form, how many candidates were cut, and the bound of those that were not."""
+def kinds_of(layout: MixedLayout) -> set[str]:
+    """Kinds that a layout uses."""
+    return {stage.kind for one in layout.pipelines for stage in one.stages}
+
+
+def _cut_in_order(
+    columns: list[tuple[Space, Columns]], wanted: int, gap: float
+) -> tuple[list[Found], list[Found], int, float]:
+    """The best layouts in closed form, the best of several kinds, how many candidates were cut, and the bound of the others."""
     if not columns:
-        return [], 0, np.inf
+        return [], [], 0, np.inf
     bounds = np.concatenate([one.bound for _, one in columns])
     owner = np.concatenate([np.full(len(one.bound), number) for number, (_, one) in enumerate(columns)])
     row = np.concatenate([np.arange(len(one.bound)) for _, one in columns])
@@ -156,15 +161,18 @@ def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float)
     first = np.zeros(len(bounds), dtype=bool)  # the most promising of every set come first: what cannot be better is then left out
     for number in range(len(columns)):
         first[ranked[owner[ranked] == number][:EACH]] = True
-    kept = list[Found]()
+    kept, several = list[Found](), list[Found]()
     for number, at in enumerate([*ranked[first[ranked]], *ranked[~first[ranked]]]):
         below = kept[wanted - 1].seconds if len(kept) >= wanted else np.inf
         if not first[at]:
             enough = number >= CUTS or bounds[at] >= (1.0 - gap) * kept[0].seconds if kept else number >= CUTS
             if enough or bounds[at] >= below:
-                return kept[:wanted], number, float(bounds[at])
-        if bounds[at] < below:
-            space, some = columns[owner[at]]
-            fresh = list(layouts_of(space, some.row(int(row[at])), below))
+                return kept[:wanted], several, number, float(bounds[at])
+        space, some = columns[owner[at]]
+        enough = len(some.kinds) > 1 and len(several) >= EACH
+        if bounds[at] < below or (first[at] and len(some.kinds) > 1):
+            fresh = list(layouts_of(space, some.row(int(row[at])), below if enough else np.inf))
+            if len(some.kinds) > 1:
+                several = sorted([*several, *fresh], key=lambda one: one.seconds)[:EACH]
             kept = sorted([*kept, *fresh], key=lambda one: one.seconds)[: 2 * wanted] if fresh else kept
-    return kept[:wanted], len(ranked), np.inf
+    return kept[:wanted], several, len(ranked), np.inf

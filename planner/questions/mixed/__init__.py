@@ -1,1 +1,1 @@
-"""Mixed clusters: tables of layouts on several kinds and sites."""
+"""``plan --cluster`` and its companions on mixed plans: tables."""
