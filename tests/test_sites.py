@@ -24,7 +24,7 @@ from planner.mixed.mixed_search import MixedPins
 from planner.mixed.region_links import round_trip
 from planner.mixed.site_report import site_report
 from planner.model import load_model
-from planner.questions.mixed.show_sites import print_sites, site_data
+from planner.questions.mixed.show_sites import print_sites
 
 EAST = NodeKind(kind="a100", hardware="a100-sxm-80gb", count=2, site="east")
 WEST = NodeKind(kind="h100", hardware="h100-sxm", count=2, site="west")
@@ -181,7 +181,7 @@ def test_the_tables_say_what_the_data_say() -> None:
         print_sites(console, found)
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert "Between the sites" in text and "east - west" in text and found.notes[0][:40] in text
-        data = json.loads(json.dumps(site_data(found)))
+        data = json.loads(json.dumps(found.to_dict()))
         assert data["traffic"][0]["bytes_per_step"] == found.traffic[0].bytes_per_step
         assert (data["outer"] is None) == (found.outer is None)
 

@@ -37,9 +37,9 @@ def linked(cluster: ClusterFile) -> tuple[ClusterFile, tuple[str, ...]]:
         except PlannerError:
             link = region_link(cluster, a, b)
             found.append(link)
-            speed, both = 8.0 * link.bandwidth / GIGA, format_seconds(2.0 * link.latency)
+            speed, both = 8.0 * link.speed() / GIGA, format_seconds(2.0 * link.latency)
             notes.append(
-                f"{a} - {b}: no link is given; by what is known of these regions a node sends {speed:.3g} Gb/s over "
+                f"{a} - {b}: no link is given; by what is known of these regions a node reaches {speed:.3g} Gb/s over "
                 f"{link.flows} connections, {both} there and back; add it to links to say otherwise"
             )
     return replace(cluster, links=tuple(found)), tuple(notes)

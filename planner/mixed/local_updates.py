@@ -57,12 +57,27 @@ def price_layout(job: MixedJob, layout: MixedLayout) -> MixedEstimate:
     )  # fmt: skip
 
 
+def _inside(job: MixedJob, layout: MixedLayout, site: str) -> MixedLayout:
+    """The pipelines of one site."""
+    own = tuple(one for one in layout.pipelines if site_of(job, one.stages[0].kind) == site)
+    return replace(layout, pipelines=own, outer=None)
+
+
 def _of_site(job: MixedJob, layout: MixedLayout, site: str) -> MixedEstimate:
     """The steps of one site, with its own pipelines, kinds and part of the batch only."""
-    own = tuple(one for one in layout.pipelines if site_of(job, one.stages[0].kind) == site)
-    inside = replace(layout, pipelines=own, outer=None)
+    inside = _inside(job, layout, site)
     workload = replace(job.workload, global_batch_size=inside.global_batch_size)
     return estimate_mixed(replace(job.only(*kinds_of(job, site)), workload=workload), inside)
+
+
+def loss_scales(job: MixedJob, layout: MixedLayout) -> tuple[float, ...]:
+    """What each pipeline multiplies its mean loss with: with local updates gradients are averaged inside its site alone."""
+    if layout.outer is None:
+        return layout.loss_scales()
+    found = dict[str, list[float]]()
+    for site in alone(job, layout):
+        found[site] = list(_inside(job, layout, site).loss_scales())
+    return tuple(found[site_of(job, one.stages[0].kind)].pop(0) for one in layout.pipelines)
 
 
 def inner_step(job: MixedJob, layout: MixedLayout) -> float:

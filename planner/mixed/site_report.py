@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from planner.cluster_file import Link
 from planner.errors import PlannerError
@@ -107,6 +108,15 @@ class SiteReport:
     def usd_per_step(self) -> float:
         """Dollars of all traffic of a step."""
         return sum(one.usd_per_step for one in self.traffic)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: seconds, bytes, dollars."""
+        rows = ("traffic", "in_flight", "reductions", "local")
+        return {
+            "sites": list(self.sites), "usd_per_step": self.usd_per_step, "outer_memory": self.outer_memory,
+            **{name: [dict(vars(one)) for one in getattr(self, name)] for name in rows},
+            "outer": None if self.outer is None else dict(vars(self.outer)), "notes": list(self.notes),
+        }  # fmt: skip
 
 
 def site_report(job: MixedJob, layout: MixedLayout, estimate: MixedEstimate) -> SiteReport | None:

@@ -1,28 +1,17 @@
-"""What crosses between sites, on the terminal and as plain data."""
+"""What crosses between sites, on the terminal."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from planner.mixed.site_report import LocalUpdate, SiteReport
+from planner.mixed.local_updates import LocalUpdate
+from planner.mixed.site_report import SiteReport
 from planner.terminal.tables import percent, seconds, table
 from planner.units import format_bytes
 
 METHODS = {"diloco": "DiLoCo", "streaming_diloco": "streaming DiLoCo", "local_sgd": "local SGD"}
-
-
-def site_data(report: SiteReport) -> dict[str, Any]:
-    """Plain data: seconds, bytes, dollars."""
-    rows = ("traffic", "in_flight", "reductions", "local")
-    return {
-        "sites": list(report.sites), "usd_per_step": report.usd_per_step, "outer_memory": report.outer_memory,
-        **{name: [dict(vars(one)) for one in getattr(report, name)] for name in rows},
-        "outer": None if report.outer is None else dict(vars(report.outer)), "notes": list(report.notes),
-    }  # fmt: skip
 
 
 def print_sites(console: Console, report: SiteReport) -> None:
