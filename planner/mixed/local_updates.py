@@ -111,6 +111,7 @@ def kinds_of(job: MixedJob, site: str) -> list[str]:
 
 
 def site_of(job: MixedJob, kind: str) -> str:
+    """The site in which a kind stands."""
     return job.cluster.node_kind(kind).site
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from planner.mixed.local_updates import LocalUpdate
 from planner.mixed.site_report import SiteReport
 from planner.terminal.tables import percent, seconds, table
-from planner.units import format_bytes
+from planner.units import KILO, format_bytes
 
 METHODS = {"diloco": "DiLoCo", "streaming_diloco": "streaming DiLoCo", "local_sgd": "local SGD"}
 
@@ -20,7 +20,7 @@ def print_sites(console: Console, report: SiteReport) -> None:
     for one in report.traffic:
         shown.add_row(
             escape(" - ".join(one.between)), one.dimension, format_bytes(one.bytes_per_step), seconds(one.seconds),
-            seconds(one.exposed), f"{1000.0 * one.usd_per_step:,.2f}",
+            seconds(one.exposed), f"{KILO * one.usd_per_step:,.2f}",
         )  # fmt: skip
     console.print(shown)
     for flight in report.in_flight:
