@@ -103,7 +103,7 @@ class Link:
     latency: Seconds = 0.0
     """One way."""
     flows: Count = 1
-    """TCP connections that a transfer is spread over."""
+    """TCP connections of one node to one of the other end."""
     window: Bytes | None = None
     """Bytes in flight of one flow; with it a flow is no faster than window / round-trip time."""
     price: TrafficPrice = 0.0
