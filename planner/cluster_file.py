@@ -103,13 +103,24 @@ class Link:
     latency: Seconds = 0.0
     """One way."""
     flows: Count = 1
-    """TCP connections that a transfer is spread over."""
+    """TCP connections of one node to one of the other end."""
     window: Bytes | None = None
     """Bytes in flight of one flow; with it a flow is no faster than window / round-trip time."""
     price: TrafficPrice = 0.0
     """Dollars per byte that leaves a site."""
     per_node: bool = False
     """The bandwidth is that of each node's network card, not of one link that all nodes share."""
+
+    def speed(self, nodes: int = 1) -> float:
+        """Bytes/s, one direction, that ``nodes`` nodes of each end get together when each of them sends to one of the other end.
+
+        The link's bandwidth, or that of each node's card, and no more than all their windows per round-trip time:
+        flows nodes window / (2 latency). [RFC 7323, section 1.1]
+        """
+        whole = self.bandwidth * (nodes if self.per_node else 1)
+        if self.window is None or self.latency <= 0:
+            return whole
+        return min(whole, self.flows * nodes * self.window / (2.0 * self.latency))
 
 
 @dataclass(frozen=True, kw_only=True)

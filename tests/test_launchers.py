@@ -14,9 +14,12 @@ import yaml
 from trainers.launch_files import started_words, strict
 from trainers.plans import Wanted, found
 
+from planner.cluster_file import ClusterFile, NodeKind
+from planner.errors import PlannerError
 from planner.layout import Order
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node, launch, node_stages, torchrun
+from planner.trainers.bundle.sky_places import infra_of
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import load_target
 
@@ -204,6 +207,45 @@ def test_skypilot_asks_for_what_the_user_must_say(tmp_path: Path) -> None:
     task = yaml.safe_load((folder_of(tmp_path, "verl", "skypilot") / "run.skypilot.yaml").read_text())
     assert task["resources"] == {"accelerators": "H100:8", "use_spot": False}
     assert (task["num_nodes"], task["envs"], task["workdir"]) == (8, {"MODEL": None}, ".")
+
+
+def kind(name: str, site: str, **changes: object) -> NodeKind:
+    return NodeKind(**{"kind": name, "hardware": "h100-sxm", "count": 8, "site": site, **changes})
+
+
+def task_of(*kinds: NodeKind) -> tuple[str, dict[str, object]]:
+    job = job_of(MANY_NODES)
+    files = launch(job, load_target("megatron").render(job), "skypilot", ClusterFile(nodes=kinds))
+    return files["run.skypilot.yaml"], yaml.safe_load(files["run.skypilot.yaml"])["resources"]
+
+
+def test_skypilot_starts_in_any_region_of_a_cluster_file() -> None:
+    text, asked = task_of(*map(kind, "bcd", ("us-central1-a", "eastus", "us-east-1")), kind("a", "us-east-1", spot=True))
+    assert asked == {
+        "accelerators": "H100:8",
+        "any_of": [
+            {"infra": "gcp/us-central1/us-central1-a", "use_spot": False}, {"infra": "azure/eastus", "use_spot": False},
+            {"infra": "aws/us-east-1", "use_spot": False}, {"infra": "aws/us-east-1", "use_spot": True},
+        ],
+    }  # fmt: skip
+    assert "sky jobs launch --env" in text  # spot nodes: the task is started again
+    others = kind("small", "us-west-2", count=2), kind("old", "us-west-1", hardware="t4")
+    text, asked = task_of(kind("a", "lambda/us-east-3"), *others)
+    assert asked == {"accelerators": "H100:8", "infra": "lambda/us-east-3", "use_spot": False} and "sky launch --env" in text
+    assert task_of(kind("a", "here"))[1] == {"accelerators": "H100:8", "use_spot": False}
+    assert infra_of("ap-southeast-1b") == "aws/ap-southeast-1/ap-southeast-1b"
+    assert infra_of("southeastasia") == "azure/southeastasia"
+    assert infra_of("east") is infra_of("our cluster") is infra_of("a/b;c") is None
+
+
+def test_places_that_skypilot_cannot_start_in_are_named() -> None:
+    with pytest.raises(PlannerError, match="needs 8 nodes with 8 x h100-sxm, and the cluster has 2 nodes of 8 x h100-sxm"):
+        task_of(kind("a", "us-east-1", count=2))
+    with pytest.raises(PlannerError, match="regions of a cluster file are for --launcher skypilot"):
+        job = job_of(MANY_NODES)
+        launch(job, load_target("megatron").render(job), "slurm", ClusterFile(nodes=(kind("a", "x"),)))
+    with pytest.raises(PlannerError, match="the site 'east' is no region that SkyPilot knows; name sites like us-east-1"):
+        task_of(kind("a", "us-east-1"), kind("b", "east"))
 
 
 def test_verl_starts_on_the_first_node_only(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ class MixedPlan(Result):
     """The plan as its file holds it: workload, cluster, trainer, layout, prediction."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: what its file holds."""
-        return self.file.to_dict()
+        """Plain data: what its file holds, and what crosses between its sites."""
+        crossing = self.file.between_sites()
+        return {**self.file.to_dict(), **({} if crossing is None else {"between_sites": crossing.to_dict()})}
 
     def show(self, console: Console) -> None:
         """Print all of it on a console of rich."""
@@ -79,13 +80,17 @@ class MixedPlans(Result, Sequence[MixedPlan]):
         print_answer(console, self.found)
 
 
-def plan_mixed(cluster: File, *, top: int = 3, progress: Progress = silent, **keywords: Any) -> Result:
+def plan_mixed(
+    cluster: File, *, outer: str | None = None, top: int = 3, progress: Progress = silent, **keywords: Any
+) -> Result:  # fmt: skip
     """The best plans on the nodes of a cluster file: ``plan_mixed("cluster.yaml", model="llama-70b")``.
 
+    ``outer``: local updates between sites, METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8.
     A file of one kind at one speed is the ordinary question, and gives the ordinary ``Plans``. Raises PlannerError.
     """
     from planner import api
     from planner.cluster_file import read_cluster
+    from planner.mixed.known_links import read_outer
     from planner.mixed.mixed_question import SAID_BY_CLUSTER, ask_mixed
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
@@ -93,9 +98,10 @@ def plan_mixed(cluster: File, *, top: int = 3, progress: Progress = silent, **ke
     said = request_fields(keywords)
     only = read.uniform
     plain = only is not None and only.network is None and only.gpus in (0, int(only.profile.gpus_per_node))
-    if plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
+    if outer is None and plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
         return api.plan(top=top, progress=progress, **{**keywords, "hardware": only.hardware, "gpus": only.num_gpus})
-    return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress))
+    local = None if outer is None else read_outer(outer)
+    return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress, local))
 
 
 def load_mixed(path: File) -> MixedPlan:

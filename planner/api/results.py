@@ -192,11 +192,14 @@ class Plan(Result):
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
-    def export(self, trainer: str, folder: File, *, launcher: str = "torchrun", force: bool = False) -> Exported:
+    def export(
+        self, trainer: str, folder: File, *, launcher: str = "torchrun", cluster: File | None = None, force: bool = False
+    ) -> Exported:  # fmt: skip
         """Write the plan as a folder that a trainer runs. Raises PlannerError where the trainer cannot run it.
 
-        ``force`` replaces a folder that is not empty.
+        ``cluster``: a cluster file, in whose regions SkyPilot may start it. ``force`` replaces a folder that is not empty.
         """
+        from planner.cluster_file import read_cluster
         from planner.trainers.bundle.folder import make_bundle, write_bundle
         from planner.trainers.bundle.launchers import LAUNCHERS
         from planner.trainers.bundle.nearest import require_expressible
@@ -207,7 +210,7 @@ class Plan(Result):
             raise PlannerError(f"unknown launcher '{launcher}'; known: {', '.join(LAUNCHERS)}")
         target, job = load_target(trainer), ExportJob.of(self.file)
         require_expressible(target, job, Path(self.name or "plan.yaml"))
-        bundle = make_bundle(target, job, launcher)
+        bundle = make_bundle(target, job, launcher, read_cluster(Path(cluster)) if cluster is not None else None)
         write_bundle(bundle, Path(folder), force=force)
         return Exported(
             self, trainer, Path(folder), tuple(sorted(bundle.files)), bundle.rendered.notes, bundle.warnings

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 from planner.api.results import Answer, File, Progress, Result, silent
 from planner.errors import PlannerError
-from planner.keywords import require_known
+from planner.keywords import flag_of, require_known
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from planner.questions.serve.show_kinds import ServedKinds
     from planner.questions.serve.show_several import Changed, ComparedPlans, ComparedSplits
     from planner.serving import serve_plan
     from planner.serving.serving_answer import Answered
@@ -173,6 +174,23 @@ def serve(*, top: int = 3, fewest_gpus: bool = False, progress: Progress = silen
     return ServePlans(found, () if found.kept else tuple(ways_out(found, progress)))
 
 
+def serve_cluster(cluster: File, *, progress: Progress = silent, **keywords: Any) -> Answer[ServedKinds]:
+    """A model on the nodes of a cluster file: ``serve_cluster("cluster.yaml", model="llama-70b", ttft="2s", tpot="50ms")``.
+
+    Every kind alone, replicas on all kinds with the routing share of each, and prompts on one kind with answers on another. Raises
+    PlannerError.
+    """
+    from planner.cluster_file import read_cluster
+    from planner.questions.serve.show_kinds import ServedKinds, print_kinds
+    from planner.serving.kinds_answer import serve_kinds
+
+    for name in ("gpus", "nodes", "hardware", "intra_node", "network_bandwidth", "price", "disaggregated"):
+        if keywords.get(name) is not None:
+            raise PlannerError(f"{flag_of(name)} stands beside a cluster file, which says it of every kind; leave it out")
+    found = serve_kinds(request_of("serve_cluster", keywords), read_cluster(Path(cluster)), progress)
+    return Answer(ServedKinds(found), print_kinds)
+
+
 def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ()) -> ServeRequest:
     """Keywords as a request. Raises PlannerError for those that a call does not take."""
     from planner.serving.serving_question import ServeRequest
@@ -282,6 +300,6 @@ def serve_what_if(
 
 
 __all__ = [
-    "ServePlan", "ServePlans", "is_serve_plan", "load_serve", "serve", "serve_cheapest", "serve_compare", "serve_estimate",
-    "serve_what_if",
+    "ServePlan", "ServePlans", "is_serve_plan", "load_serve", "serve", "serve_cheapest", "serve_cluster", "serve_compare",
+    "serve_estimate", "serve_what_if",
 ]  # fmt: skip

@@ -24,13 +24,18 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @job_options(required=True)
 @layout_options(SEARCHED)
 @click.option("--cluster", type=YAML_FILE, help="Nodes of several kinds and sites, in place of --hardware and --gpus (docs/clusters.md).")
+@click.option(
+    "--outer", metavar="METHOD:N", help="Of a cluster of several sites: local updates, like diloco:100:8 (steps, bits)."
+)
 @click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
 @click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
 @JSON
-def search(top: int, output: Path | None, as_json: bool, cluster: Path | None, **flags: Any) -> None:
+def search(
+    top: int, output: Path | None, as_json: bool, cluster: Path | None, outer: str | None, **flags: Any
+) -> None:  # fmt: skip
     """Search every legal layout and print the best plans (the default command).
 
     Any flag of a layout (--tp, --pp, --recompute, ...) pins that value; the search varies the others.
@@ -43,18 +48,21 @@ def search(top: int, output: Path | None, as_json: bool, cluster: Path | None, *
       plan --model llama-70b --gpus 64 --tp 8 --micro-batch-size 1 --output plan.yaml
       plan --model llama-8b --hardware h100 --tokens 15T --days 30
       plan --model llama-70b --cluster cluster.yaml --output mixed.yaml
+      plan --model llama-70b --cluster cluster.yaml --outer diloco:100:8
     """
     from planner import api
 
     with progress("searching") as say:
         plans: Any
         if cluster is None:
+            if outer is not None:
+                raise click.UsageError("--outer is of a cluster of several sites; give its file with --cluster")
             plans = api.plan(top=top, progress=say, **flags)
         else:
             of_budget = {name: flags.pop(name) for name in ("tokens", "days", "price")}
             if given := next((name for name, value in of_budget.items() if value is not None), None):
                 raise click.UsageError(f"--{given} is of one kind of GPU; the prices of a cluster stand in its file")
-            plans = api.plan_mixed(cluster, top=top, progress=say, **flags)
+            plans = api.plan_mixed(cluster, outer=outer, top=top, progress=say, **flags)
     if output is not None and plans:  # before the tables, whose reader may have seen enough: plan ... | head
         plans[0].save(output)
         click.echo(f"wrote {output}", err=True)
@@ -106,12 +114,14 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
     "--launcher", metavar="NAME", default="torchrun", show_default=True, help="How processes are started.",
     shell_complete=completed("launcher"),
 )  # fmt: skip
+@click.option("--cluster", type=YAML_FILE, metavar="FILE", help="Cluster file in whose regions SkyPilot may start it.")
 @click.option("--check", is_flag=True, help="Run the trainer's own parser on the result, where it is installed.")
 @click.option("--force", is_flag=True, help="Replace a folder that is not empty.")
 @click.option("--list", "list_", is_flag=True, help="List the trainers and launchers, and stop.")
 def export(
-    file: Path | None, to: str | None, output: Path | None, launcher: str, check: bool, force: bool, list_: bool
-) -> None:
+    file: Path | None, to: str | None, output: Path | None, launcher: str, cluster: Path | None, check: bool, force: bool,
+    list_: bool,
+) -> None:  # fmt: skip
     """Write a plan as a folder that a trainer runs: configuration, launch script, environment, smoke run, README.
 
     PLAN is a file written by --output of `plan` or `plan estimate`; one of `plan serve` is written for an engine, or for what runs
@@ -122,6 +132,7 @@ def export(
       plan --model llama-70b --gpus 64 --output plan.yaml
       plan export plan.yaml --to megatron --output run/
       plan export plan.yaml --to megatron --output run/ --check
+      plan export plan.yaml --to megatron --launcher skypilot --cluster cluster.yaml --output run/
       plan export serve.yaml --to vllm --output server/ --check
       plan export serve.yaml --to dynamo --output server/
       plan export --list
@@ -139,7 +150,7 @@ def export(
     from planner.api import serving_files
 
     if serving_files.is_serve_file(file):
-        if launcher != "torchrun":
+        if launcher != "torchrun" or cluster is not None:
             raise click.UsageError("--launcher is of trainings: a serve plan has scripts, or is exported to dynamo or llm-d")
         made = serving_files.export_file(file, to, output, force=force)
         for warning in made.warnings:
@@ -150,7 +161,7 @@ def export(
         if check:
             click.echo(serving_files.check_text(made))
         return
-    written = api.load(file).export(to, output, launcher=launcher, force=force)
+    written = api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)
     for warning in written.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     click.echo(f"wrote {output}: {', '.join(written.files)}")

@@ -8,7 +8,7 @@ from planner.cluster import Cluster
 from planner.cluster_file import Link
 from planner.cost.layer.operators import Shard
 from planner.cost.unique_stages import send_seconds
-from planner.mixed.crossing import Crossing, Member, Spanned, link_bandwidth
+from planner.mixed.crossing import Crossing, Member, Spanned
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 
@@ -80,12 +80,13 @@ def boundary_bytes(job: MixedJob, cp: int, pipeline: Pipeline) -> float:
 
 
 def link_seconds(link: Link, job: MixedJob, cp: int, pipeline: Pipeline, ends: tuple[Stage, Stage]) -> float:
-    """Seconds of a boundary over a given link."""
-    passing = float(pipeline.count)
+    """Seconds of a boundary over a given link: of one that all share as many nodes send at once as pipelines and nodes allow."""
+    passing, nodes_sending = float(pipeline.count), min(pipeline.count, *(job.cluster.node_kind(end.kind).count for end in ends))
     if link.per_node:
+        nodes_sending = 1
         nodes = [job.cluster.node_kind(end.kind).gpus_per_node for end in ends]
         passing = min(passing, max(n / (end.tp * cp) for n, end in zip(nodes, ends, strict=True)))
-    return passing * boundary_bytes(job, cp, pipeline) / link_bandwidth(link) + link.latency
+    return passing * boundary_bytes(job, cp, pipeline) / link.speed(nodes_sending) + link.latency
 
 
 def traffic_cluster(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> Cluster:
@@ -110,7 +111,9 @@ def traffic_cluster(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, numb
             link = job.cluster.link(one, another)
             if link is not None:
                 rings = float(own.tp * layout.cp * len(pipeline.stages))
-                crossings.append(Crossing(link, min(rings, job.cluster.node_kind(one).gpus_per_node) if link.per_node else rings))
+                ends = job.cluster.node_kind(one), job.cluster.node_kind(another)
+                sharing = min(rings, ends[0].gpus_per_node) if link.per_node else rings
+                crossings.append(Crossing(link, sharing, 1 if link.per_node else min(end.count for end in ends)))
     return Spanned(hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings))
 
 

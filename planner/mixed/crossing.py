@@ -15,16 +15,6 @@ ROUNDS = {"all_reduce": 2.0}
 """How often a ring passes every member; the others once."""
 
 
-def link_bandwidth(link: Link) -> float:
-    """Bytes/s of a link, all flows together: min(bandwidth, flows window / (2 latency)).
-
-    A flow has at most a window of bytes in flight, and waits a round-trip time for what it acknowledges.  [RFC 7323, section 1.1]
-    """
-    if link.window is None or link.latency <= 0:
-        return link.bandwidth
-    return min(link.bandwidth, link.flows * link.window / (2.0 * link.latency))
-
-
 @dataclass(frozen=True)
 class Member:
     """Members of one kind in a data parallel group."""
@@ -43,6 +33,8 @@ class Crossing:
     link: Link
     sharing: float | Floats
     """Rings of equal size that cross it at the same time (of a node's card, where the link is per node)."""
+    nodes: int = 1
+    """Nodes of each end that send over it at the same time, each over its own connections; 1 where the link is per node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +53,7 @@ class Spanned(Cluster):
     def key(self) -> tuple[object, ...]:
         """Equal for equal links."""
         members = tuple((id(one.cluster), one.inside, one.share) for one in self.members)
-        return members, tuple((one.link, np.asarray(one.sharing).tobytes()) for one in self.crossings)
+        return members, tuple((one.link, one.nodes, np.asarray(one.sharing).tobytes()) for one in self.crossings)
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of ``n`` replicas; zero for n = 1."""
@@ -73,6 +65,6 @@ class Spanned(Cluster):
         for crossing in self.crossings:
             link = crossing.link
             carried = size * bus_factor(op, np.maximum(n, 2.0)) * crossing.sharing
-            over = carried / link_bandwidth(link) + 2.0 * ROUNDS.get(op, 1.0) * link.latency
+            over = carried / link.speed(crossing.nodes) + 2.0 * ROUNDS.get(op, 1.0) * link.latency
             slowest = np.maximum(slowest, over)
         return np.where(n > 1, slowest, 0.0)

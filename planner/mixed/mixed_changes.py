@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from planner.cluster_file import ClusterFile, Link
+from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError, shown
-from planner.mixed.mixed_estimate import estimate_mixed
+from planner.mixed.known_links import changed_link
+from planner.mixed.local_search import search_local
+from planner.mixed.local_updates import price_layout
+from planner.mixed.mixed_job import MixedJob
+from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan
 from planner.mixed.mixed_question import kind_of_node, slowed
 from planner.mixed.mixed_search import MixedPins, search_mixed
 from planner.search import SAFE
-from planner.units import parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +58,8 @@ def mixed_what_if(
         whole = slowed(plan.cluster, kind_of_node(plan.cluster, node), times)  # equal replicas all wait for the slow one
         changes.append((f"{node} slower by {factor}", slowed(plan.cluster, node, times), whole))
     for text in link:
-        ends, rate = _halves(text, "--link", "us-east,us-west=2Gb/s")
-        linked = relinked(plan.cluster, ends, parse(rate, "bytes/s", what="--link"))
-        changes.append((f"{ends} at {rate}", linked, linked))
+        linked = changed_link(plan.cluster, text)
+        changes.append((" at ".join(text.split("=", 1)), linked, linked))
     if not changes:
         raise PlannerError("what should change? give --without KIND, --slowdown NODE=FACTOR or --link A,B=RATE")
     rows = [_changed(plan, name, cluster, kept, progress) for name, cluster, kept in changes]
@@ -81,14 +83,15 @@ def _factor(text: str, whole: str) -> float:
     return factor
 
 
-def relinked(cluster: ClusterFile, ends: str, bandwidth: float) -> ClusterFile:
-    """The cluster with another bandwidth between two kinds or sites; a link that there was keeps the rest. Raises PlannerError."""
-    pair = tuple(one.strip() for one in ends.split(","))
-    if len(pair) != 2:
-        raise PlannerError(f"--link is between {shown(ends)}; write it like us-east,us-west=2Gb/s")
-    old = next((one for one in cluster.links if set(one.between) == set(pair)), None)
-    new = replace(old, bandwidth=bandwidth) if old else Link(between=(pair[0], pair[1]), bandwidth=bandwidth)
-    return replace(cluster, links=tuple(new if one is old else one for one in cluster.links) if old else (*cluster.links, new))
+def _best(job: MixedJob, layout: MixedLayout, pins: MixedPins) -> MixedLayout | None:
+    """The best layout of a job, with the local updates that the plan has while there are two sites; None where nothing fits."""
+    if layout.outer is None or len(job.cluster.sites) < 2:
+        found = search_mixed(job, pins, top=1).best
+        return found[0][0] if found else None
+    try:
+        return search_local(job, layout.outer, pins).layout
+    except PlannerError:  # nothing fits on one of the sites
+        return None
 
 
 def _changed(
@@ -98,12 +101,12 @@ def _changed(
     job = job_of(plan.workload, cluster, plan.trainer)
     kept: float | None = None
     try:
-        found = estimate_mixed(job_of(plan.workload, as_it_is, plan.trainer), plan.layout)
+        found = price_layout(job_of(plan.workload, as_it_is, plan.trainer), plan.layout)
         kept = found.step_time if found.out_of_memory <= SAFE else None
     except PlannerError:  # a kind is gone
         kept = None
     layout = plan.layout
     pins = MixedPins(cp=layout.cp, ep=layout.ep, zero=layout.zero, schedule=layout.schedule)
-    best = search_mixed(job, pins, top=1).best
-    made = priced_plan(job, plan.trainer, best[0][0], plan.assumptions, f"planned again: {name}") if best else None
+    best = _best(job, layout, pins)
+    made = priced_plan(job, plan.trainer, best, plan.assumptions, f"planned again: {name}") if best else None
     return MixedChange(change=name, kept_s=kept, best=made)

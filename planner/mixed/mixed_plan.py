@@ -25,9 +25,11 @@ from planner.costs import HOUR
 from planner.defaults import NO_FLASH_ATTENTION
 from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError
-from planner.mixed.mixed_estimate import MixedEstimate, StageEstimate, estimate_mixed
+from planner.mixed.local_updates import loss_scales, price_layout
+from planner.mixed.mixed_estimate import MixedEstimate, StageEstimate
 from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout
+from planner.mixed.site_report import SiteReport, site_report
 from planner.plan_file import Assumption
 from planner.schema import Count, Name, Number, Positive, Text, check_keys, keys, plain, read
 from planner.trainer import load_trainer
@@ -90,7 +92,7 @@ class MixedPrediction:
     loss_scales: tuple[Positive, ...]
     """What each group multiplies its mean loss with before an averaging all-reduce."""
     usd_per_step: Number | None = None
-    """Of the nodes in use; None where a price is not known."""
+    """Of the nodes in use and of what leaves a site; None where the price of a kind is not known."""
     stages: tuple[StagePrediction, ...] = ()
 
 
@@ -121,13 +123,14 @@ def predict_mixed(job: MixedJob, layout: MixedLayout, found: MixedEstimate) -> M
         error_bar("step_time", job.trainers[kind], job.clusters[kind].hardware, kind_of(job.workload, job.trainers[kind]))
         for kind in job.kinds if layout.gpus_of(kind)
     ]  # fmt: skip
-    step, price = found.step_time, usd_per_second(job, layout)
+    step, price, crossing = found.step_time, usd_per_second(job, layout), site_report(job, layout, found)
+    traffic = crossing.usd_per_step if crossing else 0.0
     return MixedPrediction(
         step_time_s=step, step_time_range_s=(step * min(one.low for one in bars), step * max(one.high for one in bars)),
         tokens_per_second=found.tokens_per_second, mfu=found.mfu, time_s=found.time, hidden_s=found.hidden,
         lost_between_stages=found.between_stages, lost_between_replicas=found.between_replicas,
         out_of_memory_probability=found.out_of_memory, pipeline_s=tuple(one.seconds for one in found.pipelines),
-        loss_scales=layout.loss_scales(), usd_per_step=None if price is None else price * step,
+        loss_scales=loss_scales(job, layout), usd_per_step=None if price is None else price * step + traffic,
         stages=tuple(_stage(number, stage) for number, one in enumerate(found.pipelines, 1) for stage in one.stages),
     )  # fmt: skip
 
@@ -150,6 +153,11 @@ class MixedPlan:
     def job(self) -> MixedJob:
         """The job, its profiles and trainer read again."""
         return job_of(self.workload, self.cluster, self.trainer)
+
+    def between_sites(self) -> SiteReport | None:
+        """What crosses between its sites; None where it stays in one."""
+        job = self.job()
+        return site_report(job, self.layout, price_layout(job, self.layout))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data in the form of a mixed plan file."""
@@ -181,7 +189,7 @@ def job_of(workload: Workload, cluster: ClusterFile, trainer: str) -> MixedJob:
 
 def priced_plan(job: MixedJob, trainer: str, layout: MixedLayout, assumptions: tuple[Assumption, ...] = (), why: str = "") -> MixedPlan:
     """The plan of a layout, priced now."""
-    prediction = predict_mixed(job, layout, estimate_mixed(job, layout))
+    prediction = predict_mixed(job, layout, price_layout(job, layout))
     return MixedPlan(
         workload=job.workload, cluster=job.cluster, trainer=trainer, layout=layout, prediction=prediction,
         assumptions=assumptions, why=why,

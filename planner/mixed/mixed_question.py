@@ -11,7 +11,10 @@ from planner.defaults import NO_FLASH_ATTENTION, TRAINER, TRAINER_WITHOUT_FLASH,
 from planner.errors import PlannerError, listed, shown
 from planner.keywords import flag_of
 from planner.layout import NAMES
+from planner.mixed.known_links import linked
+from planner.mixed.local_search import search_local
 from planner.mixed.mixed_job import MixedJob
+from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
 from planner.mixed.mixed_search import MixedFinding, MixedPins, kinds_of, search_mixed
 from planner.mixed.who_runs import who_runs
@@ -23,6 +26,7 @@ from planner.units import format_seconds as seconds_text
 PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "cp", "ep")
 """Fields of a layout that a mixed search can pin."""
 SAID_BY_CLUSTER = ("hardware", "num_gpus", "nodes", "network_bandwidth", "intra_node")
+LOCAL = "Local updates: each site steps alone. It is another algorithm than averaging gradients every step: compare losses, not steps."
 LITTLE = 0.05
 """What a kind adds to the throughput below which leaving it out is advised: less than the next change of the job moves."""
 
@@ -58,7 +62,7 @@ class MixedAnswer:
         """Plain data: what ``--json`` prints."""
         finding = self.finding
         return {
-            "fits": bool(self.plans), "verdict": self.verdict, "plans": [one.to_dict() for one in self.plans],
+            "fits": bool(self.plans), "verdict": self.verdict, "plans": [_data(one) for one in self.plans],
             "alone": [vars(one) for one in self.alone],
             "runs_on": [who_runs(one.layout, self.job.trainer) for one in self.plans],
             "search": {"candidates": finding.candidates, "cut": finding.cut, "could_be_faster_by": finding.gap,
@@ -66,11 +70,19 @@ class MixedAnswer:
         }  # fmt: skip
 
 
+def _data(plan: MixedPlan) -> dict[str, Any]:
+    """A plan as its file holds it, and what crosses between its sites."""
+    crossing = plan.between_sites()
+    return {**plan.to_dict(), **({} if crossing is None else {"between_sites": crossing.to_dict()})}
+
+
 def ask_mixed(
     cluster: ClusterFile, said: Mapping[str, Any], layout: Mapping[str, int], top: int = 3,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None, outer: Outer | None = None,
 ) -> MixedAnswer:  # fmt: skip
     """The best plans of a job on a cluster; ``said``: fields of a request, ``layout``: fields that are fixed.
+
+    ``outer``: local updates; the best plan with them then stands first, before those that average gradients every step.
 
     Raises PlannerError where the flags say the cluster too, or fix what is not searched here.
     """
@@ -83,6 +95,9 @@ def ask_mixed(
     if finding.mixed is not None and finding.mixed[0] not in found:
         found.append(finding.mixed[0])
     plans = tuple(priced_plan(job, trainer, one, assumptions, f"{verdict} {_certificate(finding)}") for one in found)
+    if outer is not None:
+        local = search_local(job, outer, pins_of(layout), progress).layout
+        plans = (priced_plan(job, trainer, local, assumptions, LOCAL), *plans)
     return MixedAnswer(
         job=job, plans=plans, alone=tuple(alone), finding=finding, verdict=verdict, assumptions=assumptions
     )
@@ -94,6 +109,7 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
         raise PlannerError(f"--cluster says the nodes, and so does {flag_of(twice[0])}; leave one of them out")
     if "model" not in said:
         raise PlannerError("which job? --model is missing")
+    cluster, notes = linked(cluster)
     profiles = [one.profile for one in cluster.nodes]
     old = [one for one in profiles if one.arch in NO_FLASH_ATTENTION]
     chosen = said.get("trainer") or (TRAINER_WITHOUT_FLASH if old else TRAINER)
@@ -107,6 +123,9 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     kept = tuple(one for one in resolved.assumptions if one.flag not in ("--hardware", "--network-bandwidth", "--hardware FILE"))
     if not said.get("trainer"):
         kept = (Assumption("trainer", chosen, "the default" if not old else f"{old[0].name} has no flash attention", "--trainer"), *kept)
+    for note in notes:
+        ends, _, why = note.partition(": ")
+        kept = (*kept, Assumption("link", ends, why, "links in the cluster file"))
     job = job_of(resolved.job.workload, cluster, chosen)
     for kind in job.kinds:
         check_workload(job.workload, job.clusters[kind], job.trainers[kind])

@@ -167,8 +167,9 @@ def _spanned(job: MixedJob, kind: str, tp: NDArray[np.integer], layers: NDArray[
         for other in job.kinds[at + 1 :]:
             link = job.cluster.link(one, other)
             if link is not None:
-                most = float(job.cluster.node_kind(one).gpus_per_node)
-                crossings.append(Crossing(link, np.minimum(sharing, most) if link.per_node else sharing))
+                ends = job.cluster.node_kind(one), job.cluster.node_kind(other)
+                rings = np.minimum(sharing, float(ends[0].gpus_per_node)) if link.per_node else sharing
+                crossings.append(Crossing(link, rings, 1 if link.per_node else min(end.count for end in ends)))
     return Spanned(hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings))
 
 

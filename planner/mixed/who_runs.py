@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.mixed.mixed_layout import MixedLayout, Stage
 from planner.trainer import Trainer
 
@@ -10,6 +12,7 @@ CUTS = {
     "megatron-deepspeed": "the pipeline engine's partition_method",
 }  # fmt: skip
 """Code bases that cut a model anywhere, and what says where."""
+JOINED = "a job of its own on every site, joined by torchft (torchtitan)"
 
 
 def unlike(layout: MixedLayout) -> list[str]:
@@ -38,6 +41,10 @@ def _shape(stages: tuple[Stage, ...]) -> tuple[int, ...]:
 
 def who_runs(layout: MixedLayout, trainer: Trainer) -> list[str]:
     """Sentences that say what runs a layout, for what it asks beyond equal ranks."""
+    if layout.outer is not None:  # each site is a job of its own
+        each = [replace(layout, pipelines=(one,), outer=None) for one in layout.pipelines]
+        inside = dict.fromkeys(text for one in each for text in who_runs(one, trainer))
+        return [f"local updates: {JOINED}; planned for {trainer.name}", *inside]
     asked = unlike(layout)
     if not asked:
         return [f"every rank has the same sizes: {trainer.name} runs it as it is"]

@@ -39,8 +39,8 @@ def pool_pairs(one: Served, task: Task) -> Priced:
     nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
     if not len(start) or task.gpus < 2:
         return nothing
-    prefills = _prefills(one, task, layout)
-    decodes = _decodes(one, task, layout, most, layout.row(int(prefills[0])) if len(prefills) else None)
+    prefills = prefill_splits(one, task, layout)
+    decodes = decode_splits(one, task, layout, most, layout.row(int(prefills[0])) if len(prefills) else None)
     rows = _whole_workers(task, layout, prefills, decodes, most)
     if not len(rows):
         return nothing
@@ -53,7 +53,7 @@ def pool_pairs(one: Served, task: Task) -> Priced:
     return Priced.of(one, decode, columns_of(found, task, value), start.counts, prefill)
 
 
-def _prefills(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp]:
+def prefill_splits(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp]:
     """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT."""
     service, own = (
         broadcast(value, int(np.size(layout.tp)))
@@ -65,7 +65,7 @@ def _prefills(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp
     return _spread(quick if len(quick) else rows[:1], MOST_PREFILL)
 
 
-def _decodes(
+def decode_splits(
     one: Served, task: Task, layout: ServingLayout, most: Floats, prefill: ServingLayout | None
 ) -> NDArray[np.intp]:
     """Rows that at some load no other beats in tokens/s of a user and of a GPU, where prompts never make them wait."""

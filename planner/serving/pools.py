@@ -9,7 +9,7 @@ Both pools use the step of ``step``; the queue of the prompts has as many server
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,36 @@ CONNECTION = 2e-3
 """Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """Workers for prompts on another kind of GPU than those that decode, and the link between both kinds."""
+
+    prompts: Served
+    """The same model, format and engine on the GPUs that compute prompts."""
+    bandwidth: float
+    """Bytes/s from prompts to decode, all transfers together."""
+    latency: float = 0.0
+    """Seconds, one way."""
+
+
 def estimate(
-    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
-) -> ServingEstimate:
-    """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
+    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None,
+    across: Across | None = None,
+) -> ServingEstimate:  # fmt: skip
+    """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker.
+
+    ``across``: the prompts are computed on another kind, and their cache passes the link between, which all transfers share.
+    """
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
     most = running_at_most(served, decode, traffic, memory)
     alone = replace(traffic, speculation=None)
-    prompts, answers = Engine(served, prefill, alone), Engine(served, decode, traffic)
+    prompts, answers = Engine(across.prompts if across else served, prefill, alone), Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
     sent = transfer_time(served, prefill, decode, traffic, memory)
+    cache = cache_bytes(served, traffic) if across else 0.0
+    passing = load.SATURATED * across.bandwidth / cache if across else np.inf
+    rate: Any = 0.0
     output = np.maximum(answers.output - 1.0, 0.0)
     room = np.maximum(most, 1.0) * decoders
     inside = np.minimum(load_value, room) if traffic.load != "rate" else room
@@ -45,11 +64,14 @@ def estimate(
     for _ in range(load.ROUNDS):
         service, own = prompt_time(prompts, busy)
         seconds = answers.decode(batch)
+        if across:
+            sent = time_across(across, cache, rate, own, served.model.num_layers)
         base = own + sent + seconds
         if traffic.load == "rate":
             rate = np.minimum(load_value, load.SATURATED * workers / service)
         else:
             rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
+        rate = np.minimum(rate, passing)
         busy = np.minimum(rate * service / workers, 1.0)
         tpot = seconds / answers.speed
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
@@ -90,3 +112,21 @@ def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout,
     across = served.cluster.domain < np.asarray(prefill.engine_gpus) + np.asarray(decode.engine_gpus)
     link = np.where(across, served.hardware.network_bandwidth, served.hardware.scale_up_bandwidth)
     return CONNECTION + size / link / served.model.num_layers
+
+
+def cache_bytes(served: Served, traffic: Traffic) -> float:
+    """Bytes of the cache of a mean prompt, all layers and heads: what moves from a pool to the other."""
+    whole = serving_memory(served.model, served.hardware, served.engine, served.precision, ServingLayout(), traffic)
+    return float(np.asarray(whole.bytes_per_token)) * traffic.input.mean
+
+
+def time_across(across: Across, size: float, rate: Any, own: Any, layers: int) -> Any:
+    """Exposed seconds of moving the cache of a prompt over the link between two kinds.
+
+    Layer by layer behind the own passes: max(t - (L-1)/L own, t / L), t = S / B / (1 - rate S / B) where transfers share the link
+    evenly (M/G/1 with processor sharing), and one latency; its set-up takes two round trips further. [Kleinrock 1976, sec. 4.4]
+    """
+    used = np.minimum(rate * size / across.bandwidth, load.SATURATED)
+    seconds = size / across.bandwidth / (1.0 - used)
+    behind = np.maximum(seconds - own * (layers - 1) / layers, seconds / layers)
+    return CONNECTION + 5.0 * across.latency + behind

@@ -11,6 +11,7 @@ from planner.mixed.mixed_changes import MixedChanges
 from planner.mixed.mixed_plan import MixedPlan
 from planner.mixed.mixed_question import MixedAnswer, shape_text
 from planner.mixed.who_runs import who_runs
+from planner.questions.mixed.show_sites import print_sites
 from planner.terminal.tables import assumptions_table, percent, plain_table, risk, samples, seconds, table
 
 
@@ -63,6 +64,9 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
         f"lost to the difference of kinds: {percent(one.lost_between_stages)} of the GPU time between stages, "
         f"{percent(one.lost_between_replicas)} between pipelines"
     )
+    crossing = plan.between_sites()
+    if crossing is not None:
+        print_sites(console, crossing)
     for text in who_runs(plan.layout, plan.job().trainer):
         console.print(f"runs on: {text}", markup=False, soft_wrap=not console.is_terminal)
     if any(abs(scale - 1.0) > 1e-9 for scale in one.loss_scales):

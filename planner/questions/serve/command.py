@@ -143,10 +143,15 @@ def lengths_and_file(outputs: tuple[str, ...]) -> tuple[str | None, Path | None]
     "--fewest-gpus", is_flag=True, help="On as few GPUs as serve the load within the limits; --gpus is the most."
 )
 @click.option("--cheapest", is_flag=True, help="Hardware by price: the values of --hardware, or all that has a price.")
+@click.option(
+    "--cluster", type=YAML_FILE, metavar="FILE", help="Nodes of several kinds and sites, in place of --hardware and --gpus."
+)
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, help="Plans of every purpose.")
 @OUTPUT
 @JSON
-def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def search(
+    top: int, cheapest: bool, cluster: Path | None, outputs: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:  # fmt: skip
     """How to serve a model: engine, split, format and load, for throughput, for one user, and between.
 
     Without limits and load: the best for most tokens/s (offline), for one user (interactive), and between (balanced). With
@@ -160,11 +165,15 @@ def search(top: int, cheapest: bool, outputs: tuple[str, ...], as_json: bool, **
       plan serve --model llama-70b --gpus 8 --ttft 500ms --tpot 30ms --percentile p99 --rate 5/s --output serve.yaml
       plan serve --model deepseek-v3 --gpus 32 --hardware h200-sxm --engine sglang --concurrency 256
       plan serve --model llama-70b --fewest-gpus --rate 50/s --ttft 1s --tpot 50ms
+      plan serve --model llama-70b --cluster cluster.yaml --ttft 2s --tpot 50ms
       plan serve --model llama-70b --cheapest --hardware h100,h200,b200 --rate 5/s --ttft 1s
     """
     from planner import api
 
     length, file = lengths_and_file(outputs)
+    if cluster is not None:
+        _on_cluster(cluster, length, file, as_json, {**flags, "cheapest": cheapest or None})
+        return
     if cheapest:
         _cheapest(length, file, as_json, flags)
         return
@@ -188,6 +197,22 @@ def _rows(answer: Any, as_json: bool) -> None:
         click.echo(f"interrupted: {len(found.rows)} rows were found, the others were not looked at", err=True)
         sys.exit(INTERRUPTED)
     if not any(one.kept for one in found.rows):
+        sys.exit(NOTHING_SERVES)
+
+
+def _on_cluster(cluster: Path, length: str | None, file: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
+    """The nodes of a cluster file."""
+    from planner import api
+
+    if file is not None:
+        raise click.UsageError("--cluster compares ways to use nodes and writes no plan; plan one kind, with --output")
+    for name in ("fewest_gpus", "cheapest"):
+        if flags.pop(name):
+            raise click.UsageError(f"{flag_of(name)} stands beside --cluster, whose nodes are all in use; leave one out")
+    with progress("searching") as say:
+        found = api.serve_cluster(cluster, progress=say, output=length, **flags)
+    emit(found, as_json)
+    if not found.found.found.kept:
         sys.exit(NOTHING_SERVES)
 
 

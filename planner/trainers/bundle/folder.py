@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planner import library
+from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError
 from planner.rules import check, check_workload
 from planner.trainers.bundle.launchers import equal_neighbours, launch
@@ -29,8 +30,10 @@ class Bundle:
     """What the user has to know before it runs."""
 
 
-def make_bundle(target: Target, job: ExportJob, launcher: str) -> Bundle:
+def make_bundle(target: Target, job: ExportJob, launcher: str, cluster: ClusterFile | None = None) -> Bundle:
     """All files of one plan for one trainer and launcher. Raises PlannerError when the plan is not legal.
+
+    ``cluster``: where a launcher that chooses places may start it.
 
     What the target refuses is not looked at here: planner.trainers.bundle.nearest turns it into an answer.
     """
@@ -38,7 +41,7 @@ def make_bundle(target: Target, job: ExportJob, launcher: str) -> Bundle:
     check(job.rules_job, job.layout)
     rendered = target.render(job)
     plan = library.dump_yaml(job.plan.to_dict())
-    files = {**rendered.files, **launch(job, rendered, launcher), "plan.yaml": plan}
+    files = {**rendered.files, **launch(job, rendered, launcher, cluster), "plan.yaml": plan}
     listed = [name for name in files if name.endswith((".sh", ".sbatch")) and name not in ("environment.sh", "arguments.sh")]
     files["README.md"] = filled_text(
         job, "README.md.j2", target=target, rendered=rendered, files=files, scripts=listed, layers=job.layers_per_chunk(),

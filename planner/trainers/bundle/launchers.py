@@ -13,8 +13,10 @@ from operator import itemgetter
 from typing import Any
 
 from planner.cluster import strides
+from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError
 from planner.trainers.bundle.quoting import filled_text, filled_yaml, shell_command, yaml_blocks
+from planner.trainers.bundle.sky_places import places
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot", "ray")
@@ -28,9 +30,11 @@ MOST_LINES = 64
 """Runs of nodes that a script's comment lists."""
 
 
-def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
+def launch(job: ExportJob, rendered: Rendered, launcher: str, cluster: ClusterFile | None = None) -> dict[str, str]:
     """Scripts of one launcher: file name -> text. All of them read ``environment.sh``: variables that the plan was priced
-    with or that only the site knows; what the trainer asks for wins."""
+    with or that only the site knows; what the trainer asks for wins. ``cluster``: where SkyPilot may start the job."""
+    if cluster is not None and launcher != "skypilot":
+        raise PlannerError("regions of a cluster file are for --launcher skypilot; leave --cluster out")
     known = filled_yaml(job, "bundle", "environment.yaml.j2", start=rendered.start)
     facts: dict[str, Any] = {
         "environment": {**{name: Setting(*pair) for name, pair in known.items()}, **rendered.environment},
@@ -50,7 +54,8 @@ def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
     if launcher == "kubernetes":
         files |= {f"{run}.trainjob.yaml": _train_job(job, rendered, run, carried) for run in RUNS}
     if launcher == "skypilot":
-        files |= {f"{run}.skypilot.yaml": _sky_task(job, rendered, run) for run in RUNS}
+        where = places(job, cluster) if cluster else ()
+        files |= {f"{run}.skypilot.yaml": _sky_task(job, rendered, run, where) for run in RUNS}
     return files
 
 
@@ -135,8 +140,12 @@ def _train_job(job: ExportJob, rendered: Rendered, run: str, files: dict[str, st
     )
 
 
-def _sky_task(job: ExportJob, rendered: Rendered, run: str) -> str:
-    """A SkyPilot task: this folder is its work directory; variables without a value are asked for at launch."""
-    task = filled_yaml(job, "bundle", "sky_task.yaml.j2", rendered=rendered, run=run, title=job.name_of(run))
+def _sky_task(job: ExportJob, rendered: Rendered, run: str, where: tuple[dict[str, object], ...]) -> str:
+    """A SkyPilot task: this folder is its work directory; variables without a value are asked for at launch.
+
+    Spot nodes are taken away: ``sky jobs launch`` starts the task again, where ``sky launch`` leaves it dead.
+    """
+    task = filled_yaml(job, "bundle", "sky_task.yaml.j2", rendered=rendered, run=run, title=job.name_of(run), places=where)
     flags = "".join(f" --env {variable}=..." for variable in rendered.needed)
-    return f"# Submit in this folder: sky launch{flags} {run}.skypilot.yaml\n{yaml_blocks(task)}"
+    verb = "jobs launch" if any(one["use_spot"] for one in where) else "launch"
+    return f"# Submit in this folder: sky {verb}{flags} {run}.skypilot.yaml\n{yaml_blocks(task)}"

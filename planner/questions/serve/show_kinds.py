@@ -1,0 +1,77 @@
+"""Deployments on several kinds of nodes, on the terminal and as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from planner import units
+from planner.questions.serve.show import money, number, time
+from planner.serving.kinds_answer import APART, KindsAnswer, KindsRow
+from planner.serving.serving_question import limits_text, traffic_text
+from planner.terminal.tables import assumptions_table, percent, table
+
+
+class ServedKinds:
+    """Ways to serve on the nodes of a cluster file."""
+
+    def __init__(self, found: KindsAnswer) -> None:
+        self.found = found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        found = self.found
+        return {
+            "model": found.question.model.name, "serves": found.kept, "notes": list(found.notes),
+            "ways": [
+                {**{name: value for name, value in vars(row).items() if name != "shares"}, "text": row.text,
+                 "shares": [dict(vars(one)) for one in row.shares]}
+                for row in found.rows
+            ],
+        }  # fmt: skip
+
+    def show(self, console: Console) -> None:
+        """A line for each way, then who holds what in the first and in each way with several kinds."""
+        found, task = self.found, self.found.question.task
+        limits = f", {limits_text(task.limits)}" if task.limited else ""
+        console.print(f"[bold]{escape(found.question.model.name)}[/bold], {traffic_text(task.traffic, task.loaded)}{limits}")
+        mark = "" if task.limits.percentile == "mean" else f" {task.limits.percentile}"
+        shown = table(
+            "=way", ">req/s", ">tok/s", f">TTFT{mark}", f">TPOT{mark}", ">$/h", ">$/M out", title="Ways to use the nodes"
+        )
+        for row in found.rows:
+            style = "red" if not row.limits_kept else "" if shown.row_count else "bold"
+            shown.add_row(
+                escape(row.text), f"{row.requests_per_second:.3g}", number(row.tokens_per_second), time(row.ttft_s),
+                time(row.tpot_s), money(row.usd_per_hour), money(row.usd_per_million_output), style=style,
+            )  # fmt: skip
+        console.print(shown)
+        parts = table("=way", "=kind", "=site", ">GPUs", "=engine", "=layout", ">routed", title="Who does what")
+        for row in found.rows:
+            for one in row.shares:
+                name = f"{one.kind} ({one.role})" if one.role != "all" else one.kind
+                cells = (row.text if one is row.shares[0] else "", name, one.site, str(one.gpus), one.engine, one.layout)
+                parts.add_row(*map(escape, cells), percent(one.routed))
+        console.print(parts)
+        for text in [*map(_link_text, found.rows), *found.notes]:
+            if text:
+                console.print(escape(text), soft_wrap=not console.is_terminal)
+        if not found.kept:
+            console.print(Text("No way keeps the limits.", style="red"))
+        console.print(assumptions_table(found.question.assumptions))
+
+
+def _link_text(row: KindsRow) -> str:
+    """What passes between two kinds, in a sentence."""
+    if row.what != APART or row.link_bandwidth is None:
+        return ""
+    used, most = row.link_bytes_per_second / units.GIGA, row.link_bandwidth / units.GIGA
+    return f"{row.text}: {used:.3g} GB/s of cache over a link of {most:.3g} GB/s."
+
+
+def print_kinds(console: Console, found: ServedKinds) -> None:
+    """Print them."""
+    found.show(console)

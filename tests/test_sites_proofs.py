@@ -1,0 +1,111 @@
+"""Slow links proven with two gloo ranks in two network namespaces: a limited rate, and a relay that delays."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import may_limit
+
+from planner.cluster_file import Link
+from planner.mixed import sites, wide_links
+
+pytestmark = pytest.mark.proof
+ROOT = Path(__file__).resolve().parents[1]
+LINK = 12.5e6
+"""Bytes/s of the limited link, frames with all their headers."""
+DELAY = 0.06
+"""Seconds that the relay holds a packet."""
+MIB = 2**20
+PORT = 29611
+
+
+def both(spaces: tuple[str, str], device: str, address: str, *words: str) -> list[float]:
+    """What rank 0 timed while both ranks did the same."""
+    ranks = []
+    for rank, space in enumerate(spaces):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": f"{device}{space}"}
+        command = ["ip", "netns", "exec", space, sys.executable, "-m", "tests.proofs.link_ranks", str(rank), address, str(PORT)]
+        ranks.append(
+            subprocess.Popen(
+                [*command, *words], env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
+    try:
+        told = [one.communicate(timeout=100) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+    assert all(one.returncode == 0 for one in ranks), [error[-2000:] for _, error in told]
+    return [float(one) for one in json.loads(told[0][0].splitlines()[-1])]
+
+
+@pytest.fixture()
+def far_link() -> Iterator[tuple[str, str]]:
+    """Two network namespaces whose packets take DELAY each way."""
+    if not may_limit() or not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        pytest.skip("a delaying relay needs root, ip and /dev/net/tun")
+    names = (f"qa{os.getpid() % 10000}", f"qb{os.getpid() % 10000}")
+    relay = None
+    try:
+        for name in names:
+            done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no network namespace here: {done.stderr.strip()}")
+        command = [sys.executable, "-m", "tests.proofs.delaying_relay", *names, str(DELAY)]
+        relay = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert relay.stdout is not None and relay.stderr is not None
+        if relay.stdout.readline().strip() != "ready":
+            pytest.skip(f"no delaying relay here: {relay.stderr.read().strip().splitlines()[-1:]}")
+        for number, name in enumerate(names):
+            other = f"10.212.7.{2 - number}"
+            address = f"addr add 10.212.7.{number + 1} peer {other} dev t{name}"
+            for line in (address, f"link set t{name} mtu 8500 up", "link set lo up"):
+                subprocess.run(["ip", "-n", name, *line.split()], check=True)
+        yield names
+    finally:
+        if relay is not None:
+            relay.kill()
+            relay.wait()
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def test_an_all_reduce_over_a_limited_link_takes_what_is_predicted(slow_link: tuple[str, str]) -> None:
+    """1, 4 and 16 MiB over 100 Mbit/s, of which headers and acknowledgements take 6.4 %; the repeat that was disturbed least."""
+    goodput = LINK * wide_links.payload_share(1500, both_ways=True)
+    for size, repeats in ((MIB, 7), (4 * MIB, 5), (16 * MIB, 5)):
+        measured = min(both(slow_link, "v", "10.211.7.1", "reduce", str(size), str(repeats)))
+        predicted = wide_links.halving_doubling_time(size, 2, goodput, 0.0)
+        print(f"all-reduce of {size / MIB:.0f} MiB: measured {measured:.3f} s, predicted {predicted:.3f} s")
+        assert predicted == pytest.approx(measured, rel=0.10)
+
+
+def test_a_hand_over_through_the_relay_takes_its_latency(far_link: tuple[str, str]) -> None:
+    link = Link(between=("a", "b"), bandwidth=1e9, latency=DELAY)
+    measured = statistics.median(both(far_link, "t", "10.212.7.1", "pingpong", "4096", "9"))
+    predicted = 2 * wide_links.transfer_time(4096, link)
+    print(f"there and back: measured {measured:.4f} s, predicted {predicted:.4f} s")
+    assert predicted == pytest.approx(measured, rel=0.10)
+
+
+def test_microbatches_in_flight_hide_the_latency_of_a_pipeline(far_link: tuple[str, str]) -> None:
+    """Two stages of 1F1B with 2 microbatches in flight, and with as many more as the formula asks for."""
+    tau, microbatches = 0.06, 14
+    taus, hops, wires = [tau, tau], [DELAY], [0.0]
+    extra = sites.extra_in_flight(DELAY, 0.0, tau)
+    assert extra == 2
+    found = {}
+    for more in (0, extra):
+        [measured] = both(far_link, "t", "10.212.7.1", "pipeline", str(tau), str(microbatches), str(2 + more))
+        predicted = sites.pipeline_seconds(taus, hops, wires, microbatches, more)
+        print(f"{2 + more} in flight: measured {measured:.3f} s, predicted {predicted:.3f} s")
+        assert predicted == pytest.approx(measured, rel=0.10)
+        found[more] = measured
+    assert found[extra] < 0.65 * found[0]
