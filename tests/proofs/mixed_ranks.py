@@ -110,11 +110,9 @@ def _timed(folder: str, seconds: dict[str, tuple[float, float]], steps: int) -> 
     stage = run.share["stages"][run.number]
     forward, backward = seconds[stage["kind"]]
     sleepers = []
-    for number, layer in run.part.layers.items():
-        # the first layer of a model has no gradient of an input; its whole backward pass is that of its weight
-        layer.sleeper = Sleeper(forward, 0.0, backward)
+    for layer in run.part.layers.values():  # what comes into the first layer has a gradient too: that of the embedding
+        layer.sleeper = Sleeper(forward, backward, 0.0)
         sleepers.append(layer.sleeper)
-        del number
     inputs, targets = script.train.Tokens(plan, None).rows(
         0, run.share["first_row"], run.share["micro_batch_size"] * run.share["num_microbatches"], torch.device("cpu")
     )
