@@ -69,9 +69,9 @@ class StageTable:
         more = (stages, parameters) if spaces is contents else _held(workload, spaces, kernels, middle)
         self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
-            ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
+            ({"send": send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held), group_rows),
-            (_space_columns(workload, cluster, trainer, spaces, more, max(middle, 1)), space_rows),
+            (_space_columns(workload, cluster, trainer, spaces, more, stage_positions(spaces, max(middle, 1))), space_rows),
             (flight_columns(flights, stage_positions(flights, max(middle, 1))), flight_rows),
         ]
 
@@ -88,6 +88,31 @@ class StageTable:
         here = rows[row : row + 1]
         held = Stages(**{name: one[here] for name, one in vars(stages).items()})
         return held, StageTimes(**_taken(vars(times), here))
+
+
+def given_stages(
+    workload: Workload, clusters: tuple[Cluster, Cluster], trainer: Trainer, layout: Layout, stages: Stages, positions: Floats
+) -> tuple[Gathered, StageTimes]:
+    """Stages whose contents are given, as pipelines of unlike stages have them: three in each row of ``layout``, (N, 3).
+
+    ``clusters``: the GPUs that compute, and the same with the links that gradients and weights go over. ``positions``: numbers of
+    the stages in their pipelines, (N, 3). ``send`` is 0: what a hop costs depends on both of its ends.
+    """
+    trainer, (cluster, traffic) = stored_as(workload, trainer), clusters
+    layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (len(layout),)) for name, one in layout.columns().items()})
+    parameters = partition.stage_parameters(workload, layout, stages, trainer.kernels)
+    adding = state_traffic.accumulation_seconds(workload, cluster, trainer, layout, parameters)
+    blocks = price_blocks(workload, cluster, trainer, layout)
+    times = stage_times(workload.model, cluster, trainer, layout, stages, blocks, adding)
+    held = stages, parameters
+    columns = {
+        **_content_columns(workload, trainer, layout, stages, times),
+        "send": np.zeros(len(layout)),
+        **_state_columns(workload, traffic, trainer, layout, held),
+        **_space_columns(workload, cluster, trainer, layout, held, positions),
+        **flight_columns(layout, positions),
+    }
+    return Gathered(**columns), times
 
 
 def _taken(columns: dict[str, Any], rows: NDArray[np.intp]) -> dict[str, Any]:
@@ -155,11 +180,11 @@ def _space_columns(
     trainer: Trainer,
     layout: Layout,
     held: tuple[Stages, StageParameters],
-    middle: int,
+    positions: Floats,
 ) -> dict[str, Any]:
     workspace = states.workspace_bytes(workload, cluster, trainer, layout, *held)
     launched = most = waiting = busy = np.zeros((len(layout), 1))
-    flights = in_flight(layout, stage_positions(layout, middle)) if trainer.terms else launched
+    flights = in_flight(layout, positions) if trainer.terms else launched
     for term in trainer.terms:
         found = term.record_stream_bytes(workload, layout, held[0], flights)
         if found is not None:
@@ -205,7 +230,7 @@ def _held(workload: Workload, layout: Layout, kernels: Kernels, middle: int) -> 
     return stages, partition.stage_parameters(workload, layout, stages, kernels)
 
 
-def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
+def send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
     """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N,).
 
     T_s h elements with sequence parallelism; without it each tensor-parallel rank sends its 1/t and the receivers gather

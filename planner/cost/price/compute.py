@@ -88,6 +88,18 @@ def _extreme(num_gpus: object) -> Floats:
 
 
 def stage_straggling(num_gpus: object, pp: object, seconds: Floats, computed: Floats) -> Floats:
+    """``straggling_of`` pipelines of N GPUs whose p - 2 middle stages are alike, shape (N,).
+
+    ``seconds``: of a microbatch on the first, a middle and the last stage, (3, N).
+    """
+    gpus, stages = np.asarray(num_gpus, dtype=float), np.maximum(np.asarray(pp, dtype=float), 1.0)
+    if np.all(stages == 1.0):
+        return straggling(gpus)
+    counts = np.stack([np.ones_like(stages), np.maximum(stages - 2.0, 0.0), np.where(stages > 1.0, 1.0, 0.0)])
+    return straggling_of(counts * gpus / stages, seconds, computed)
+
+
+def straggling_of(gpus: Floats, seconds: Floats, computed: Floats) -> Floats:
     """How much the slowest GPU adds to the step of a pipeline, over the computation C of its slowest stage, shape (N,).
 
     A stage with less to do than the slowest one waits for it; its slow GPUs hold nobody up until that slack is used. Of n_k
@@ -96,20 +108,16 @@ def stage_straggling(num_gpus: object, pp: object, seconds: Floats, computed: Fl
 
         sigma (E(n) - E(8)),   n = sum of n_k exp(-u_k z - u_k^2 / 2),   z = E(n)
 
-    Equal stages: n = N, as without a pipeline. ``seconds``: T of a microbatch on the first, a middle and the last stage, (3, N).
+    Equal stages: n = N, as without a pipeline. ``gpus``: n_k of each stage; ``seconds``: T of a microbatch there, (stages, N) both.
     """
-    gpus, stages = np.asarray(num_gpus, dtype=float), np.maximum(np.asarray(pp, dtype=float), 1.0)
-    if np.all(stages == 1.0):
-        return straggling(gpus)
-    counts = np.stack([np.ones_like(stages), np.maximum(stages - 2.0, 0.0), np.where(stages > 1.0, 1.0, 0.0)])
-    real = np.where(counts > 0.0, seconds, 0.0)
+    real = np.where(gpus > 0.0, seconds, 0.0)
     slack = (real.max(axis=0) - real) / (np.maximum(computed, np.finfo(float).tiny) * RATE_SPREAD)
-    groups, fixed = counts * gpus / stages, -0.5 * slack * slack
+    fixed = -0.5 * slack * slack
 
     def passing(level: Floats) -> Floats:
-        return np.asarray((groups * np.exp(fixed - slack * level)).sum(axis=0))
+        return np.asarray((gpus * np.exp(fixed - slack * level)).sum(axis=0))
 
-    level = _extreme(passing(np.full_like(gpus, np.sqrt(2.0 * np.log(RATE_GROUP)))))
+    level = _extreme(passing(np.full(np.shape(computed), np.sqrt(2.0 * np.log(RATE_GROUP)))))
     level = 0.5 * (level + _extreme(passing(level)))
     return straggling(passing(level))
 

@@ -1,0 +1,125 @@
+"""What crosses between stages and between replicas of a mixed layout, and over which links."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.cluster_file import Link
+from planner.cost.layer.operators import Shard
+from planner.cost.unique_stages import send_seconds
+from planner.mixed.crossing import Crossing, Member, Spanned, link_bandwidth
+from planner.mixed.mixed_job import MixedJob
+from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
+
+
+def hop_times(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> list[tuple[float, float]]:
+    """Seconds that each stage spends on a microbatch's send in its forward and in its backward pass.
+
+    Stage j sends forward over d_j and backward over d_{j-1}. The ends, which send in one direction alone, receive in the other and
+    wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
+    """
+    stages = pipeline.stages
+    hops = [boundary_seconds(job, layout, pipeline, number) for number in range(len(stages) - 1)]
+    if not hops:
+        return [(0.0, 0.0)]
+    last = len(stages) - 1
+    return [(hops[min(number, last - 1)], hops[max(number - 1, 0)]) for number in range(len(stages))]
+
+
+def boundary_seconds(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> float:
+    """Seconds to hand one microbatch's activations from stage ``number`` to the next.
+
+    Inside a kind as the cost model has it. Between two kinds, or two tp, each side moves the tensor in tp pieces over its own card,
+    and the slower side sets the pace; over a link that is given, all equal pipelines pass at the same time:
+    count B / bandwidth + latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
+    """
+    one, other = pipeline.stages[number : number + 2]
+    alone = [
+        float(send_seconds(job.workload, job.clusters[stage.kind], job.trainers[stage.kind], job.layout(
+            stage.kind, tp=stage.tp, pp=_run(pipeline, at), dp=pipeline.count, cp=layout.cp, ep=layout.ep,
+            micro_batch_size=pipeline.micro_batch_size, num_microbatches=pipeline.num_microbatches,
+        ).replace(tp=np.array([stage.tp])))[0])
+        for at, stage in ((number, one), (number + 1, other))
+    ]  # fmt: skip
+    if one.kind == other.kind and one.tp == other.tp:
+        return max(alone)
+    alone = [_outward(job, layout, pipeline, stage) for stage in (one, other)]
+    link = job.cluster.link(one.kind, other.kind)
+    return max(*alone, link_seconds(link, job, layout, pipeline, (one, other)) if link else 0.0)
+
+
+def _run(pipeline: Pipeline, number: int) -> int:
+    """Neighbouring stages of the same kind and tp as one of them, itself included."""
+    same = [(one.kind, one.tp) == (pipeline.stages[number].kind, pipeline.stages[number].tp) for one in pipeline.stages]
+    first = number
+    while first > 0 and same[first - 1]:
+        first -= 1
+    last = number
+    while last + 1 < len(same) and same[last + 1]:
+        last += 1
+    return last - first + 1
+
+
+def _outward(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, stage: Stage) -> float:
+    """Seconds of a send out of the scale-up domain of a kind, on its own cards."""
+    cluster = job.clusters[stage.kind]
+    columns = job.layout(
+        stage.kind, tp=stage.tp, pp=2, dp=max(int(cluster.domain), 1), cp=layout.cp, micro_batch_size=pipeline.micro_batch_size
+    ).replace(tp=np.array([stage.tp]))
+    return float(send_seconds(job.workload, cluster, job.trainers[stage.kind], columns)[0])
+
+
+def boundary_bytes(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> float:
+    """Bytes of a microbatch's activations at the boundary of two stages, in one direction, of one pipeline."""
+    stage = pipeline.stages[0]
+    columns = job.layout(stage.kind, tp=1, cp=layout.cp, micro_batch_size=pipeline.micro_batch_size)
+    shard = Shard(workload=job.workload, trainer=job.trainers[stage.kind], layout=columns, ep_stride=1.0)
+    return float(np.ravel(shard.tokens)[0]) * layout.cp * job.workload.model.hidden_size * float(shard.element)
+
+
+def link_seconds(link: Link, job: MixedJob, layout: MixedLayout, pipeline: Pipeline, ends: tuple[Stage, Stage]) -> float:
+    """Seconds of a boundary over a given link."""
+    passing = float(pipeline.count)
+    if link.per_node:
+        nodes = [job.cluster.node_kind(end.kind).gpus_per_node for end in ends]
+        passing = min(passing, max(n / (end.tp * layout.cp) for n, end in zip(nodes, ends, strict=True)))
+    return passing * boundary_bytes(job, layout, pipeline) / link_bandwidth(link) + link.latency
+
+
+def traffic_cluster(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> Cluster:
+    """The links that the gradients of a stage go over: those of its kind, or of all kinds that hold some of its layers."""
+    own = pipeline.stages[number]
+    holders = [(pipeline, own)]
+    for other in layout.pipelines:
+        if other is not pipeline:
+            holders += [(other, stage) for stage in overlapping(pipeline, number, other)]
+    cluster = job.clusters[own.kind]
+    if len({stage.kind for _, stage in holders}) == 1:
+        return cluster
+    members = tuple(
+        Member(job.clusters[stage.kind], min(float(one.count), job.clusters[stage.kind].domain // (stage.tp * layout.cp)),
+               own.tp / stage.tp)
+        for one, stage in holders
+    )  # fmt: skip
+    kinds = list(dict.fromkeys(stage.kind for _, stage in holders))
+    crossings = []
+    for at, one in enumerate(kinds):
+        for another in kinds[at + 1 :]:
+            link = job.cluster.link(one, another)
+            if link is not None:
+                rings = float(own.tp * layout.cp * len(pipeline.stages))
+                crossings.append(Crossing(link, min(rings, job.cluster.node_kind(one).gpus_per_node) if link.per_node else rings))
+    return Spanned(hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings))
+
+
+def overlapping(pipeline: Pipeline, number: int, other: Pipeline) -> list[Stage]:
+    """Stages of another pipeline that hold some of what a stage holds."""
+    start = sum(stage.layers for stage in pipeline.stages[:number])
+    end, found, place = start + pipeline.stages[number].layers, list[Stage](), 0
+    for at, stage in enumerate(other.stages):
+        both_first, both_last = at == 0 and number == 0, at == len(other.stages) - 1 and number == len(pipeline.stages) - 1
+        if (place < end and start < place + stage.layers) or both_first or both_last:
+            found.append(stage)
+        place += stage.layers
+    return found

@@ -1,0 +1,73 @@
+"""Links between kinds and sites: how fast one transfer is, and collectives of a group whose members are of several kinds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cluster import Cluster
+from planner.cluster_file import Link
+from planner.curves import bus_factor
+
+ROUNDS = {"all_reduce": 2.0}
+"""How often a ring passes every member; the others once."""
+
+
+def link_bandwidth(link: Link) -> float:
+    """Bytes/s of a link, all flows together: min(bandwidth, flows window / (2 latency)).
+
+    A flow has at most a window of bytes in flight, and waits a round-trip time for what it acknowledges.  [RFC 7323, section 1.1]
+    """
+    if link.window is None or link.latency <= 0:
+        return link.bandwidth
+    return min(link.bandwidth, link.flows * link.window / (2.0 * link.latency))
+
+
+@dataclass(frozen=True)
+class Member:
+    """Members of one kind in a data parallel group."""
+
+    cluster: Cluster
+    inside: float
+    """Of them in one scale-up domain."""
+    share: float
+    """Bytes that each has of the same parameters, over those of the kind that is priced: its tp over theirs."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A link that the rings of a data parallel group cross."""
+
+    link: Link
+    sharing: float
+    """Rings of equal size that cross it at the same time (of a node's card, where the link is per node)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spanned(Cluster):
+    """GPUs of one kind whose data parallel groups reach over nodes of other kinds: a ring is as fast as its slowest hop.
+
+    Of each kind the hop is that of its own network, as a group of its own of the same size has it. Different tp in two replicas: each
+    moves the same parameters in as many pieces as its tp, all at once, so that its own share of bytes passes its own card.
+    Over a link every ring carries ``bus_factor S``; n chunks are on their way at the same time, so that one chunk's way round
+    the ring pays the latency, once for each of its two crossings.
+    """
+
+    members: tuple[Member, ...]
+    crossings: tuple[Crossing, ...] = ()
+
+    def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
+        """Seconds of one collective of ``n`` replicas; zero for n = 1."""
+        size, n = np.asarray(size, dtype=float), np.asarray(n, dtype=float)
+        slowest = np.zeros(np.broadcast_shapes(size.shape, n.shape))
+        for one in self.members:
+            inside = np.clip(one.inside, 1.0, np.maximum(n - 1.0, 1.0))
+            slowest = np.maximum(slowest, one.cluster.hardware.scale_out_time(op, size * one.share, n, inside))
+        for crossing in self.crossings:
+            link = crossing.link
+            carried = size * bus_factor(op, np.maximum(n, 2.0)) * crossing.sharing
+            over = carried / link_bandwidth(link) + 2.0 * ROUNDS.get(op, 1.0) * link.latency
+            slowest = np.maximum(slowest, over)
+        return np.where(n > 1, slowest, 0.0)

@@ -1,0 +1,241 @@
+"""The estimate of a mixed layout: every stage on its own GPU, the slowest pipeline walked action by action, time and memory by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cost.estimate import PARTS
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
+from planner.cost.price.compute import straggling_of
+from planner.errors import PlannerError
+from planner.mixed.boundaries import hop_times, traffic_cluster
+from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
+from planner.mixed.mixed_layout import MixedLayout, Pipeline
+from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
+from planner.workload import peak_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEstimate:
+    """One stage of one pipeline; seconds per step, bytes per GPU."""
+
+    kind: str
+    gpus: int
+    """Of all equal pipelines."""
+    start: int
+    """Layers before it."""
+    layers: int
+    tp: int
+    recompute: str
+    forward: float
+    """Seconds of a microbatch's forward pass, the wait for its send included."""
+    backward: float
+    busy: float
+    """Seconds of a step in which it computes or communicates."""
+    imbalance: float
+    """Seconds of a step that it waits because the slowest stage of its pipeline takes longer."""
+    end: dict[str, float]
+    """Seconds at the end of the step: exposed and hidden traffic of states, update, host."""
+    memory: dict[str, float]
+    """Bytes by component (cost.memory.COMPONENTS)."""
+    usable_memory: float
+    out_of_memory: float
+    """Chance that the card runs out."""
+
+    @property
+    def memory_peak(self) -> float:
+        """Bytes of all components."""
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineEstimate:
+    """One pipeline with its share of the batch."""
+
+    seconds: float
+    """From its first forward to its last backward pass."""
+    stages: tuple[StageEstimate, ...]
+    parts: dict[str, float]
+    """Seconds of its slowest stage by part, bubble included."""
+    hidden: dict[str, float]
+    """Seconds of communication behind computation."""
+    flop: float
+    """Model FLOP of a step, on all equal pipelines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedEstimate:
+    """Time and memory of one optimizer step."""
+
+    time: dict[str, float]
+    """Seconds by part (cost.estimate.PARTS) of the slowest pipeline and what surrounds it; they sum to the step time."""
+    hidden: dict[str, float]
+    """Seconds of communication hidden behind computation."""
+    pipelines: tuple[PipelineEstimate, ...]
+    """One for each of the layout."""
+    tokens: float
+    """Tokens of a step."""
+    peak_flops: float
+    """Dense peak of all GPUs in use together, FLOP/s."""
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of one optimizer step."""
+        return sum(self.time[part] for part in PARTS)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Throughput of the job."""
+        return self.tokens / self.step_time
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP over the peak of all GPUs in use and the step time."""
+        return sum(one.flop for one in self.pipelines) / (self.peak_flops * self.step_time)
+
+    @property
+    def stages(self) -> tuple[StageEstimate, ...]:
+        """Of all pipelines."""
+        return tuple(stage for one in self.pipelines for stage in one.stages)
+
+    @property
+    def out_of_memory(self) -> float:
+        """Chance of the fullest card."""
+        return max(one.out_of_memory for one in self.stages)
+
+    @property
+    def between_stages(self) -> float:
+        """Part of the GPU seconds of a step in which a GPU waits because another stage of its pipeline takes longer."""
+        lost = sum(one.gpus * one.imbalance for one in self.stages)
+        return lost / (self.step_time * sum(one.gpus for one in self.stages))
+
+    @property
+    def between_replicas(self) -> float:
+        """Likewise because another pipeline takes longer."""
+        longest = max(one.seconds for one in self.pipelines)
+        lost = sum(stage.gpus * (longest - one.seconds) for one in self.pipelines for stage in one.stages)
+        return lost / (self.step_time * sum(one.gpus for one in self.stages))
+
+
+def estimate_mixed(job: MixedJob, layout: MixedLayout) -> MixedEstimate:
+    """Price one mixed layout.
+
+    T = max over pipelines r of T_r + end of the step. T_r is the walk of the schedule with the own durations of each stage: a pass
+    ends with its send, so that a stage takes tau_j + d_j + d_{j-1}. With equal stages and one pipeline this is the sum of parts that
+    ``cost.refine`` gives.
+    """
+    check_mixed(job, layout)
+    priced = [[_priced(job, layout, one, number) for number in range(len(one.stages))] for one in layout.pipelines]
+    found = [
+        _pipeline(job, layout, one, stages, hop_times(job, layout, one))
+        for one, stages in zip(layout.pipelines, priced, strict=True)
+    ]
+    slowest = max(range(len(found)), key=lambda number: found[number].seconds)
+    ends = [stage.end for one in found for stage in one.stages]
+    end = max(ends, key=lambda one: one["exposed"] + one["optimizer"] + one["offload"])
+    parts = dict(found[slowest].parts)
+    waiting = parts.pop("waiting")
+    time = {
+        **parts, "data_communication": end["exposed"], "optimizer": end["optimizer"], "offload": end["offload"] + waiting,
+        "overhead": max(one.host.step_overhead for one in job.trainers.values()),
+    }  # fmt: skip
+    slowed = _straggling(layout, found, slowest)
+    time["stragglers"] = slowed * (time["compute"] + time["recompute"] + time["bubble"])
+    precision = peak_dtype(job.workload.precision)
+    used = {kind: layout.gpus_of(kind) for kind in job.kinds}
+    return MixedEstimate(
+        time={part: time[part] for part in PARTS},
+        hidden={**found[slowest].hidden, "data": end["hidden"]},
+        pipelines=tuple(found),
+        tokens=float(layout.global_batch_size) * job.workload.sequence_length * job.workload.sequences,
+        peak_flops=sum(n * job.clusters[kind].hardware.peak(precision) for kind, n in used.items() if n),
+    )
+
+
+def check_mixed(job: MixedJob, layout: MixedLayout) -> None:
+    """Raise PlannerError where a layout does not suit the job: kinds, GPUs, layers, batch, degrees."""
+    model, batch = job.workload.model, job.workload.global_batch_size
+    if layout.global_batch_size != batch:
+        raise PlannerError(f"the pipelines take {layout.global_batch_size} sequences a step, and the global batch is {batch}")
+    for pipeline in layout.pipelines:
+        if (held := sum(stage.layers for stage in pipeline.stages)) != model.num_layers:
+            raise PlannerError(f"the stages hold {held} layers, and {model.name} has {model.num_layers}")
+        for stage in pipeline.stages:
+            node = job.cluster.node_kind(stage.kind)
+            if model.num_heads % stage.tp:
+                raise PlannerError(f"tp {stage.tp} of {stage.kind} does not divide the {model.num_heads} heads of {model.name}")
+            if stage.tp > 1 and not job.trainers[stage.kind].legal.tp:
+                raise PlannerError(f"trainer {job.trainer.name} has no tensor parallelism; set tp to 1")
+            if layout.gpus_of(stage.kind) > node.num_gpus:
+                raise PlannerError(f"the layout takes {layout.gpus_of(stage.kind)} GPUs of {stage.kind}, which has {node.num_gpus}")
+        if len(pipeline.stages) > 1 and layout.schedule not in job.trainer.legal.schedules:
+            raise PlannerError(f"trainer {job.trainer.name} has no schedule {layout.schedule}; see 'plan trainers'")
+
+
+def _priced(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> PricedStages:
+    """One stage of one pipeline, priced."""
+    stage, count = pipeline.stages[number], len(pipeline.stages)
+    columns = job.layout(
+        stage.kind, tp=stage.tp, pp=count, dp=layout.replicas, cp=layout.cp, ep=layout.ep,
+        micro_batch_size=pipeline.micro_batch_size, num_microbatches=pipeline.num_microbatches, zero=layout.zero,
+        schedule=int(SCHEDULES[layout.schedule]), recompute=int(RECOMPUTES[stage.recompute]), recompute_layers=stage.recompute_layers,
+    ).replace(tp=np.array([stage.tp]))  # fmt: skip
+    start = sum(one.layers for one in pipeline.stages[:number])
+
+    def alike(value: float) -> Floats:
+        return np.full((1, 3), float(value))
+
+    contents = stage_contents(
+        job.workload.model, alike(start), alike(stage.layers), alike(number == 0), alike(number == count - 1)
+    )
+    traffic = traffic_cluster(job, layout, pipeline, number)
+    return price_stages(job, stage.kind, columns, contents, alike(number), traffic)
+
+
+def _pipeline(
+    job: MixedJob, layout: MixedLayout, pipeline: Pipeline, priced: list[PricedStages], hops: list[tuple[float, float]]
+) -> PipelineEstimate:
+    """One pipeline walked, with the parts of its slowest stage; ``hops``: seconds of each stage's send forward and backward."""
+    m, count = pipeline.num_microbatches, len(pipeline.stages)
+    forward = np.array([float(one.forward[0, 0]) for one in priced])
+    backward = np.array([float(one.backward[0, 0]) for one in priced])
+    out, back = (np.array([hop[side] for hop in hops]) for side in (0, 1))
+    both = forward + backward
+    passes = StageDurations(forward + out, backward + back, np.zeros(count))
+    whole = passes.forward + passes.backward
+    seconds = float(walked_time(int(SCHEDULES[layout.schedule]), count, 1, m, passes)) if count > 1 else float(m * both[0])
+    slowest = int(np.argmax(both if np.ptp(whole - both) == 0.0 else whole))
+    parts = {name: m * float(one[0]) for name, one in priced[slowest].parts().items()}
+    parts["pipeline_communication"] = m * float(out[slowest] + back[slowest])
+    parts["bubble"] = max(seconds - sum(parts.values()), 0.0)
+    hidden = {name: m * float(one[0]) for name, one in priced[slowest].hidden().items()} | {"pipeline": 0.0}
+    start, stages = 0, list[StageEstimate]()
+    for number, (stage, one) in enumerate(zip(pipeline.stages, priced, strict=True)):
+        end = {name: float(values[0, 0]) for name, values in one.step_end(out[number] + back[number]).items()}
+        memory, _ = one.memory
+        stages.append(StageEstimate(
+            kind=stage.kind, gpus=pipeline.count * stage.tp * layout.cp, start=start, layers=stage.layers, tp=stage.tp,
+            recompute=stage.recompute, forward=float(passes.forward[number]), backward=float(passes.backward[number]),
+            busy=float(m * whole[number]), imbalance=float(m * (whole.max() - whole[number])), end=end,
+            memory={name: float(memory[name][0, 0]) for name in COMPONENTS},
+            usable_memory=float(job.clusters[stage.kind].hardware.usable_memory), out_of_memory=float(one.out_of_memory()[0, 0]),
+        ))  # fmt: skip
+        start += stage.layers
+    flop = float(priced[0].flop()[0]) * m * pipeline.count
+    return PipelineEstimate(seconds=seconds, stages=tuple(stages), parts=parts, hidden=hidden, flop=flop)
+
+
+def _straggling(layout: MixedLayout, found: list[PipelineEstimate], slowest: int) -> float:
+    """What the slowest GPU of the job adds, over computation and idle time; all stages of all pipelines are looked at.
+
+    [cost.price.compute, straggling_of, whose first, middle and last stage are here as many as there are]
+    """
+    parts, m = found[slowest].parts, layout.pipelines[slowest].num_microbatches
+    counts = np.array([[float(stage.gpus)] for one in found for stage in one.stages])
+    seconds = np.array([[stage.busy / m] for one in found for stage in one.stages])
+    computed = np.array([(parts["compute"] + parts["recompute"]) / m])
+    return float(straggling_of(counts, seconds, computed)[0])

@@ -1,0 +1,135 @@
+"""Seconds and bytes of pipeline stages of any contents on one kind of GPU, many at once: the cost model on that kind's own curves."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cluster import Cluster
+from planner.cost.estimate import HIDDEN, PARTS
+from planner.cost.memory.peak_points import stage_memory
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.pipeline.partition import Stages
+from planner.cost.pipeline.schedules import flight_columns
+from planner.cost.price.compute import model_passes
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
+from planner.cost.unique_stages import Gathered, given_stages
+from planner.layout import Layout
+from planner.mixed.mixed_job import MixedJob
+from planner.model import ModelSpec
+
+RATE = 1.702
+"""Slope of the logistic law that stands for a normal one, as ``cost.estimate`` has it."""
+
+
+def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Floats, last: Floats) -> Stages:
+    """What stages hold that begin behind ``start`` layers and have ``layers`` of them; all arrays (N, 3).
+
+    Of the layers behind the leading dense ones each counts as the mean of those with and without experts, as in
+    ``partition.split_stages``; prediction modules sit on the last stage.
+    """
+    lead = np.clip(model.num_dense_layers - start, 0.0, layers) if model.is_moe else np.zeros_like(layers)
+    ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1) if model.is_moe else 0.0
+    more = last * model.mtp_layers * model.layers_per_mtp
+    moe = (layers - lead) * ratio + more * bool(model.num_moe_layers)
+    return Stages(
+        dense=layers + more - moe, moe=moe, embedding=first, head=(1.0 + model.mtp_layers) * last, weight=np.ones_like(layers)
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedStages:
+    """Stages of one kind, three in each of N rows; all arrays (3, N)."""
+
+    job: MixedJob
+    kind: str
+    layout: Layout
+    """What is around them: a row each, with the whole data parallel degree."""
+    stages: Gathered
+    """Of the cost model, on a GPU as fast as the profile."""
+
+    @property
+    def slow(self) -> float:
+        """Measured time over that of the profile."""
+        return self.job.slowdown[self.kind]
+
+    @property
+    def forward(self) -> Floats:
+        """Seconds of a microbatch's forward pass, without sends."""
+        return self.slow * self.stages.forward
+
+    @property
+    def backward(self) -> Floats:
+        """Seconds of its backward pass, recompute included."""
+        return self.slow * self.stages.backward
+
+    def parts(self) -> dict[str, Floats]:
+        """Seconds of a microbatch by part, of the stages of the first of the three columns, (N,) each.
+
+        The slowest of the three is meant: they must be equal, as ``priced_rows`` makes them.
+        """
+        return {name: self.slow * self.stages.slowest[name] for name in PARTS[:6]} | {
+            "waiting": self.slow * self.stages.slowest["waiting"]
+        }
+
+    def hidden(self) -> dict[str, Floats]:
+        """Seconds of hidden communication of a microbatch, likewise."""
+        return {name: self.stages.slowest[f"{name}_hidden"] for name in HIDDEN[:3]}
+
+    def flop(self) -> Floats:
+        """Model FLOP of a microbatch on all stages and ranks of a pipeline, (N,)."""
+        ranks = np.asarray(self.layout.tp, dtype=float) * np.asarray(self.layout.cp) * np.asarray(self.layout.pp)
+        return np.asarray(self.stages.slowest["flop"] * ranks * model_passes(self.job.workload))
+
+    def step_end(self, hops: Floats | float = 0.0) -> dict[str, Floats]:
+        """Seconds at the end of a step by part: exposed traffic of gradients and weights, hidden traffic, update, host.
+
+        ``hops``: seconds that a pass waits for sends, a window that traffic hides in as well.
+        """
+        trainer, cluster = self.job.trainers[self.kind], self.job.clusters[self.kind]
+        window = self.forward + hops / 2.0, self.backward + hops / 2.0
+        slowdown = data_slowdown(cluster, self.layout)
+        exposed, hidden = data_parallel(trainer, self.layout, self.stages, *window, slowdown)
+        offload = self.stages.on_host(np.asarray(self.layout.num_microbatches, dtype=float))
+        return {"exposed": exposed, "hidden": hidden, "optimizer": self.slow * self.stages.optimizer, "offload": offload}
+
+    @cached_property
+    def memory(self) -> tuple[dict[str, Floats], Floats]:
+        """Bytes at the peak by component, and what of them the allocator gives back when it has to."""
+        hardware = self.job.clusters[self.kind].hardware
+        trainer = self.job.trainers[self.kind]
+        found, given = stage_memory(trainer, self.stages, hardware, self.stages.slowest["host_share"])
+        return {**found, "context": np.full_like(given, hardware.context_memory)}, given
+
+    def out_of_memory(self) -> Floats:
+        """Chance that a card of the kind runs out: logistic in ln(usable / needed) over the error of the memory model."""
+        found, given = self.memory
+        needed = np.sum([found[name] for name in COMPONENTS], axis=0) - given
+        hardware, error = self.job.clusters[self.kind].hardware, self.job.trainers[self.kind].stored.memory_error
+        z = np.log(hardware.usable_memory / needed) / error
+        return np.asarray(1.0 / (1.0 + np.exp(np.clip(RATE * z, -700.0, 700.0))))
+
+    def in_flight(self, positions: Floats, pp: int, microbatches: int) -> PricedStages:
+        """The same stages at other places of a pipeline: other numbers of microbatches wait there."""
+        schedule = self.layout.schedule
+        rows = len(self.layout)
+        at = Layout(pp=np.full(rows, pp), num_microbatches=np.full(rows, microbatches), schedule=schedule)
+        stages = dataclasses.replace(self.stages, **dict[str, Any](flight_columns(at, positions)))
+        return dataclasses.replace(self, stages=stages)
+
+
+def price_stages(
+    job: MixedJob, kind: str, layout: Layout, contents: Stages, positions: Floats, traffic: Cluster | None = None
+) -> PricedStages:
+    """Price stages of one kind; ``contents`` and ``positions`` are (N, 3), N the rows of ``layout``.
+
+    ``traffic``: the links that gradients and weights go over; None: those of the kind.
+    """
+    cluster = job.clusters[kind]
+    stages, _ = given_stages(job.workload, (cluster, traffic or cluster), job.trainers[kind], layout, contents, positions)
+    return PricedStages(job=job, kind=kind, layout=layout, stages=stages)
