@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.errors import PlannerError
 from planner.layout import Order
 from planner.mixed.export.export_job import MixedExport
-from planner.mixed.export.placement import UsedNode
+from planner.mixed.export.placement import Placement, UsedNode, place
 from planner.trainers.bundle.target import ExportJob
 
 
@@ -31,13 +31,22 @@ def cut_job(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> CutJob:
     return CutJob(plan=plan, cluster=alike.cluster, trainer=alike.trainer, cut=tuple(one.layers for one in first.stages))
 
 
-def nodes_in_order(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> tuple[UsedNode, ...]:
-    """The nodes in the order that puts every rank of a trainer on the GPU that the plan gives it.
+def in_order(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> Placement:
+    """The placement with nodes and ranks in the order of a trainer that knows one kind of GPU.
 
     Ranks count tensor and context parallel ones first, then replicas and stages, or stages and replicas. Raises PlannerError where a
     node would hold ranks that do not follow each other.
     """
-    placement = mixed.placement
+    wrong = PlannerError("")
+    for apart in (False, True):
+        try:
+            return _renumbered(place(mixed.layout, mixed.cluster, apart=apart), order)
+        except PlannerError as error:
+            wrong = wrong if apart else error
+    raise wrong
+
+
+def _renumbered(placement: Placement, order: int) -> Placement:
     stages = sorted(
         placement.stages,
         key=lambda one: (one.stage, one.replica) if order == Order.TP_CP_EP_DP_PP else (one.replica, one.stage),
@@ -49,8 +58,12 @@ def nodes_in_order(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> tup
         if not found or found[-1] is not node:
             if any(one is node for one in found):
                 raise PlannerError(
-                    f"{node.name} ({node.kind}) would hold ranks that do not follow each other; give each stage of each replica whole nodes"
+                    f"{node.name} ({node.kind}) would hold ranks that do not follow each other; give the stages of a kind whole nodes"
                 )
             found.append(node)
     starts = [sum(one.gpus for one in found[:number]) for number in range(len(found))]
-    return tuple(replace(one, first_rank=start) for one, start in zip(found, starts, strict=True))
+    now = {rank: number for number, rank in enumerate(ranks)}
+    return Placement(
+        nodes=tuple(replace(one, first_rank=start) for one, start in zip(found, starts, strict=True)),
+        stages=tuple(replace(one, ranks=tuple(now[rank] for rank in one.ranks)) for one in placement.stages),
+    )

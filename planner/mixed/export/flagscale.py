@@ -13,7 +13,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import listed
-from planner.mixed.export.cut_job import CutJob, cut_job, nodes_in_order
+from planner.mixed.export.cut_job import CutJob, cut_job, in_order
 from planner.mixed.export.export_job import MixedExport
 from planner.mixed.mixed_layout import Stage
 from planner.trainers.bundle.target import Rendered, Setting
@@ -130,7 +130,7 @@ def experiment(mixed: MixedExport) -> dict[str, Any]:
 
 def render(mixed: MixedExport) -> Rendered:
     """Configuration and hostfile; FlagScale's own runner starts the processes."""
-    hosts = [f"ADDRESS-OF-{one.name} slots={one.gpus} type={device_type(one.kind)}" for one in nodes_in_order(mixed)]
+    hosts = [f"ADDRESS-OF-{one.name} slots={one.gpus} type={device_type(one.kind)}" for one in in_order(mixed).nodes]
     files = {
         "conf/plan.yaml": library.dump_yaml(experiment(mixed)), "conf/train/plan.yaml": library.dump_yaml(train_settings(mixed)),
         "hostfile": "\n".join(["# Put the addresses of the nodes in place of the words; the first is the master.", *hosts]) + "\n",

@@ -10,16 +10,20 @@ from planner import library
 from planner.errors import PlannerError
 from planner.mixed.export.export_job import MixedExport
 from planner.mixed.export.mixed_targets import MixedRendered, MixedTarget, mixed_target
-from planner.mixed.export.placement import UsedNode
+from planner.mixed.export.placement import Placement, UsedNode
 from planner.mixed.export.runnable import reasons, refusal
 from planner.mixed.export.torchft_sites import site_folder
 from planner.mixed.mixed_estimate import check_mixed, estimate_mixed
+from planner.mixed.mixed_layout import MixedLayout
 from planner.trainers.bundle.folder import Bundle
 from planner.trainers.bundle.launchers import RUNS
 from planner.trainers.bundle.quoting import shell_command, text_from
+from planner.trainers.bundle.target import Rendered
 from planner.units import GIB
 
 _HERE = "planner.mixed.export"
+MOST_RANKS = 4
+"""Groups of ranks that a cell lists."""
 
 
 def mixed_bundle(mixed: MixedExport, to: str, plan: Mapping[str, Any]) -> Bundle:
@@ -38,12 +42,11 @@ def mixed_bundle(mixed: MixedExport, to: str, plan: Mapping[str, Any]) -> Bundle
     files["environment.sh"] = text_from(
         "bundle/environment.sh.j2", rendered=rendered, environment=dict(rendered.environment)
     )  # fmt: skip
-    jobs = dict(made.groups) or {"": made.nodes}
-    for number, (name, nodes) in enumerate(jobs.items()):
-        folder = f"{site_folder(number)}/" if name else ""
-        files |= {f"{folder}{run}.sh": _script(made, run, nodes, up="../" if name else "") for run in RUNS}
+    for number, (name, (_, placement)) in enumerate(made.jobs.items()):
+        folder, up = (f"{site_folder(number)}/", "..") if name else ("", ".")
+        files |= {f"{folder}{run}.sh": _script(rendered, run, placement.nodes, up) for run in RUNS}
     files["plan.yaml"] = library.dump_yaml(dict(plan))
-    files["README.md"] = _readme(target, mixed, made, jobs, warnings, files)
+    files["README.md"] = _readme(target, mixed, made, warnings, files)
     return Bundle(files=files, rendered=rendered, warnings=tuple(warnings))
 
 
@@ -62,8 +65,7 @@ def _warnings(target: MixedTarget, mixed: MixedExport) -> list[str]:
     ]
 
 
-def _script(made: MixedRendered, run: str, nodes: tuple[UsedNode, ...], up: str) -> str:
-    rendered = made.rendered
+def _script(rendered: Rendered, run: str, nodes: tuple[UsedNode, ...], up: str) -> str:
     entry = rendered.entry if run == "run" else rendered.smoke
     own = None if rendered.start == "torchrun" else rendered.start
     words = entry if own else (*_torchrun(len(nodes)), *(("-m", "--", *entry[1:]) if entry[0] == "-m" else ("--", *entry)))
@@ -84,28 +86,42 @@ def _torchrun(nodes: int) -> tuple[str, ...]:
 
 
 def _readme(
-    target: MixedTarget, mixed: MixedExport, made: MixedRendered, jobs: Mapping[str, tuple[UsedNode, ...]], warnings: list[str],
-    files: Mapping[str, str],
+    target: MixedTarget, mixed: MixedExport, made: MixedRendered, warnings: list[str], files: Mapping[str, str]
 ) -> str:  # fmt: skip
-    layout = mixed.layout
-    stages, shares = list[tuple[str, ...]](), list[tuple[str, ...]]()
-    for number, (one, scale) in enumerate(zip(layout.pipelines, layout.loss_scales(), strict=True)):
-        for position, stage in enumerate(one.stages):
-            ranks = [place.ranks for place in mixed.placement.stages if (place.pipeline, place.stage) == (number, position)]
-            text = ", ".join(f"{some[0]}-{some[-1]}" if len(some) > 1 else str(some[0]) for some in ranks[:4])
-            stages.append((
-                str(number), str(one.count), str(position), stage.kind, str(stage.layers), str(stage.tp),
-                stage.recompute + (f" of {stage.recompute_layers}" if stage.recompute_layers else ""),
-                text + (", ..." if len(ranks) > 4 else ""),
-            ))  # fmt: skip
-        share = one.count * one.sequences / layout.global_batch_size
-        shares.append((str(number), str(one.num_microbatches), str(one.micro_batch_size), f"{100 * share:.1f} %", f"{scale:.6g}"))
+    layout, stages, shares = mixed.layout, list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for site, (own, placement) in made.jobs.items():
+        stages += [(site, *row) for row in _stages(own, placement)] if site else _stages(own, placement)
+        shares += [(site, *row) for row in _shares(own)] if site else _shares(own)
     return text_from(
         f"{_HERE}/README.mixed.md.j2", model=mixed.workload.model, title=target.title, target=target.name, source=target.source,
         kinds=" and ".join(f"{layout.gpus_of(kind)} x {kind}" for kind in mixed.job.kinds if layout.gpus_of(kind)),
         rendered=made.rendered, scripts=[name for name in files if name.endswith(("run.sh", "smoke.sh"))], stages=stages,
-        shares=shares, jobs=jobs, warnings=warnings, expected=_expected(mixed),
+        shares=shares, jobs=made.jobs, sites="" not in made.jobs, warnings=warnings, expected=_expected(mixed),
     )  # fmt: skip
+
+
+def _stages(layout: MixedLayout, placement: Placement) -> list[tuple[str, ...]]:
+    """Cells of the table of stages."""
+    rows = []
+    for number, one in enumerate(layout.pipelines):
+        for position, stage in enumerate(one.stages):
+            ranks = [place.ranks for place in placement.stages if (place.pipeline, place.stage) == (number, position)]
+            text = ", ".join(f"{some[0]}-{some[-1]}" if len(some) > 1 else str(some[0]) for some in ranks[:MOST_RANKS])
+            again = f"{stage.recompute} of {stage.recompute_layers}" if stage.recompute_layers else stage.recompute
+            rows.append((
+                str(number), str(one.count), str(position), stage.kind, str(stage.layers), str(stage.tp), again,
+                text + (", ..." if len(ranks) > MOST_RANKS else ""),
+            ))  # fmt: skip
+    return rows
+
+
+def _shares(layout: MixedLayout) -> list[tuple[str, ...]]:
+    """Cells of the table of shares."""
+    return [
+        (str(number), str(one.num_microbatches), str(one.micro_batch_size),
+         f"{100 * one.count * one.sequences / layout.global_batch_size:.1f} %", f"{scale:.6g}")
+        for number, (one, scale) in enumerate(zip(layout.pipelines, layout.loss_scales(), strict=True))
+    ]  # fmt: skip
 
 
 def _expected(mixed: MixedExport) -> dict[str, str]:

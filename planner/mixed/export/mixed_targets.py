@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from planner.errors import PlannerError, UnknownNameError, listed
+from planner.errors import PlannerError, UnknownNameError
 from planner.layout import Order
 from planner.mixed.export import flagscale, hexiscale, torch_bundle, torchft_sites
-from planner.mixed.export.cut_job import cut_job, nodes_in_order
+from planner.mixed.export.cut_job import cut_job, in_order
 from planner.mixed.export.export_job import MixedExport
-from planner.mixed.export.placement import UsedNode
+from planner.mixed.export.placement import Placement
 from planner.mixed.export.runnable import Limits
+from planner.mixed.mixed_layout import MixedLayout
 from planner.trainers.bundle.target import Rendered
 from planner.trainers.targets import load_target
 
@@ -28,10 +29,8 @@ class MixedRendered:
     """The files of one trainer, how they are started, and on which nodes."""
 
     rendered: Rendered
-    nodes: tuple[UsedNode, ...]
-    """In the order of their ranks."""
-    groups: Mapping[str, tuple[UsedNode, ...]] = field(default_factory=dict)
-    """Jobs of their own that share nothing but local updates: name -> nodes; none where all nodes are one job."""
+    jobs: Mapping[str, tuple[MixedLayout, Placement]]
+    """What runs where: one job without a name, or one for every site that steps alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,33 +80,29 @@ def _render_one_kind(name: str, mixed: MixedExport) -> MixedRendered:
         if target.refusals(job):
             continue
         try:
-            return MixedRendered(rendered=target.render(job), nodes=nodes_in_order(mixed, order))
+            return MixedRendered(rendered=target.render(job), jobs={"": (mixed.layout, in_order(mixed, order))})
         except PlannerError as error:
             wrong = error
     raise PlannerError(f"{name}: {wrong}")
 
 
-def _torch_reasons(mixed: MixedExport) -> list[str]:
-    found = torch_bundle.refusals(mixed)
-    return list(dict.fromkeys(found))
-
-
 def _whole(files: Callable[[MixedExport], Rendered], mixed: MixedExport) -> MixedRendered:
-    return MixedRendered(rendered=files(mixed), nodes=mixed.placement.nodes)
+    return MixedRendered(rendered=files(mixed), jobs={"": (mixed.layout, mixed.placement)})
 
 
 TARGETS = {
     "pytorch": MixedTarget(
         name="pytorch", title="PyTorch alone (fully_shard over the copies of every layer, pipelining)",
         trainers=("torchtitan", "fsdp"), source="torch 2.13.0",
-        limits=Limits(equal_tp=True, zero=(0, 1, 2)), reasons=_torch_reasons, render=partial(_whole, torch_bundle.render),
+        limits=Limits(equal_tp=True, zero=(0, 1, 2)), reasons=torch_bundle.refusals, render=partial(_whole, torch_bundle.render),
     ),
     **{name: _one_kind(name, REPLICAS_ALIKE) for name in ("megatron", "megatron-bridge", "torchtitan")},
     "flagscale": MixedTarget(
         name="flagscale", title="FlagScale (YAML of its runner)", trainers=("megatron",), source=flagscale.SOURCE,
         limits=Limits(equal_cuts=True, equal_kinds=True, equal_shares=True, no_selective=True, cp=True, ep=True, zero=(0, 1),
                       schedules=("1f1b",)),
-        reasons=flagscale.refusals, render=lambda mixed: MixedRendered(rendered=flagscale.render(mixed), nodes=nodes_in_order(mixed)),
+        reasons=flagscale.refusals,
+        render=lambda mixed: MixedRendered(rendered=flagscale.render(mixed), jobs={"": (mixed.layout, in_order(mixed))}),
     ),
     "hexiscale": MixedTarget(
         name="hexiscale", title="HexiScale (FlashFlex; flags of llama_train.py)", trainers=("fsdp",), source=hexiscale.SOURCE,
@@ -120,11 +115,7 @@ TORCHFT = MixedTarget(
     name="torchtitan", title="torchtitan with torchft (local updates of sites)", trainers=("torchtitan",), source=torchft_sites.SOURCE,
     limits=Limits(outer=True, cp=True, ep=True), reasons=torchft_sites.refusals,
     render=lambda mixed: MixedRendered(
-        rendered=torchft_sites.render(mixed), nodes=mixed.placement.nodes, groups=torchft_sites.groups(mixed)
+        rendered=torchft_sites.render(mixed),
+        jobs={one.site: (one.mixed.layout, in_order(one.mixed)) for one in torchft_sites.sites(mixed)},
     ),
 )  # fmt: skip
-
-
-def names() -> str:
-    """Names of all targets, for messages."""
-    return listed(TARGETS)

@@ -58,18 +58,23 @@ class Placement:
         return tuple(sorted((one for one in self.stages if one.replica == replica), key=lambda one: one.stage))
 
 
-def place(layout: MixedLayout, cluster: ClusterFile) -> Placement:
+def place(layout: MixedLayout, cluster: ClusterFile, *, apart: bool = False) -> Placement:
     """Where every stage lies. A group of a stage stays inside a node where the node has room for one; a larger one takes whole nodes.
 
-    Raises PlannerError where a kind has fewer GPUs than the layout takes.
+    ``apart``: a kind that returns after another one starts on a new node. Raises PlannerError where a kind has fewer GPUs than that
+    takes.
     """
     free = {
         one.kind: [[name, one.kind, one.gpus_per_node] for name in cluster.names_of(one.kind)] for one in cluster.nodes
     }
-    taken: list[tuple[int, int, int, list[tuple[str, int]]]] = []
-    first = 0
+    taken = list[tuple[int, int, int, list[tuple[str, int]]]]()
+    first, before = 0, ""
     for number, pipeline in enumerate(layout.pipelines):
         for position, stage in enumerate(pipeline.stages):
+            if apart and stage.kind != before:
+                each = cluster.node_kind(stage.kind).gpus_per_node
+                free[stage.kind] = [node for node in free[stage.kind] if node[2] == each]
+            before = stage.kind
             for replica in range(first, first + pipeline.count):
                 taken.append((number, replica, position, _take(free, stage.kind, stage.tp * layout.cp, layout, cluster)))
         first += pipeline.count

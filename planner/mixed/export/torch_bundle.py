@@ -43,11 +43,8 @@ def settings(mixed: MixedExport) -> dict[str, Any]:
 def refusals(mixed: MixedExport) -> list[str]:
     """What the script has not, looked at for every pipeline: its rules are about degrees and the model."""
     layout = replace(mixed.layout, zero=2)  # weights stay gathered and states are sharded, whatever the trainer calls it
-    found = [
-        text for one in layout.pipelines
-        for text in one_kind.refusals(replace(mixed, layout=layout).alike(one, layout.replicas))
-    ]  # fmt: skip
-    return found
+    every = [replace(mixed, layout=layout).alike(one, layout.replicas) for one in layout.pipelines]
+    return list(dict.fromkeys(text for one in every for text in one_kind.refusals(one)))
 
 
 def render(mixed: MixedExport) -> Rendered:

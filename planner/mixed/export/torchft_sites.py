@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError, listed
-from planner.mixed.export.cut_job import cut_job, nodes_in_order
+from planner.mixed.export.cut_job import cut_job
 from planner.mixed.export.export_job import MixedExport
-from planner.mixed.export.placement import UsedNode
 from planner.mixed.export.runnable import Limits, reasons
 from planner.mixed.mixed_layout import Pipeline
 from planner.trainers.bundle.quoting import text_from
@@ -88,11 +87,6 @@ def refusals(mixed: MixedExport) -> list[str]:
     if outer.every % outer.fragments:
         found.append(f"{outer.fragments} fragments must divide the {outer.every} steps between averages [torchft.local_sgd.DiLoCo]")
     return found
-
-
-def groups(mixed: MixedExport) -> dict[str, tuple[UsedNode, ...]]:
-    """Nodes of every site in rank order."""
-    return {one.site: nodes_in_order(one.mixed) for one in sites(mixed)}
 
 
 def render(mixed: MixedExport) -> Rendered:
