@@ -138,7 +138,7 @@ def _timed(folder: str, seconds: dict[str, tuple[float, float]], steps: int) -> 
     return found[1:]
 
 
-def step_times(folder: str, seconds: dict[str, tuple[float, float]], steps: int = 3) -> dict[str, Any]:
+def step_times(folder: str, seconds: dict[str, tuple[float, float]], steps: int = 2) -> dict[str, Any]:
     """Median seconds of a step until the last rank has ended its passes, and until each replica has."""
     plan = _plan(folder)
     with _first_in_line():
@@ -153,3 +153,18 @@ def step_times(folder: str, seconds: dict[str, tuple[float, float]], steps: int 
 
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def _losses(folder: str, steps: int, alone: bool) -> list[list[float]]:
+    script, plan = _script(folder), _plan(folder, precision="fp64")
+    run, tokens = script.Stage(serial(plan) if alone else plan, torch.device("cpu")), script.train.Tokens(plan, None)
+    return [list(run.step(tokens, number)) for number in range(steps)]
+
+
+def losses(folder: str, steps: int) -> dict[str, list[list[float]]]:
+    """Loss and norm of the gradient of some steps of training in float64: of the plan's ranks, and of one rank alone."""
+    (alone,) = run_ranks(_losses, 1, folder, steps, True)
+    return {"alone": alone, "ranks": run_ranks(_losses, world_of(_plan(folder)), folder, steps, False)[0]}
