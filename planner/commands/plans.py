@@ -23,13 +23,14 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.command()
 @job_options(required=True)
 @layout_options(SEARCHED)
+@click.option("--cluster", type=YAML_FILE, help="Nodes of several kinds and sites, in place of --hardware and --gpus (docs/clusters.md).")
 @click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
 @click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
 @JSON
-def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
+def search(top: int, output: Path | None, as_json: bool, cluster: Path | None, **flags: Any) -> None:
     """Search every legal layout and print the best plans (the default command).
 
     Any flag of a layout (--tp, --pp, --recompute, ...) pins that value; the search varies the others.
@@ -41,11 +42,19 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
       plan --model llama-8b --gpus 8 --trainer torchtitan --sequence-length 32768 --json
       plan --model llama-70b --gpus 64 --tp 8 --micro-batch-size 1 --output plan.yaml
       plan --model llama-8b --hardware h100 --tokens 15T --days 30
+      plan --model llama-70b --cluster cluster.yaml --output mixed.yaml
     """
     from planner import api
 
     with progress("searching") as say:
-        plans = api.plan(top=top, progress=say, **flags)
+        plans: Any
+        if cluster is None:
+            plans = api.plan(top=top, progress=say, **flags)
+        else:
+            of_budget = {name: flags.pop(name) for name in ("tokens", "days", "price")}
+            if given := next((name for name, value in of_budget.items() if value is not None), None):
+                raise click.UsageError(f"--{given} is of one kind of GPU; the prices of a cluster stand in its file")
+            plans = api.plan_mixed(cluster, top=top, progress=say, **flags)
     if output is not None and plans:  # before the tables, whose reader may have seen enough: plan ... | head
         plans[0].save(output)
         click.echo(f"wrote {output}", err=True)
@@ -77,6 +86,11 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
     """
     from planner import api
 
+    if file is not None and api.is_mixed_plan(file):
+        if given := next((name for name, value in flags.items() if value not in (None, ())), None):
+            raise click.UsageError(f"--{given.replace('_', '-')}: a mixed plan is shown as it is; 'plan what-if' changes it")
+        emit(api.load_mixed(file), as_json)
+        return
     plan = api.estimate(file, **flags)
     if output is not None:
         plan.save(output)

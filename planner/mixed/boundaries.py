@@ -13,40 +13,50 @@ from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 
 
-def hop_times(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> list[tuple[float, float]]:
-    """Seconds that each stage spends on a microbatch's send in its forward and in its backward pass.
+class Hops:
+    """Seconds of hops between stages; what does not depend on the pipeline around them is priced once."""
 
-    Stage j sends forward over d_j and backward over d_{j-1}. The ends, which send in one direction alone, receive in the other and
-    wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
-    """
-    stages = pipeline.stages
-    hops = [boundary_seconds(job, layout, pipeline, number) for number in range(len(stages) - 1)]
-    if not hops:
-        return [(0.0, 0.0)]
-    last = len(stages) - 1
-    return [(hops[min(number, last - 1)], hops[max(number - 1, 0)]) for number in range(len(stages))]
+    def __init__(self, job: MixedJob, cp: int = 1) -> None:
+        self.job, self.cp = job, cp
+        self._known: dict[tuple[object, ...], float] = {}
 
+    def times(self, pipeline: Pipeline) -> list[tuple[float, float]]:
+        """Seconds that each stage spends on a microbatch's send in its forward and in its backward pass.
 
-def boundary_seconds(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> float:
-    """Seconds to hand one microbatch's activations from stage ``number`` to the next.
+        Stage j sends forward over d_j and backward over d_{j-1}. The ends, which send in one direction alone, receive in the other
+        and wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
+        """
+        hops = [self.boundary(pipeline, number) for number in range(len(pipeline.stages) - 1)]
+        if not hops:
+            return [(0.0, 0.0)]
+        last = len(hops)
+        return [(hops[min(number, last - 1)], hops[max(number - 1, 0)]) for number in range(last + 1)]
 
-    Inside a kind as the cost model has it. Between two kinds, or two tp, each side moves the tensor in tp pieces over its own card,
-    and the slower side sets the pace; over a link that is given, all equal pipelines pass at the same time:
-    count B / bandwidth + latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
-    """
-    one, other = pipeline.stages[number : number + 2]
-    alone = [
-        float(send_seconds(job.workload, job.clusters[stage.kind], job.trainers[stage.kind], job.layout(
-            stage.kind, tp=stage.tp, pp=_run(pipeline, at), dp=pipeline.count, cp=layout.cp, ep=layout.ep,
-            micro_batch_size=pipeline.micro_batch_size, num_microbatches=pipeline.num_microbatches,
-        ).replace(tp=np.array([stage.tp])))[0])
-        for at, stage in ((number, one), (number + 1, other))
-    ]  # fmt: skip
-    if one.kind == other.kind and one.tp == other.tp:
-        return max(alone)
-    alone = [_outward(job, layout, pipeline, stage) for stage in (one, other)]
-    link = job.cluster.link(one.kind, other.kind)
-    return max(*alone, link_seconds(link, job, layout, pipeline, (one, other)) if link else 0.0)
+    def boundary(self, pipeline: Pipeline, number: int) -> float:
+        """Seconds to hand one microbatch's activations from stage ``number`` to the next.
+
+        Inside a kind as the cost model has it. Between two kinds, or two tp, each side moves the tensor in tp pieces over its own
+        card, and the slower side sets the pace; over a link that is given, all equal pipelines pass at the same time:
+        count B / bandwidth + latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
+        """
+        one, other = pipeline.stages[number : number + 2]
+        if one.kind == other.kind and one.tp == other.tp:
+            return self._sent(pipeline, one, _run(pipeline, number), pipeline.count)
+        away = max(self._sent(pipeline, stage, 2, int(self.job.clusters[stage.kind].domain)) for stage in (one, other))
+        link = self.job.cluster.link(one.kind, other.kind)
+        return max(away, link_seconds(link, self.job, self.cp, pipeline, (one, other)) if link else 0.0)
+
+    def _sent(self, pipeline: Pipeline, stage: Stage, run: int, count: int) -> float:
+        """Seconds of a send in a run of so many stages of one kind, of so many pipelines side by side."""
+        cluster = self.job.clusters[stage.kind]
+        leaves = run * count * stage.tp * self.cp > cluster.domain
+        key = stage.kind, stage.tp, pipeline.micro_batch_size, 0 if leaves else count
+        if key not in self._known:
+            columns = self.job.layout(
+                stage.kind, tp=stage.tp, pp=run, dp=count, cp=self.cp, micro_batch_size=pipeline.micro_batch_size
+            ).replace(tp=np.array([stage.tp]))
+            self._known[key] = float(send_seconds(self.job.workload, cluster, self.job.trainers[stage.kind], columns)[0])
+        return self._known[key]
 
 
 def _run(pipeline: Pipeline, number: int) -> int:
@@ -61,30 +71,21 @@ def _run(pipeline: Pipeline, number: int) -> int:
     return last - first + 1
 
 
-def _outward(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, stage: Stage) -> float:
-    """Seconds of a send out of the scale-up domain of a kind, on its own cards."""
-    cluster = job.clusters[stage.kind]
-    columns = job.layout(
-        stage.kind, tp=stage.tp, pp=2, dp=max(int(cluster.domain), 1), cp=layout.cp, micro_batch_size=pipeline.micro_batch_size
-    ).replace(tp=np.array([stage.tp]))
-    return float(send_seconds(job.workload, cluster, job.trainers[stage.kind], columns)[0])
-
-
-def boundary_bytes(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> float:
+def boundary_bytes(job: MixedJob, cp: int, pipeline: Pipeline) -> float:
     """Bytes of a microbatch's activations at the boundary of two stages, in one direction, of one pipeline."""
     stage = pipeline.stages[0]
-    columns = job.layout(stage.kind, tp=1, cp=layout.cp, micro_batch_size=pipeline.micro_batch_size)
+    columns = job.layout(stage.kind, tp=1, cp=cp, micro_batch_size=pipeline.micro_batch_size)
     shard = Shard(workload=job.workload, trainer=job.trainers[stage.kind], layout=columns, ep_stride=1.0)
-    return float(np.ravel(shard.tokens)[0]) * layout.cp * job.workload.model.hidden_size * float(shard.element)
+    return float(np.ravel(shard.tokens)[0]) * cp * job.workload.model.hidden_size * float(shard.element)
 
 
-def link_seconds(link: Link, job: MixedJob, layout: MixedLayout, pipeline: Pipeline, ends: tuple[Stage, Stage]) -> float:
+def link_seconds(link: Link, job: MixedJob, cp: int, pipeline: Pipeline, ends: tuple[Stage, Stage]) -> float:
     """Seconds of a boundary over a given link."""
     passing = float(pipeline.count)
     if link.per_node:
         nodes = [job.cluster.node_kind(end.kind).gpus_per_node for end in ends]
-        passing = min(passing, max(n / (end.tp * layout.cp) for n, end in zip(nodes, ends, strict=True)))
-    return passing * boundary_bytes(job, layout, pipeline) / link_bandwidth(link) + link.latency
+        passing = min(passing, max(n / (end.tp * cp) for n, end in zip(nodes, ends, strict=True)))
+    return passing * boundary_bytes(job, cp, pipeline) / link_bandwidth(link) + link.latency
 
 
 def traffic_cluster(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> Cluster:

@@ -41,7 +41,7 @@ class Crossing:
     """A link that the rings of a data parallel group cross."""
 
     link: Link
-    sharing: float
+    sharing: float | Floats
     """Rings of equal size that cross it at the same time (of a node's card, where the link is per node)."""
 
 
@@ -57,6 +57,11 @@ class Spanned(Cluster):
 
     members: tuple[Member, ...]
     crossings: tuple[Crossing, ...] = ()
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal links."""
+        members = tuple((id(one.cluster), one.inside, one.share) for one in self.members)
+        return members, tuple((one.link, np.asarray(one.sharing).tobytes()) for one in self.crossings)
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of ``n`` replicas; zero for n = 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,69 +33,74 @@ def best_cut(costs: list[Floats], microbatches: float) -> Cut | None:
 
         f_j(e) = min over s of f_{j-1}(s) + tau_j(s, e - s),  tau <= z,
 
-    in O(p L^2); z takes the values of tau from the smallest that is feasible (found by bisection) until (m - 1) z alone with
-    the least possible sum is not better than what was found.
+    in O(p L^2); z takes the values of tau, from the smallest at which the stages could hold all layers until (m - 1) z with the
+    least possible sum is not better than what was found.
     """
-    tables = [_by_end(one) for one in costs]
-    bounds = np.unique(np.concatenate([one[np.isfinite(one)] for one in tables]))
-    unbounded = _least_sum(tables, np.inf)
-    if unbounded is None:
-        return None
-    low, high = 0, len(bounds) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _feasible(tables, bounds[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    least_sum = sum(unbounded[1])
+    return best_cut_of([StageCosts(one) for one in costs], microbatches)
+
+
+class StageCosts:
+    """Seconds of one stage as the cut looks them up."""
+
+    def __init__(self, costs: Floats) -> None:
+        """``costs``: by first layer and number of layers, as in ``best_cut``."""
+        size = len(costs)
+        end, start = np.indices((size, size))
+        self.by_end = np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
+        """By end e and first layer s, infinite for e < s."""
+        fastest = np.array([costs[: size - layers, layers].min() for layers in range(size)])
+        self.values = np.unique(self.by_end[np.isfinite(self.by_end)])
+        self._least = np.minimum.accumulate(fastest[::-1])[::-1]
+
+    def most(self, bounds: Floats) -> NDArray[np.intp]:
+        """Most layers, wherever the stage begins, that take no longer than each bound; 0 where none does."""
+        return np.asarray(np.maximum(np.searchsorted(self._least, bounds, side="right") - 1, 0))
+
+
+def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
+    """The same of stages made before."""
+    tables, counts = [one.by_end for one in stages], Counter(stages)
+    bounds = np.unique(np.concatenate([one.values for one in counts]))
+    room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
+    enough = np.flatnonzero(room >= len(tables[0]) - 1)
     best: Cut | None = None
-    number = high
-    while number < len(bounds):
-        z = float(bounds[number])
+    least_sum, tried = 0.0, 0
+    for z in bounds[enough].tolist():
         if best is not None and least_sum + (microbatches - 1.0) * z >= best.seconds(microbatches):
             break
         found = _least_sum(tables, z)
+        tried += 1
         if found is not None:
             layers, taken = found
             cut = Cut(layers=layers, slowest=max(taken), total=sum(taken))
             if best is None or cut.seconds(microbatches) < best.seconds(microbatches):
                 best = cut
-        number += 1
+        if tried == 2:
+            unbounded = _least_sum(tables, np.inf)
+            if unbounded is None:
+                return None
+            least_sum = sum(unbounded[1])
     return best
-
-
-def _by_end(costs: Floats) -> Floats:
-    """Cost by first layer s and end e, (L + 1, L + 1), infinite for e < s."""
-    size = len(costs)
-    start, end = np.indices((size, size))
-    return np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
-
-
-def _feasible(tables: list[Floats], bound: float) -> bool:
-    """Whether some cut has no stage above the bound."""
-    reached: NDArray[np.bool_] = np.zeros(len(tables[0]), dtype=bool)
-    reached[0] = True
-    for one in tables:
-        reached = np.any(reached[:, None] & (one <= bound), axis=0)
-    return bool(reached[-1])
 
 
 def _least_sum(tables: list[Floats], bound: float) -> tuple[tuple[int, ...], list[float]] | None:
     """The cut with the least sum and no stage above the bound, with the seconds of its stages."""
-    least = np.full(len(tables[0]), np.inf)
+    size = len(tables[0])
+    least, rows = np.full(size, np.inf), np.arange(size)
     least[0] = 0.0
-    came = list[NDArray[np.intp]]()
+    came, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
     for one in tables:
-        sums = least[:, None] + np.where(one <= bound, one, np.inf)
-        came.append(np.argmin(sums, axis=0))
-        least = sums[came[-1], np.arange(sums.shape[1])]
+        if id(one) not in allowed:
+            allowed[id(one)] = np.where(one <= bound, one, np.inf)
+        sums = least + allowed[id(one)]
+        came.append(sums.argmin(axis=1))
+        least = sums[rows, came[-1]]
     if not np.isfinite(least[-1]):
         return None
-    end, ends = len(least) - 1, list[int]()
+    end, ends = size - 1, list[int]()
     for back in reversed(came):
         ends.append(end)
         end = int(back[end])
     ends = [0, *reversed(ends)]
     layers = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
-    return layers, [float(one[a, b]) for one, a, b in zip(tables, ends, ends[1:], strict=False)]
+    return layers, [float(one[b, a]) for one, a, b in zip(tables, ends, ends[1:], strict=False)]

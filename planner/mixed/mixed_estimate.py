@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
+from planner.cluster import Cluster
 from planner.cost.estimate import PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
 from planner.cost.price.compute import straggling_of
 from planner.errors import PlannerError
-from planner.mixed.boundaries import hop_times, traffic_cluster
+from planner.mixed.boundaries import Hops, traffic_cluster
+from planner.mixed.crossing import Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline
 from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
@@ -129,9 +132,10 @@ def estimate_mixed(job: MixedJob, layout: MixedLayout) -> MixedEstimate:
     ``cost.refine`` gives.
     """
     check_mixed(job, layout)
-    priced = [[_priced(job, layout, one, number) for number in range(len(one.stages))] for one in layout.pipelines]
+    priced = _priced(job, layout)
+    hops = Hops(job, layout.cp)
     found = [
-        _pipeline(job, layout, one, stages, hop_times(job, layout, one))
+        _pipeline(job, layout, one, stages, hops.times(one))
         for one, stages in zip(layout.pipelines, priced, strict=True)
     ]
     slowest = max(range(len(found)), key=lambda number: found[number].seconds)
@@ -176,56 +180,98 @@ def check_mixed(job: MixedJob, layout: MixedLayout) -> None:
             raise PlannerError(f"trainer {job.trainer.name} has no schedule {layout.schedule}; see 'plan trainers'")
 
 
-def _priced(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, number: int) -> PricedStages:
-    """One stage of one pipeline, priced."""
-    stage, count = pipeline.stages[number], len(pipeline.stages)
+@dataclass(frozen=True)
+class _Place:
+    """A stage in a batch of priced ones."""
+
+    priced: PricedStages
+    row: int
+
+    def at(self, values: Floats) -> float:
+        """Its value of an array (3, N) or (N,)."""
+        return float(values[0, self.row] if values.ndim == 2 else values[self.row])
+
+
+def _priced(job: MixedJob, layout: MixedLayout) -> list[list[_Place]]:
+    """The stages of every pipeline; those of one kind whose states go over the same links are priced together."""
+    groups: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+    traffic = dict[tuple[object, ...], Cluster]()
+    for at, pipeline in enumerate(layout.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            links = traffic_cluster(job, layout, pipeline, number)
+            key: tuple[object, ...] = (stage.kind, *(links.key() if isinstance(links, Spanned) else ()))
+            groups.setdefault(key, []).append((at, number))
+            traffic[key] = links
+    found: list[list[_Place]] = [[None] * len(one.stages) for one in layout.pipelines]  # type: ignore[list-item]
+    for key, places in groups.items():
+        priced = _price_places(job, layout, places, traffic[key])
+        for row, (at, number) in enumerate(places):
+            found[at][number] = _Place(priced, row)
+    return found
+
+
+def _price_places(job: MixedJob, layout: MixedLayout, places: list[tuple[int, int]], traffic: Cluster) -> PricedStages:
+    """Stages of one kind, given by pipeline and number, a row each."""
+    pipelines = [layout.pipelines[at] for at, _ in places]
+    stages = [one.stages[number] for one, (_, number) in zip(pipelines, places, strict=True)]
+    kind = stages[0].kind
+
+    def column(values: Iterable[int]) -> NDArray[np.int64]:
+        return np.array(list(values), dtype=np.int64)
+
     columns = job.layout(
-        stage.kind, tp=stage.tp, pp=count, dp=layout.replicas, cp=layout.cp, ep=layout.ep,
-        micro_batch_size=pipeline.micro_batch_size, num_microbatches=pipeline.num_microbatches, zero=layout.zero,
-        schedule=int(SCHEDULES[layout.schedule]), recompute=int(RECOMPUTES[stage.recompute]), recompute_layers=stage.recompute_layers,
-    ).replace(tp=np.array([stage.tp]))  # fmt: skip
-    start = sum(one.layers for one in pipeline.stages[:number])
+        kind, tp=column(one.tp for one in stages), pp=column(len(one.stages) for one in pipelines), dp=layout.replicas,
+        cp=layout.cp, ep=layout.ep, micro_batch_size=column(one.micro_batch_size for one in pipelines),
+        num_microbatches=column(one.num_microbatches for one in pipelines), zero=layout.zero,
+        schedule=int(SCHEDULES[layout.schedule]), recompute=column(int(RECOMPUTES[one.recompute]) for one in stages),
+        recompute_layers=column(one.recompute_layers for one in stages),
+    )  # fmt: skip
 
-    def alike(value: float) -> Floats:
-        return np.full((1, 3), float(value))
+    def wide(values: Iterable[float]) -> Floats:
+        return np.repeat(np.array(list(values), dtype=float)[:, None], 3, axis=1)
 
+    number = [number for _, number in places]
     contents = stage_contents(
-        job.workload.model, alike(start), alike(stage.layers), alike(number == 0), alike(number == count - 1)
+        job.workload.model,
+        wide(sum(stage.layers for stage in one.stages[:n]) for one, n in zip(pipelines, number, strict=True)),
+        wide(one.layers for one in stages),
+        wide(n == 0 for n in number),
+        wide(n == len(one.stages) - 1 for one, n in zip(pipelines, number, strict=True)),
     )
-    traffic = traffic_cluster(job, layout, pipeline, number)
-    return price_stages(job, stage.kind, columns, contents, alike(number), traffic)
+    return price_stages(job, kind, columns, contents, wide(number), traffic)
 
 
 def _pipeline(
-    job: MixedJob, layout: MixedLayout, pipeline: Pipeline, priced: list[PricedStages], hops: list[tuple[float, float]]
+    job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: list[_Place], hops: list[tuple[float, float]]
 ) -> PipelineEstimate:
     """One pipeline walked, with the parts of its slowest stage; ``hops``: seconds of each stage's send forward and backward."""
     m, count = pipeline.num_microbatches, len(pipeline.stages)
-    forward = np.array([float(one.forward[0, 0]) for one in priced])
-    backward = np.array([float(one.backward[0, 0]) for one in priced])
+    forward = np.array([one.at(one.priced.forward) for one in places])
+    backward = np.array([one.at(one.priced.backward) for one in places])
     out, back = (np.array([hop[side] for hop in hops]) for side in (0, 1))
     both = forward + backward
     passes = StageDurations(forward + out, backward + back, np.zeros(count))
     whole = passes.forward + passes.backward
     seconds = float(walked_time(int(SCHEDULES[layout.schedule]), count, 1, m, passes)) if count > 1 else float(m * both[0])
     slowest = int(np.argmax(both if np.ptp(whole - both) == 0.0 else whole))
-    parts = {name: m * float(one[0]) for name, one in priced[slowest].parts().items()}
+    first = places[slowest]
+    parts = {name: m * first.at(one) for name, one in first.priced.parts().items()}
     parts["pipeline_communication"] = m * float(out[slowest] + back[slowest])
     parts["bubble"] = max(seconds - sum(parts.values()), 0.0)
-    hidden = {name: m * float(one[0]) for name, one in priced[slowest].hidden().items()} | {"pipeline": 0.0}
+    hidden = {name: m * first.at(one) for name, one in first.priced.hidden().items()} | {"pipeline": 0.0}
     start, stages = 0, list[StageEstimate]()
-    for number, (stage, one) in enumerate(zip(pipeline.stages, priced, strict=True)):
-        end = {name: float(values[0, 0]) for name, values in one.step_end(out[number] + back[number]).items()}
-        memory, _ = one.memory
+    for number, (stage, one) in enumerate(zip(pipeline.stages, places, strict=True)):
+        end = {name: one.at(values) for name, values in one.priced.step_end(out[number] + back[number]).items()}
+        memory, _ = one.priced.memory
         stages.append(StageEstimate(
             kind=stage.kind, gpus=pipeline.count * stage.tp * layout.cp, start=start, layers=stage.layers, tp=stage.tp,
             recompute=stage.recompute, forward=float(passes.forward[number]), backward=float(passes.backward[number]),
             busy=float(m * whole[number]), imbalance=float(m * (whole.max() - whole[number])), end=end,
-            memory={name: float(memory[name][0, 0]) for name in COMPONENTS},
-            usable_memory=float(job.clusters[stage.kind].hardware.usable_memory), out_of_memory=float(one.out_of_memory()[0, 0]),
+            memory={name: one.at(memory[name]) for name in COMPONENTS},
+            usable_memory=float(job.clusters[stage.kind].hardware.usable_memory), out_of_memory=one.at(one.priced.out_of_memory),
         ))  # fmt: skip
         start += stage.layers
-    flop = float(priced[0].flop()[0]) * m * pipeline.count
+    flop = places[0].at(places[0].priced.flop()) * m * pipeline.count
     return PipelineEstimate(seconds=seconds, stages=tuple(stages), parts=parts, hidden=hidden, flop=flop)
 
 

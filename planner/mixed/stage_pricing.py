@@ -106,6 +106,7 @@ class PricedStages:
         found, given = stage_memory(trainer, self.stages, hardware, self.stages.slowest["host_share"])
         return {**found, "context": np.full_like(given, hardware.context_memory)}, given
 
+    @cached_property
     def out_of_memory(self) -> Floats:
         """Chance that a card of the kind runs out: logistic in ln(usable / needed) over the error of the memory model."""
         found, given = self.memory

@@ -38,6 +38,9 @@ def input_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--longest-sequence", is_flag=True, help="The longest sequence that fits.")
 @click.option("--largest-batch", is_flag=True, help="The most sequences per forward pass (micro batch) that fit.")
 @click.option("--cheapest", is_flag=True, help="Hardware by cost: the values of --hardware, or all that have a price.")
+@click.option("--without", multiple=True, metavar="KIND", help="Of a mixed plan: without the nodes of a kind.")
+@click.option("--slowdown", multiple=True, metavar="NODE=X", help="Of a mixed plan: a node, or a kind, slower by a factor.")
+@click.option("--link", multiple=True, metavar="A,B=RATE", help="Of a mixed plan: the link between two kinds or sites.")
 @click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
 @click.option("--days", type=float, metavar="D", help="Deadline for --fewest-gpus and --cheapest.")
 @click.option("--budget", metavar="USD", help="Budget for --fewest-gpus and --cheapest, like 2M.")
@@ -61,10 +64,17 @@ def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -
       plan what-if --model llama-70b --gpus 64 --network x2 --memory x1.5 --sequence-length 8192,32768
       plan what-if --model llama-70b --gpus 64 --fewest-gpus --longest-sequence --largest-batch
       plan what-if plan.yaml --tokens 15T --days 30 --fewest-gpus
+      plan what-if mixed.yaml --without t4 --slowdown node-3=1.4
       plan what-if plan.yaml --tokens 1T --days 60 --cheapest --hardware h100-sxm,h200-sxm,b200-sxm --price h100-sxm=2.5
     """
     from planner import api
 
+    mixed = {name: flags.pop(name) for name in ("without", "slowdown", "link")}
+    if file is not None and api.is_mixed_plan(file):
+        _of_mixed(file, as_json, mixed, flags)
+        return
+    if given := next((name for name, value in mixed.items() if value), None):
+        raise PlannerError(f"--{given} changes a mixed plan, as 'plan --cluster FILE --output' writes it; give one")
     if plot is not None and not plot.parent.is_dir():
         raise PlannerError(f"--plot {plot}: no such directory: {plot.parent}")
     with progress("searching") as say:
@@ -81,4 +91,18 @@ def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -
         click.echo(f"interrupted: {len(found.rows)} rows were found, the others were not looked at", err=True)
         sys.exit(INTERRUPTED)
     if not any(row.fits for row in found.rows):
+        sys.exit(NOTHING_FITS)
+
+
+def _of_mixed(file: Path, as_json: bool, mixed: dict[str, Any], flags: dict[str, Any]) -> None:
+    """The changes of a mixed plan."""
+    from planner import api
+
+    usual = {"power_share": 1.0, "pue": 1.0}
+    if given := next((name for name, value in flags.items() if value not in (None, (), False, usual.get(name))), None):
+        raise PlannerError(f"{file.name} is a mixed plan, of which --without, --slowdown and --link change something, not {flag_of(given)}")
+    with progress("searching") as say:
+        answer = api.mixed_what_if(file, **mixed, progress=say)
+    emit(answer, as_json)
+    if not any(one.best for one in answer.found.rows):
         sys.exit(NOTHING_FITS)

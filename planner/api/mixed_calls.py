@@ -1,0 +1,131 @@
+"""Questions about mixed clusters from Python: ``plan_mixed``, ``load_mixed``, ``mixed_what_if``; the same as ``plan --cluster``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from planner.api.results import Answer, File, Progress, Result, silent
+from planner.errors import PlannerError
+from planner.keywords import JOB, SEARCHED, layout_values, request_fields, require_known
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from planner.mixed import mixed_plan
+    from planner.mixed.mixed_changes import MixedChanges
+    from planner.mixed.mixed_question import MixedAnswer
+
+
+@dataclass(frozen=True, repr=False)
+class MixedPlan(Result):
+    """One mixed plan, priced."""
+
+    file: mixed_plan.MixedPlan
+    """The plan as its file holds it: workload, cluster, trainer, layout, prediction."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what its file holds."""
+        return self.file.to_dict()
+
+    def show(self, console: Console) -> None:
+        """Print all of it on a console of rich."""
+        from planner.questions.mixed.show import print_plan
+
+        print_plan(console, self.file)
+
+    def save(self, path: File) -> None:
+        """Write the plan file, whole or not at all. Raises PlannerError."""
+        self.file.save(Path(path))
+
+
+@dataclass(frozen=True, repr=False)
+class MixedPlans(Result, Sequence[MixedPlan]):
+    """The best mixed plans of a job, best first; empty when nothing fits."""
+
+    found: MixedAnswer
+
+    def __len__(self) -> int:
+        return len(self.found.plans)
+
+    @overload
+    def __getitem__(self, index: int) -> MixedPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[MixedPlan]: ...
+    def __getitem__(self, index: int | slice) -> MixedPlan | Sequence[MixedPlan]:
+        plans = [MixedPlan(one) for one in self.found.plans]
+        if isinstance(index, int) and not plans:
+            raise PlannerError(self.found.verdict)
+        return plans[index]
+
+    def __iter__(self) -> Iterator[MixedPlan]:
+        return iter(self[:])
+
+    @property
+    def why(self) -> str:
+        """Whether mixing pays, and what each kind is good for alone."""
+        return self.found.verdict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``plan --cluster --json`` prints."""
+        return self.found.to_dict()
+
+    def show(self, console: Console) -> None:
+        """Print the tables on a console of rich."""
+        from planner.questions.mixed.show import print_answer
+
+        print_answer(console, self.found)
+
+
+def plan_mixed(cluster: File, *, top: int = 3, progress: Progress = silent, **keywords: Any) -> Result:
+    """The best plans on the nodes of a cluster file: ``plan_mixed("cluster.yaml", model="llama-70b")``.
+
+    A file of one kind at one speed is the ordinary question, and gives the ordinary ``Plans``. Raises PlannerError.
+    """
+    from planner import api
+    from planner.cluster_file import read_cluster
+    from planner.mixed.mixed_question import SAID_BY_CLUSTER, ask_mixed
+
+    require_known("plan", keywords, (*JOB, *SEARCHED))
+    read = read_cluster(Path(cluster))
+    said = request_fields(keywords)
+    only = read.uniform
+    plain = only is not None and only.gpus in (0, int(only.profile.gpus_per_node))
+    if plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
+        return api.plan(top=top, progress=progress, **{**keywords, "hardware": only.hardware, "gpus": only.num_gpus})
+    return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress))
+
+
+def load_mixed(path: File) -> MixedPlan:
+    """The plan of a mixed plan's file. Raises PlannerError when it is damaged, or newer than this planner."""
+    from planner.mixed.mixed_plan import load_mixed_plan
+
+    return MixedPlan(load_mixed_plan(Path(path)))
+
+
+def is_mixed_plan(path: File) -> bool:
+    """Whether a file is a mixed plan. Raises PlannerError when it cannot be read."""
+    from planner.library import read_yaml
+    from planner.mixed import mixed_plan
+
+    return mixed_plan.is_mixed_plan(read_yaml(Path(path)))
+
+
+def mixed_what_if(
+    base: MixedPlan | File, /, *, without: Sequence[str] = (), slowdown: Sequence[str] = (), link: Sequence[str] = (),
+    progress: Progress = silent,
+) -> Answer[MixedChanges]:  # fmt: skip
+    """A mixed plan with one thing changed, as it stands and planned again: ``mixed_what_if("mixed.yaml", without=["t4"])``.
+
+    ``slowdown``: 'node-3=1.4'; ``link``: 'us-east,us-west=2Gb/s'. Raises PlannerError.
+    """
+    from planner.mixed.mixed_changes import mixed_what_if as answer
+    from planner.questions.mixed.show import print_changes
+
+    plan = base if isinstance(base, MixedPlan) else load_mixed(base)
+    return Answer(answer(plan.file, without=without, slowdown=slowdown, link=link, progress=progress), print_changes)
+
+
+__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed"]

@@ -1,0 +1,174 @@
+"""Seconds, step ends and memory of every stage that a search may put on one kind of GPU: priced in one batch, then looked up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from planner.arrays import Floats, NDArray
+from planner.cluster import Cluster
+from planner.mixed.crossing import Crossing, Member, Spanned
+from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
+from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
+from planner.search import SAFE
+
+FIRST, MIDDLE, LAST = range(3)
+FLIGHTS = 12
+"""Microbatches in flight up to which a bound looks at memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """What a search varies, and what is the same for all stages."""
+
+    tps: dict[str, tuple[int, ...]]
+    """By kind."""
+    micros: tuple[int, ...]
+    """Sequences per forward pass."""
+    replicas: tuple[int, ...]
+    """Data parallel degrees for which memory and traffic of states are known, ascending: others take the next below."""
+    cp: int
+    ep: int
+    zero: int
+    schedule: str
+    recomputes: tuple[str, ...]
+
+    def replica_row(self, replicas: int) -> int:
+        """Number of the largest known degree up to ``replicas``."""
+        return max(int(np.searchsorted(self.replicas, replicas, side="right")) - 1, 0)
+
+
+class Choice(NamedTuple):
+    """Of a stage with n layers behind s: arrays (L + 1, L + 1), by s and n."""
+
+    seconds: Floats
+    """Of a microbatch with the fastest recompute that fits; infinite where none does."""
+    recompute: NDArray[np.intp]
+    """Which of the axes' recomputes that is."""
+    end: Floats
+    """Seconds at the end of the step with it."""
+
+
+class KindTables:
+    """All stages of one kind, by (slot, tp, micro batch, recompute, replicas, dense layers before, layers)."""
+
+    def __init__(self, job: MixedJob, kind: str, axes: Axes, spanned: bool, alone: bool = False) -> None:
+        """``spanned``: gradients go over all kinds; ``alone``: the stage is the whole model, else one of several."""
+        self.job, self.kind, self.axes, self.alone = job, kind, axes, alone
+        model = job.workload.model
+        self.total = model.num_layers
+        self.lead = model.num_dense_layers if model.is_moe else 0
+        layers = np.array([self.total]) if alone else np.arange(self.total + 1)
+        sides = (
+            np.array(axes.tps[kind]), np.array(axes.micros), np.array([int(RECOMPUTES[one]) for one in axes.recomputes]),
+            np.array(axes.replicas), np.arange(self.lead * (not alone) + 1), layers,
+        )  # fmt: skip
+        self.shape = tuple(len(one) for one in sides)
+        tp, micro, recompute, replicas, before, held = (one.ravel() for one in np.meshgrid(*sides, indexing="ij"))
+        rounds = np.maximum(job.workload.global_batch_size // (micro * replicas), 1)
+        layout = job.layout(
+            kind, tp=tp, pp=np.full(len(tp), 1 if alone else 2), dp=replicas, cp=axes.cp, ep=axes.ep, micro_batch_size=micro,
+            num_microbatches=rounds, zero=axes.zero, schedule=int(SCHEDULES[axes.schedule]), recompute=recompute,
+        )  # fmt: skip
+
+        def wide(values: NDArray[np.integer], slots: tuple[int, int, int] = (1, 1, 1)) -> Floats:
+            return values[:, None] * np.array(slots, dtype=float)
+
+        one = np.ones(len(tp), dtype=np.int64)
+        ends = ((1, 1, 1), (1, 1, 1)) if alone else ((1, 0, 0), (0, 0, 1))
+        contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]))
+        traffic = _spanned(job, kind, tp, held, axes) if spanned else None
+        self.priced = price_stages(job, kind, layout, contents, wide(one), traffic)
+        self._fits: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        self._choices: dict[tuple[int, ...], Choice] = {}
+        self._equal: dict[tuple[object, ...], Choice] = {}
+
+    def _shaped(self, values: Floats) -> Floats:
+        return values.reshape(3, *self.shape)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Of a microbatch, both passes, without sends."""
+        return self._shaped(self.priced.forward + self.priced.backward)
+
+    @cached_property
+    def end(self) -> Floats:
+        """Of the end of a step."""
+        found = self.priced.step_end()
+        return self._shaped(found["exposed"] + found["optimizer"] + found["offload"])
+
+    def fits(self, flight: int, microbatches: int) -> NDArray[np.bool_]:
+        """Whether the card holds the stage with ``flight`` microbatches behind it, with a chance of at most SAFE to run out."""
+        key = flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
+        if key not in self._fits:
+            at = np.ones((len(self.priced.layout), 3)) * (not self.alone)
+            placed: PricedStages = self.priced.in_flight(at, 1 if self.alone else flight + 1, key[1])
+            self._fits[key] = self._shaped(placed.out_of_memory) <= SAFE
+        return self._fits[key]
+
+    def choice(self, slot: int, tp: int, micro: int, replicas: int, flight: int, microbatches: int) -> Choice:
+        """The stages of one place of a pipeline."""
+        row = self.axes.replica_row(replicas)
+        key = slot, tp, micro, row, flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
+        if key not in self._choices:
+            at = slot, self.axes.tps[self.kind].index(tp), self.axes.micros.index(micro), slice(None), row
+            fresh = self._chosen(at, flight, microbatches)  # often the same whatever is in flight: then one object
+            same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])
+            self._choices[key] = self._equal.setdefault(same, fresh)
+        return self._choices[key]
+
+    def _chosen(self, at: tuple[Any, ...], flight: int, microbatches: int) -> Choice:
+        """The choices of some rows."""
+        seconds = np.where(self.fits(flight, microbatches)[at], self.seconds[at], np.inf)
+        which = np.argmin(seconds, axis=0)
+        seconds, end = (np.take_along_axis(one, which[None], axis=0)[0] for one in (seconds, self.end[at]))
+        if at[0] == MIDDLE and not self.alone:
+            seconds = np.where(np.arange(seconds.shape[-1]) == 0, np.inf, seconds)
+        before = np.minimum(np.arange(self.total + 1), self.lead)
+        return Choice(seconds[before], which[before], end[before]) if not self.alone else Choice(seconds, which, end)
+
+    @cached_property
+    def per_layer(self) -> Floats:
+        """Least seconds of a layer in any stage, without recompute, (tp, micro batch)."""
+        held = np.maximum(np.arange(self.total + 1), 1)[1:] if not self.alone else np.array([self.total])
+        none = self.axes.recomputes.index("none")
+        return np.asarray((self.seconds[:, :, :, none, 0, :, -len(held):] / held).min(axis=(0, 3, 4)))
+
+    def held(self, levels: Floats, longest: int) -> NDArray[np.int32]:
+        """Most layers that p stages of the kind hold together when none takes longer than a level, at the end of a pipeline, where
+        the fewest microbatches wait: (tp, micro batch, replicas, p - 1, level). No order of kinds leaves them more."""
+        each = list[NDArray[np.int32]]()
+        for flight in range(1, min(longest, FLIGHTS) + 1):
+            fits = self.fits(flight, flight + 1)
+            seconds = np.where(fits, self.seconds, np.inf).min(axis=(0, 3, 5))
+            least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
+            most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
+            each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))
+        each += [each[-1]] * (longest - len(each))
+        return np.cumsum(np.stack(each, axis=-2), axis=-2, dtype=np.int32)
+
+    @cached_property
+    def least_end(self) -> Floats:
+        """Least seconds at the end of a step of a stage with n layers or more, (tp, micro batch, replicas, n)."""
+        least = self.end.min(axis=(0, 3, 5))
+        return np.asarray(np.minimum.accumulate(least[..., ::-1], axis=-1)[..., ::-1])
+
+
+def _spanned(job: MixedJob, kind: str, tp: NDArray[np.integer], layers: NDArray[np.integer], axes: Axes) -> Cluster:
+    """The links of gradients where every kind has replicas of its own; a link carries all layers in the time of one stage."""
+    cluster = job.clusters[kind]
+    members = tuple(Member(one, max(one.domain // (8 * axes.cp), 1.0), 1.0) for one in job.clusters.values())
+    sharing = (tp * axes.cp * job.workload.model.num_layers / np.maximum(layers, 1))[:, None]
+    crossings = []
+    for at, one in enumerate(job.kinds):
+        for other in job.kinds[at + 1 :]:
+            link = job.cluster.link(one, other)
+            if link is not None:
+                most = float(job.cluster.node_kind(one).gpus_per_node)
+                crossings.append(Crossing(link, np.minimum(sharing, most) if link.per_node else sharing))
+    return Spanned(hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings))
+
+

@@ -1,0 +1,1 @@
+"""``plan --cluster`` and its companions on mixed plans: tables."""

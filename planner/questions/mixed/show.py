@@ -1,0 +1,109 @@
+"""Mixed plans on the terminal: who holds what, memory by stage and kind, and where time is lost to the difference of kinds."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from planner.cost.estimate import PARTS
+from planner.explain import PART_TEXT
+from planner.mixed.mixed_changes import MixedChanges
+from planner.mixed.mixed_plan import MixedPlan
+from planner.mixed.mixed_question import MixedAnswer, shape_text
+from planner.mixed.who_runs import who_runs
+from planner.terminal.tables import assumptions_table, percent, plain_table, risk, samples, seconds, table
+
+
+def print_answer(console: Console, answer: MixedAnswer) -> None:
+    """The best mixed plans, each kind alone, then the best in full."""
+    work = answer.job.workload
+    nodes = ", ".join(f"{one.count} x {one.gpus_per_node} {one.kind}" for one in answer.job.cluster.nodes)
+    console.print(Text(f"{work.model.name} on {nodes}, batch {samples(work)}, {work.sequence_length} tokens, {work.precision}", style="bold"))
+    if answer.plans:
+        rows = [
+            (str(number), shape_text(one.layout), seconds(one.prediction.step_time_s), f"{one.prediction.tokens_per_second:,.0f}",
+             percent(one.prediction.mfu), risk(one.prediction.out_of_memory_probability))
+            for number, one in enumerate(answer.plans, 1)
+        ]  # fmt: skip
+        console.print(table(">#", "layout", ">step", ">tok/s", ">MFU", ">runs out", title="Mixed plans", rows=rows))
+    print_alone(console, answer)
+    console.print(answer.verdict, markup=False, soft_wrap=not console.is_terminal)
+    if answer.plans:
+        print_plan(console, answer.plans[0])
+    else:
+        console.print(assumptions_table(answer.assumptions))
+
+
+def print_alone(console: Console, answer: MixedAnswer) -> None:
+    """Each kind by itself."""
+    rows = [
+        (one.kind, str(one.gpus), "does not fit" if one.step_time_s is None else seconds(one.step_time_s),
+         "-" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}", one.layout)
+        for one in answer.alone
+    ]  # fmt: skip
+    console.print(table("=kind", ">GPUs", ">step", ">tok/s", "layout", title="Each kind alone", rows=rows))
+
+
+def print_plan(console: Console, plan: MixedPlan) -> None:
+    """One plan with its whole breakdown."""
+    one = plan.prediction
+    low, high = one.step_time_range_s
+    price = "" if one.usd_per_step is None else f", {one.usd_per_step:.3g} USD per step"
+    console.print(
+        f"step {seconds(one.step_time_s)} ({seconds(low)} to {seconds(high)} for nine of ten runs), "
+        f"{one.tokens_per_second:,.0f} tokens/s, MFU {percent(one.mfu)}{price}"
+    )
+    console.print(stages_table(plan))
+    times = plain_table("Step time of the slowest pipeline", "left", "right", "right")
+    for part in PARTS:
+        if one.time_s[part] > 0:
+            times.add_row(PART_TEXT[part], seconds(one.time_s[part]), percent(one.time_s[part] / one.step_time_s))
+    console.print(times)
+    console.print(
+        f"lost to the difference of kinds: {percent(one.lost_between_stages)} of the GPU time between stages, "
+        f"{percent(one.lost_between_replicas)} between pipelines"
+    )
+    for text in who_runs(plan.layout, plan.job().trainer):
+        console.print(f"runs on: {text}", markup=False, soft_wrap=not console.is_terminal)
+    if any(abs(scale - 1.0) > 1e-9 for scale in one.loss_scales):
+        scales = ", ".join(f"{scale:.4g}" for scale in one.loss_scales)
+        console.print(f"loss scales by group of pipelines: {scales} (shares differ; without them gradients weigh samples unevenly)")
+    if plan.why:
+        console.print(plan.why, markup=False, soft_wrap=not console.is_terminal)
+    console.print(assumptions_table(plan.assumptions))
+
+
+def stages_table(plan: MixedPlan) -> object:
+    """Who holds what: a line for each stage of each group of equal pipelines."""
+    rows, groups = [], plan.layout.pipelines
+    for one in plan.prediction.stages:
+        group = groups[one.pipeline - 1]
+        last = one.first_layer + one.layers
+        rows.append((
+            f"{one.pipeline} ({group.count} x {group.num_microbatches} x {group.micro_batch_size})", one.kind, str(one.gpus), str(one.tp),
+            f"{one.first_layer + 1:.0f}-{last:.0f}" if one.layers else "-", f"{one.layers:.0f}", one.recompute,
+            percent(one.busy_s / plan.prediction.step_time_s), seconds(one.imbalance_s),
+            f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f}", risk(one.out_of_memory_probability),
+        ))  # fmt: skip
+    headings = (
+        "=pipeline (count x m x b)", "=kind", ">GPUs", ">tp", ">layers", ">number", "=recompute", ">busy", ">waits for others",
+        ">memory, GiB", ">runs out",
+    )  # fmt: skip
+    return table(*headings, title="Who holds what", rows=rows)
+
+
+def print_changes(console: Console, found: MixedChanges) -> None:
+    """One line for each change: the plan as it stands, and planned again."""
+    rows = [("as it is", seconds(found.plan.prediction.step_time_s), *_best(found.plan))]
+    for one in found.rows:
+        kept = "cannot run" if one.kept_s is None else seconds(one.kept_s)
+        rows.append((one.change, kept, *(_best(one.best) if one.best else ("nothing fits", "-", "-", "-"))))
+    headings = ("change", ">step, same plan", ">planned again", ">tok/s", ">GPUs", "layout")
+    console.print(table(*headings, title="What if", rows=rows))
+
+
+def _best(plan: MixedPlan) -> tuple[str, str, str, str]:
+    one = plan.prediction
+    return (
+        seconds(one.step_time_s), f"{one.tokens_per_second:,.0f}", str(plan.layout.num_gpus), shape_text(plan.layout)
+    )  # fmt: skip
