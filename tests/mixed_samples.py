@@ -64,6 +64,8 @@ UNEQUAL = MixedLayout(
 """Three replicas: other cuts, other shares, other microbatches, recompute in one stage."""
 ALIKE = MixedLayout(pipelines=(pipeline(stage("big", 3), stage("small", 1), m=4, count=2),), zero=1)
 """One uneven cut, equal shares."""
+LLAMA_CUT = MixedLayout(pipelines=(pipeline(stage("big", 20, 2), stage("small", 12, 2), m=16, count=2),), zero=1)
+"""Llama 3.1 8B on all eight GPUs."""
 SITES = two_kinds(site="west", links=(Link(between=("east", "west"), bandwidth=1e9, latency=0.03),))
 DILOCO = MixedLayout(
     pipelines=(pipeline(stage("big", 4), count=4, m=2), pipeline(stage("small", 4), count=4, m=1)), zero=2,

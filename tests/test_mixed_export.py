@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from mixed_samples import ALIKE, DILOCO, SITES, UNEQUAL, export_of, pipeline, stage, two_kinds
+from mixed_samples import ALIKE, DILOCO, LLAMA_CUT, SITES, UNEQUAL, export_of, pipeline, stage, two_kinds
 
 from planner.errors import PlannerError
 from planner.layout import Order
@@ -26,10 +26,6 @@ from planner.trainers.bundle.folder import write_bundle
 from planner.trainers.checking.started import started
 
 PLAN = {"planner_mixed_plan": 1}
-LLAMA = MixedLayout(
-    pipelines=(pipeline(stage("big", 20, 2), stage("small", 12, 2), m=16, count=2),), zero=1
-)  # fmt: skip
-"""Llama 3.1 8B on all eight GPUs."""
 
 
 # ------------------------------------------------------------------------------------------------ places
@@ -115,7 +111,7 @@ def test_a_plan_of_another_trainer_is_written_with_a_warning() -> None:
 
 
 def test_uneven_stages_as_megatrons_layout() -> None:
-    made = mixed_bundle(export_of(LLAMA, trainer="megatron", model="llama-8b"), "megatron", PLAN)
+    made = mixed_bundle(export_of(LLAMA_CUT, trainer="megatron", model="llama-8b"), "megatron", PLAN)
     text = made.files["arguments.sh"]
     assert "--pipeline-model-parallel-layout 'Et*20|t*12L'" in text and "--tensor-model-parallel-size 2" in text
     assert "processes=(4 2 2)" in made.files["run.sh"]
@@ -124,7 +120,7 @@ def test_uneven_stages_as_megatrons_layout() -> None:
 
 
 def test_uneven_stages_as_torchtitans_modules() -> None:
-    layout = dataclasses.replace(LLAMA, zero=2)
+    layout = dataclasses.replace(LLAMA_CUT, zero=2)
     made = mixed_bundle(export_of(layout, model="llama-8b"), "torchtitan", PLAN)
     stages = ast.literal_eval(made.files["plan_config.py"].split("STAGES = ")[1].split("\n]\n")[0] + "\n]")
     assert [len(one) for one in stages] == [21, 14] and stages[1][0] == "layers.20" and stages[1][-1] == "lm_head"
@@ -143,7 +139,7 @@ def test_what_megatron_cannot_run_names_the_nearest_plan_that_it_can() -> None:
 def test_the_nearest_plan_is_one_that_the_target_runs(name: str) -> None:
     limits = TARGETS[name].limits
     layouts = [
-        UNEQUAL, ALIKE, LLAMA,
+        UNEQUAL, ALIKE, LLAMA_CUT,
         dataclasses.replace(UNEQUAL, zero=3, cp=2, schedule="gpipe"),
         MixedLayout(pipelines=(pipeline(stage("big", 3, 4), stage("small", 1, 2, recompute="selective"), m=6),
                                pipeline(stage("big", 2, 2), stage("small", 2, 1), m=2)), ep=2),
