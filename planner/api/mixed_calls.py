@@ -164,4 +164,47 @@ def mixed_what_if(
     return Answer(answer(plan.file, without=without, slowdown=slowdown, link=link, progress=progress), print_changes)
 
 
-__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed"]
+@dataclass(frozen=True, repr=False)
+class MixedValidation(Result):
+    """The unlike stages of a mixed plan, each run as one of its ranks would, compared with their prices."""
+
+    found: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        return self.found
+
+    def show(self, console: Console) -> None:
+        """Print the table on a console of rich, and what is not checked."""
+        from planner.lab.run.mixed_stages import lines
+        from planner.terminal.tables import table
+
+        console.print(f"level {self.found['rung']}: every unlike stage of the plan, as one of its ranks runs it")
+        for change in self.found["changes"]:
+            console.print(f"changed to compare: {change}", markup=False)
+        headings = ("stage", "kind", ">layers", ">tp", "recompute", "~predicted, GiB", "~measured, GiB", "~error", "passes, predicted / measured")
+        console.print(table(*headings, rows=lines(self.found)))
+        for one in self.found["unchecked"]:
+            console.print(f"not checked here: {one}", markup=False)
+
+    def save(self, path: File) -> None:
+        """Write it as YAML. Raises PlannerError."""
+        from planner import library
+
+        library.write_whole(Path(path), library.dump_yaml({"planner_mixed_validation": 1, **self.found}))
+
+
+def validate_mixed(
+    plan: MixedPlan | File, *, rung: str = "auto", device: str | None = None, steps: int = 5, warmup: int = 2, progress: Progress = silent
+) -> MixedValidation:  # fmt: skip
+    """Run every unlike stage of a mixed plan alone, on fake tensors or on this machine's device, and compare it with its price.
+
+    Raises PlannerError for levels that need all ranks.
+    """
+    from planner.lab.run.mixed_stages import validate_stages
+
+    read = plan if isinstance(plan, MixedPlan) else load_mixed(plan)
+    return MixedValidation(validate_stages(read.file, rung, device, steps=(warmup, steps), say=progress))
+
+
+__all__ = ["validate_mixed", "MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed"]
