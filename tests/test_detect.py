@@ -14,7 +14,7 @@ from planner.detect import profile_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.lab.launch.gpus import gpus_here
-from planner.lab.launch.meeting import _seen_by_first, allow_connections, own_gpu
+from planner.lab.launch.meeting import _seen_by_first, _unlike, allow_connections, own_gpu
 from planner.lab.launch.place import Place
 from planner.lab.run.levels import machine_here
 from planner.units import MIB
@@ -226,7 +226,8 @@ def test_two_ranks_on_one_gpu_are_refused_when_they_meet() -> None:
     assert isinstance(_seen_by_first(store("", ""), place(0, 2), 1.0), list), "processors have no such name"
     other = store("x", "y")
     other["here/1"] = other["here/1"].replace(b"H100", b"A100")
-    assert "the ranks have different devices: rank 0 (a) has H100, rank 1 (a) has A100" in _seen_by_first(other, place(0, 2), 1.0)
+    said = _seen_by_first(other, place(0, 2), 1.0)
+    assert isinstance(said, list) and "the ranks have different devices: rank 0 (a) has H100, rank 1 (a) has A100" in _unlike(said)
 
 
 def test_open_files_are_enough_or_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from planner.api.mixed_calls import *  # noqa: F403
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
 from planner.api.said import seconds_of, texts
+from planner.api.cluster_calls import *  # noqa: F403
 from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
 from planner.keywords import (
@@ -304,10 +305,15 @@ def calibrate(
 
 
 def show_profile(name: File) -> Answer[dict[str, Any]]:
-    """What a hardware profile says: figures read off its curves, where they come from, and what is assumed.
+    """What a hardware profile says: figures read off its curves, where they come from, and what is assumed; of a cluster file its
+    nodes and links.
 
     ``name``: of the library, or a YAML file. Raises PlannerError.
     """
+    from planner.api.cluster_calls import is_cluster_file, show_cluster
+
+    if is_cluster_file(name):
+        return show_cluster(name)
     from planner.hardware import load_hardware
     from planner.questions.hardware.numbers import shown_profile
     from planner.questions.hardware.show import print_profile
@@ -327,13 +333,17 @@ def compare_profiles(first: File, second: File, *, everything: bool = False) -> 
 
 
 def plot_profile(name: File, picture: File) -> None:
-    """Draw the curves of a hardware profile to a .png, .svg or .pdf file. Raises PlannerError."""
+    """Draw the curves of a hardware profile, or the nodes of a cluster file, to a .png, .svg or .pdf file. Raises PlannerError."""
+    from planner.api.cluster_calls import is_cluster_file, plot_cluster
     from planner.hardware import load_hardware
     from planner.questions.hardware.profile_plot import plot
 
     path = Path(picture)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise PlannerError(f"{path}: name a picture that ends in .png, .svg or .pdf")
+    if is_cluster_file(name):
+        plot_cluster(name, path)
+        return
     plot(load_hardware(fspath(name)), path)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.mixed import mixed_plan
+    from planner.mixed.export.export_job import MixedExport
     from planner.mixed.mixed_changes import MixedChanges
     from planner.mixed.mixed_question import MixedAnswer
 
@@ -40,6 +41,41 @@ class MixedPlan(Result):
     def save(self, path: File) -> None:
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
+
+    def export(self, trainer: str, folder: File, *, force: bool = False) -> MixedExported:
+        """Write the plan as a folder that a trainer runs. Raises PlannerError where it cannot run it, naming the nearest plan that it can.
+
+        ``force`` replaces a folder that is not empty.
+        """
+        from planner.mixed.export.export_job import MixedExport
+        from planner.mixed.export.mixed_folder import mixed_bundle
+        from planner.trainers.bundle.folder import write_bundle
+
+        mixed = MixedExport(job=self.file.job(), layout=self.file.layout, trainer=self.file.trainer)
+        bundle = mixed_bundle(mixed, trainer, self.to_dict())
+        write_bundle(bundle, Path(folder), force=force)
+        return MixedExported(
+            mixed, trainer, Path(folder), tuple(sorted(bundle.files)), tuple(bundle.rendered.notes), bundle.warnings
+        )
+
+
+@dataclass(frozen=True)
+class MixedExported:
+    """A mixed plan as a folder."""
+
+    mixed: MixedExport
+    trainer: str
+    folder: Path
+    files: tuple[str, ...]
+    """Relative to the folder."""
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def check(self) -> str:
+        """What the trainer's own code says of the folder, where it is installed."""
+        from planner.mixed.export.mixed_check import check_text
+
+        return check_text(self.mixed, self.trainer, self.folder)
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,4 +170,47 @@ def mixed_what_if(
     return Answer(answer(plan.file, without=without, slowdown=slowdown, link=link, progress=progress), print_changes)
 
 
-__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed"]
+@dataclass(frozen=True, repr=False)
+class MixedValidation(Result):
+    """The unlike stages of a mixed plan, each run as one of its ranks would, compared with their prices."""
+
+    found: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        return self.found
+
+    def show(self, console: Console) -> None:
+        """Print the table on a console of rich, and what is not checked."""
+        from planner.lab.run.mixed_stages import lines
+        from planner.terminal.tables import table
+
+        console.print(f"level {self.found['rung']}: every unlike stage of the plan, as one of its ranks runs it")
+        for change in self.found["changes"]:
+            console.print(f"changed to compare: {change}", markup=False)
+        headings = ("stage", "kind", ">layers", ">tp", "recompute", "~predicted, GiB", "~measured, GiB", "~error", "passes, predicted / measured")
+        console.print(table(*headings, rows=lines(self.found)))
+        for one in self.found["unchecked"]:
+            console.print(f"not checked here: {one}", markup=False)
+
+    def save(self, path: File) -> None:
+        """Write it as YAML. Raises PlannerError."""
+        from planner import library
+
+        library.write_whole(Path(path), library.dump_yaml({"planner_mixed_validation": 1, **self.found}))
+
+
+def validate_mixed(
+    plan: MixedPlan | File, *, rung: str = "auto", device: str | None = None, steps: int = 5, warmup: int = 2, progress: Progress = silent
+) -> MixedValidation:  # fmt: skip
+    """Run every unlike stage of a mixed plan alone, on fake tensors or on this machine's device, and compare it with its price.
+
+    Raises PlannerError for levels that need all ranks.
+    """
+    from planner.lab.run.mixed_stages import validate_stages
+
+    read = plan if isinstance(plan, MixedPlan) else load_mixed(plan)
+    return MixedValidation(validate_stages(read.file, rung, device, steps=(warmup, steps), say=progress))
+
+
+__all__ = ["validate_mixed", "MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed"]

@@ -125,7 +125,8 @@ def export(
     """Write a plan as a folder that a trainer runs: configuration, launch script, environment, smoke run, README.
 
     PLAN is a file written by --output of `plan` or `plan estimate`; one of `plan serve` is written for an engine, or for what runs
-    engines on Kubernetes, with the benchmark that measures what was predicted.
+    engines on Kubernetes, with the benchmark that measures what was predicted. A mixed plan, of `plan --cluster`, is written for
+    pytorch, megatron, megatron-bridge, torchtitan (with torchft where sites step alone), flagscale or hexiscale.
 
     \b
     Examples:
@@ -135,6 +136,7 @@ def export(
       plan export plan.yaml --to megatron --launcher skypilot --cluster cluster.yaml --output run/
       plan export serve.yaml --to vllm --output server/ --check
       plan export serve.yaml --to dynamo --output server/
+      plan export mixed.yaml --to pytorch --output run/
       plan export --list
     """
     if list_:
@@ -161,7 +163,12 @@ def export(
         if check:
             click.echo(serving_files.check_text(made))
         return
-    written = api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)
+    if api.is_mixed_plan(file):
+        if launcher != "torchrun" or cluster is not None:
+            raise click.UsageError("--launcher: run.sh of a mixed plan starts on each node by hand, or by srun with one task a node")
+        written: Any = api.load_mixed(file).export(to, output, force=force)
+    else:
+        written = api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)
     for warning in written.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     click.echo(f"wrote {output}: {', '.join(written.files)}")

@@ -32,6 +32,14 @@ OPEN_FILES = 256
 """Of a rank besides its connections to the others, which are as many as there are ranks: libraries, devices, the network."""
 
 
+class UnlikeRanksError(PlannerError):
+    """The ranks have different devices. Whoever can do with that finds all of them here, and the store, whose server rank 0 holds."""
+
+    def __init__(self, sentence: str, everyone: list[dict[str, Any]], store: Any) -> None:
+        super().__init__(sentence)
+        self.everyone, self.store = everyone, store
+
+
 @dataclass(frozen=True, kw_only=True)
 class Met:
     """All ranks are there."""
@@ -79,7 +87,7 @@ def open_store(place: Place, *, first: bool = False) -> Any:
         place.address, place.port, None, is_master=first and place.rank == 0 and not place.agent_store,
         timeout=timedelta(seconds=JOIN_SECONDS), wait_for_workers=False, multi_tenant=True,
     )  # fmt: skip
-    return dist.PrefixStore("planner", store)
+    return dist.PrefixStore(f"planner{place.part}", store)
 
 
 def own_gpu(place: Place, count: int) -> int:
@@ -117,11 +125,7 @@ def _meet(store: Any, place: Place, device: str, wait: float) -> list[dict[str, 
     Rank 0 looks whether all are there and tells the rest in one key: a thousand ranks that all ask for all would be a million
     questions to one store.
     """
-    mine = {"node": place.node, "host": socket.gethostname(), "name": "CPU", "gpu": ""}
-    if device == "cuda":
-        card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        mine |= {"name": card.name, "gpu": str(getattr(card, "uuid", ""))}
-    store.set(f"here/{place.rank}", json.dumps(mine))
+    store.set(f"here/{place.rank}", json.dumps(_mine(place, device)))
     store.add("here", 1)
     until, pause = time.monotonic() + wait, 0.02
     if place.rank:
@@ -139,7 +143,18 @@ def _meet(store: Any, place: Place, device: str, wait: float) -> list[dict[str, 
         if not place.rank and not place.agent_store:
             time.sleep(AFTER_FIRST)  # the others read it from this process
         raise PlannerError(said)
+    if wrong := _unlike(said):
+        raise UnlikeRanksError(wrong, said, store)
     return said
+
+
+def _mine(place: Place, device: str) -> dict[str, Any]:
+    """Where this rank is, and on what."""
+    found = {"node": place.node, "host": socket.gethostname(), "name": "CPU", "gpu": ""}
+    if device == "cuda":
+        card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found |= {"name": card.name, "gpu": str(getattr(card, "uuid", ""))}
+    return found
 
 
 def _seen_by_first(store: Any, place: Place, wait: float) -> list[dict[str, Any]] | str:
@@ -150,11 +165,11 @@ def _seen_by_first(store: Any, place: Place, wait: float) -> list[dict[str, Any]
     everyone = [json.loads(one) for one in store.multi_get(keys)]
     nodes = [one["node"] for one in everyone]
     counts = sorted({nodes.count(node) for node in set(nodes)})
-    if len(counts) > 1:
+    if len(counts) > 1 and not _unlike(everyone):
         return f"the nodes have different numbers of ranks ({counts}); start as many on each"
     if nodes != sorted(nodes):
         return "the ranks are not numbered node by node; start them with torchrun, or srun --distribution=block"
-    return _shared(everyone) or _unlike(everyone) or everyone
+    return _shared(everyone) or everyone
 
 
 def _missing(place: Place, ranks: list[int], wait: float) -> str:

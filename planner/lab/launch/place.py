@@ -30,6 +30,8 @@ class Place:
     """Of the store."""
     agent_store: bool
     """torchrun's agent holds the store; otherwise rank 0 opens it."""
+    part: str = ""
+    """Which of several runs on one store; "" where there is one."""
 
 
 MPI = (

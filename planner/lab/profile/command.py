@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from planner import library, units
+from planner.cluster_file import ClusterFile
 from planner.curves import COLLECTIVES
 from planner.detect import PATIENT, asked_driver
 from planner.errors import PlannerError
@@ -62,6 +63,9 @@ def profile(
     srun (--print-commands shows how). Collectives, operators and memory are measured, those first that matter most for the
     models; without a GPU the CPU is measured with gloo. Ctrl-C keeps what was measured, and --resume goes on.
 
+    Where the GPUs of the machines differ, each kind gets its own profile next to --output, which is then a cluster file with the
+    kinds and the links between them.
+
     \b
     Examples:
       plan profile --output my-node.yaml
@@ -85,10 +89,12 @@ def profile(
         _checked(settings, place, ranks, gpus, as_json)
         return
     if place is None:
-        written: HardwareProfile | None = _from_here(settings, _ranks(ranks, gpus))
+        written: HardwareProfile | ClusterFile | None = _from_here(settings, _ranks(ranks, gpus))
     else:
         written = _as_rank(settings, place)
-    if written:
+    if isinstance(written, ClusterFile):
+        _print_kinds(written, settings.output, as_json)
+    elif written:
         summary, rows = _summary(written, settings.output), _rows(written)
         if as_json:
             click.echo(json.dumps({**summary, "curves": rows}, indent=1))
@@ -225,15 +231,21 @@ def _kept(settings: Settings) -> str:
     return f"what was measured is kept in {settings.journal}; --resume goes on"
 
 
-def _as_rank(settings: Settings, place: Place) -> HardwareProfile | None:
-    """One of many ranks that torchrun or srun started; the first one writes and reports."""
+def _as_rank(settings: Settings, place: Place) -> HardwareProfile | ClusterFile | None:
+    """One of many ranks that torchrun or srun started; the first one writes and reports. Ranks on different devices profile each
+    kind, and a cluster file joins them."""
+    from planner.lab.launch.meeting import UnlikeRanksError
+    from planner.lab.profile.kinds import work_by_kind
     from planner.lab.profile.profile_file import write_profile
     from planner.lab.profile.worker import work
 
     begun = time.monotonic()
     with Bar(quiet=place.rank != 0) as bar:
         try:
-            return work(settings, place, bar.show, lambda: write_profile(settings, time.monotonic() - begun))
+            try:
+                return work(settings, place, bar.show, lambda: write_profile(settings, time.monotonic() - begun))
+            except UnlikeRanksError as unlike:
+                return work_by_kind(settings, place, unlike, bar.show)
         except KeyboardInterrupt:
             raise PlannerError(f"stopped; {_kept(settings)}" if place.rank == 0 else "stopped") from None
 
@@ -251,6 +263,20 @@ def _summary(profile: HardwareProfile, output: str) -> dict[str, Any]:
         "measured": dict(profile.measured), "notes": list(profile.notes),
         "sustained_bf16_flops": profile.sustained_flops("bf16"), "memory_bandwidth": profile.memory_bandwidth,
     }  # fmt: skip
+
+
+def _print_kinds(cluster: ClusterFile, output: str, as_json: bool) -> None:
+    """The kinds that were found, with their files."""
+    if as_json:
+        click.echo(json.dumps({"file": output, "cluster": cluster.to_dict()}, indent=1))
+        return
+    out = console()
+    for one in cluster.nodes:
+        out.print(f"{one.kind}: {units.plural(one.count, 'node')} of {one.gpus}, profile {one.hardware}", soft_wrap=True, markup=False)
+    for link in cluster.links:
+        rate = f"{link.bandwidth / units.GIGA:.4g} GB/s a node, {units.format_seconds(link.latency)}"
+        out.print(f"{' to '.join(link.between)}: {rate}", soft_wrap=True, markup=False)
+    out.print(f"wrote {output}; use it with --cluster {output}", soft_wrap=True, markup=False)
 
 
 def _rows(profile: HardwareProfile) -> list[dict[str, Any]]:

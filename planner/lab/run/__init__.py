@@ -7,5 +7,5 @@ A module imports from its own line and from lines above it:
     host_states serial_rounding serial_model memory_tracker tensor_parallel      what one rank is made of (torch)
     training clock parity rate fake_collectives                          one rank
     depth workers meta full_result full_rank full emulate one_rank truncated     the levels
-    trainer_run show request command                            trainers, finalists, the command
+    trainer_run show request mixed_stages command              trainers, finalists, stages of mixed plans, the command
 """

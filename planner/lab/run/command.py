@@ -55,6 +55,9 @@ def validate(
     flight, or Poisson arrivals), streamed; TTFT, TPOT and throughput as vllm bench serve defines them are compared with the
     prediction. Ctrl-C ends the run and keeps what was measured.
 
+    Of a mixed plan every unlike stage is run as one of its ranks would: rung `meta`, or rung `rank` where its kind is this machine's
+    device. What lies between the ranks is said to be unchecked.
+
     Rung `full` runs the plan on all its ranks: on the GPUs of this machine, under torchrun or srun on many machines
     (--print-commands shows how), or with gloo on the CPU. Rung `truncated` runs fewer layers and replicas with the same shards
     on a few devices, and scales up. Rung `rank` runs some ranks alone on one device: computation and memory are measured,
@@ -77,11 +80,14 @@ def validate(
       plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
       plan validate serve.yaml --url http://localhost:8000 --output bench.json
     """
+    from planner.api.mixed_calls import is_mixed_plan
     from planner.api.serving_files import is_serve_file
 
     if is_serve_file(file):
         of_server = {name: flags[name] for name in ("served_model", "requests", "limit", "warmup")}
         _validate_server(file, url, output, as_json, of_server)
+    if is_mixed_plan(file):
+        _validate_mixed(file, rung, device, output, as_json, flags)
     if url is not None:
         raise click.UsageError("--url is of a server, and the plan is of a training; give a serve plan")
     from planner.lab.run.levels import named
@@ -100,6 +106,24 @@ def validate(
     finalists = asked.finalists()
     if not (asked.validate_finalists(finalists) if finalists else asked.validate()):
         sys.exit(1)
+
+
+def _validate_mixed(
+    file: Path, rung: str, device: str | None, output: Path | None, as_json: bool, flags: dict[str, Any]
+) -> NoReturn:  # fmt: skip
+    """The unlike stages of a mixed plan, one by one; exit code 1 where one did not come to its end."""
+    from planner.api.mixed_calls import validate_mixed
+
+    for name in ("trainer", "trainer_log", "top", "finalist", "trace", "rank"):
+        if flags.get(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} is of plans of one kind of GPU; a mixed plan is validated stage by stage")
+    with progress("stages") as say:
+        found = validate_mixed(file, rung=rung, device=device, steps=flags["steps"], warmup=flags["warmup"], progress=say)
+    if output is not None:
+        found.save(output)
+        click.echo(f"wrote {output}", err=True)
+    emit(found, as_json)
+    sys.exit(0 if found.to_dict()["outcome"] == "completed" else 1)
 
 
 def _validate_server(file: Path, url: str | None, output: Path | None, as_json: bool, asked: dict[str, Any]) -> NoReturn:

@@ -32,6 +32,7 @@ def hardware(ctx: click.Context) -> None:
       plan hardware show h100-sxm
       plan hardware diff h100-sxm my-cluster.yaml
       plan hardware plot h200-sxm -o h200.png
+      plan hardware cluster nodes.json --output cluster.yaml
     """
     if ctx.invoked_subcommand is None:
         from planner.terminal.library_tables import hardware_table
@@ -42,18 +43,53 @@ def hardware(ctx: click.Context) -> None:
 
 @hardware.command()
 @click.argument("name", shell_complete=completed("hardware"))
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Draw it too: a picture, .png, .svg or .pdf.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
-def show(name: str, as_json: bool) -> None:
-    """What a profile says: figures read off its curves, where they come from, and what is assumed.
+def show(name: str, output: Path | None, as_json: bool) -> None:
+    """What a profile says: figures read off its curves, where they come from, and what is assumed. Of a cluster file its nodes and
+    links.
 
     \b
     Examples:
       plan hardware show h100-sxm
       plan hardware show my-cluster.yaml --json
+      plan hardware show cluster.yaml --output cluster.svg
     """
     from planner import api
 
-    emit(api.show_profile(name), as_json)
+    found = api.show_profile(name)
+    if output is not None:
+        api.plot_profile(name, output)
+        click.echo(f"wrote {output}", err=True)
+    emit(found, as_json)
+
+
+@hardware.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Cluster file to write, YAML.")
+@click.option("--hardware", "profiles", multiple=True, metavar="[TYPE=]PROFILE",
+              help="Profile of GPUs that the list calls TYPE; without TYPE of nodes that do not say theirs. Repeatable.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
+def cluster(file: Path, output: Path | None, profiles: tuple[str, ...], as_json: bool) -> None:
+    """Make a cluster file of a scheduler's node list: SLURM's sinfo or scontrol, or Kubernetes' nodes.
+
+    Equal nodes of one zone become a kind; nodes that are down, drained or cordoned, and those without GPUs, are left out and said.
+
+    \b
+    Examples:
+      sinfo -N -o "%N %G %T" > nodes.txt && plan hardware cluster nodes.txt --output cluster.yaml
+      scontrol show nodes > nodes.txt && plan hardware cluster nodes.txt --output cluster.yaml
+      kubectl get nodes -o json > nodes.json && plan hardware cluster nodes.json --output cluster.yaml
+      plan hardware cluster nodes.txt --hardware h100-sxm
+    """
+    from planner import api
+    from planner.questions.hardware.node_lists import given_hardware
+
+    found = api.cluster_of_nodes(file, hardware=given_hardware(profiles), output=output)
+    if output is not None:
+        click.echo(f"wrote {output}", err=True)
+    emit(found, as_json)
 
 
 @hardware.command()
