@@ -216,7 +216,8 @@ def replay(trace: Trace, job: Job) -> Replay:
     for name, rates, shares, stops in runs:
         work = float(rates.sum()) * MINUTE
         found.append(Replayed(
-            policy=name, work=work, utilisation=work / could if could > 0 else 0.0, paid=float(counts.sum()) * MINUTE, stops=int(stops),
+            policy=name, work=work, utilisation=work / could if could > 0 else 0.0, stops=int(stops),
+            paid=float(counts.sum()) * MINUTE,
             shares={key: value / len(counts) for key, value in shares.items()},
         ))  # fmt: skip
     order = sorted(range(len(found)), key=lambda i: -found[i].work)
