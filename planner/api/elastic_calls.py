@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.results import Answer, File, Plan, Progress, silent
+from planner.api.results import Answer, File, Plan, Progress, Result, silent
 from planner.errors import PlannerError, shown
 from planner.keywords import require_known
 from planner.units import parse
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from planner.elastic.elastic_job import Surroundings
+    from planner.elastic.reshape import Reshape
     from planner.elastic.resilience import Resilience
 
 AROUND = ("mtbf", "spares", "price", "spot", "synchronous", "cluster")
@@ -111,7 +114,7 @@ def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -
             raise PlannerError(f"{flag} is {shown(value)}; it must be a number above 0")
     asked = Asked(
         days=30.0 if days is None else float(days),
-        repair=_seconds(said.get("repair"), "--repair", "24h") if said.get("repair") is not None else REPAIR,
+        repair=_seconds(said.get("repair"), "--repair", "24h") or REPAIR,
         shortage=SHORTAGE if shortage is None else float(shortage),
         restart=_seconds(said.get("restart"), "--restart", "90s"), interval=_seconds(said.get("interval"), "--interval", "10min"),
     )  # fmt: skip
@@ -122,4 +125,85 @@ def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -
     return Resilient(found, print_resilience)
 
 
-__all__: Sequence[str] = ["Resilient", "resilience"]
+@dataclass(frozen=True, repr=False)
+class Reshaped(Result):
+    """The move of a plan to another number of GPUs; ``plan`` is the new one."""
+
+    found: Reshape | None
+    """None where nothing fits."""
+    gpus: int
+    """GPUs that were asked for."""
+
+    @property
+    def fits(self) -> bool:
+        """A layout was found that fits."""
+        return self.found is not None
+
+    @property
+    def _move(self) -> Reshape:
+        if self.found is None:
+            raise PlannerError(f"no layout of the job fits on {self.gpus} GPUs; ask for more, or change the job and plan it again")
+        return self.found
+
+    @property
+    def plan(self) -> Plan:
+        """The new plan. Raises PlannerError where nothing fits."""
+        return Plan(self._move.plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``plan reshape --json`` prints."""
+        return {"fits": False, "gpus": self.gpus} if self.found is None else {"fits": True, **self.found.to_dict()}
+
+    def show(self, console: Console) -> None:
+        """Print all of it on a console of rich."""
+        from planner.questions.reshape.show import print_reshape
+
+        if self.found is None:
+            console.print(f"[bold red]Nothing fits[/bold red] on {self.gpus} GPUs with the job's batch, nor with fewer of them.")
+        else:
+            print_reshape(console, self.found)
+
+    def save(self, path: File) -> None:
+        """Write the new plan. Raises PlannerError."""
+        self._move.plan.save(Path(path))
+
+    def save_recipe(self, path: File) -> None:
+        """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""
+        from planner import library
+
+        output, data = Path(path), self._move.recipe_document()
+        if output.suffix not in (".yaml", ".yml", ".json"):
+            raise PlannerError(f"{output}: name a file that ends in .yaml or .json")
+        text = json.dumps(data, indent=2) + "\n" if output.suffix == ".json" else library.dump_yaml(data)
+        library.write_whole(output, text)
+
+
+def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Reshaped:
+    """The best plan on another number of GPUs, the move counted: ``reshape("run.yaml", gpus=48, drain="120s")``.
+
+    Keywords are the flags of ``plan reshape``: ``gpus`` or ``nodes``, ``drain``, ``lost``, ``remaining``, ``step``, ``mtbf``,
+    ``synchronous`` and a ``cluster`` file. Raises PlannerError.
+    """
+    from planner.elastic.elastic_job import ElasticJob
+    from planner.elastic.reshape import REMAINING, Wanted
+    from planner.elastic.reshape import reshape as answer
+
+    require_known("reshape", said, ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster"))
+    file = _plan(plan)
+    for flag in ("gpus", "nodes", "step"):
+        value, least = said.get(flag), 0 if flag == "step" else 1
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**21):
+            raise PlannerError(f"--{flag} is {shown(value)}; it must be a whole number from {least}")
+    if (said.get("gpus") is None) == (said.get("nodes") is None):
+        raise PlannerError("on how many GPUs does the run go on? give --gpus or --nodes")
+    gpus = said.get("gpus") or said["nodes"] * int(file.cluster().hardware.gpus_per_node)
+    if said.get("lost") and gpus > file.num_gpus:
+        raise PlannerError(f"--lost is for fewer GPUs than the plan's {file.num_gpus}; {gpus} are asked for")
+    wanted = Wanted(
+        gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
+        remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
+    )  # fmt: skip
+    return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said)), wanted, progress), gpus)
+
+
+__all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience"]

@@ -28,6 +28,7 @@ COMMANDS = {
         "questions.doctor.command",
         "What was measured against a plan: what would explain the gap, and the check that shows it.",
     ),
+    "reshape": ("questions.reshape.command", "The best plan on another number of GPUs, the move counted."),
     "resilience": (
         "questions.resilience.command", "What failures cost: when to save, goodput, spares, the best answer to a failure.",
     ),

@@ -202,7 +202,8 @@ def by_minute(trace: Trace) -> tuple[Floats, Floats, Floats]:
     edges = (np.arange(minutes) + 1.0) * MINUTE
     counts = trace.counts[np.searchsorted(trace.times, edges, side="right") - 1]
     which = np.minimum((trace.times // MINUTE).astype(int), minutes - 1)
-    return counts, np.bincount(which, trace.removed, minutes), np.bincount(which, trace.added, minutes)
+    taken, given = (np.bincount(which, one, minutes).astype(float) for one in (trace.removed, trace.added))
+    return counts, taken, given
 
 
 def replay(trace: Trace, job: Job) -> Replay:
@@ -281,7 +282,8 @@ def _groups(counts: Floats, removed: Floats, job: Job) -> Run:
     rates = np.zeros(len(counts))
     shares = {"work": 0.0, "lost_work": 0.0, "restarts": 0.0, "waiting": 0.0}
     total = max(job.nodes // job.group_nodes, 1)
-    up, joining, stops = 0.0, [], 0
+    joining: list[float] = []
+    up, stops = 0.0, 0
     for minute, (there, taken) in enumerate(zip(counts, removed, strict=True)):
         possible = min(int(there) // job.group_nodes, total)
         hit = min(up, np.ceil(taken / job.group_nodes)) if taken else 0.0

@@ -13,6 +13,7 @@ from planner.layout import Layout
 from planner.plan_file import Plan
 from planner.rules import check_workload
 from planner.search import search
+from planner.space import Pins
 from planner.timeline.priced_plan import job_of
 
 OTHER_BATCH = 0.15
@@ -67,12 +68,12 @@ def with_size(resolved: ResolvedJob, gpus: int, batch: int | None = None) -> Res
     return replace(resolved, job=replace(old, workload=workload, cluster=cluster))
 
 
-def fitting(resolved: ResolvedJob, top: int = 1) -> Found | None:
+def fitting(resolved: ResolvedJob, top: int = 1, pins: Pins | None = None) -> Found | None:
     """The fastest layouts that fit; None where nothing is legal or fits."""
     job = resolved.job
     try:
         check_workload(job.workload, job.cluster, job.trainer)
-        found = search(job, None, top, only_fitting=True)
+        found = search(job, pins, top, only_fitting=True)
     except PlannerError:
         return None
     if not found.fit:
@@ -95,17 +96,19 @@ def _other_batches(batch: int, gpus: int) -> Iterator[int]:
     yield from sorted((one for one in sizes if abs(one / batch - 1.0) <= OTHER_BATCH), key=lambda one: abs(one - batch))
 
 
-def choices(resolved: ResolvedJob, gpus: int, top: int) -> list[Found]:
-    """What to do with ``gpus`` GPUs: all with the same batch; else fewer with the same batch, and all with the nearest batch."""
+def choices(resolved: ResolvedJob, gpus: int, old: Layout, top: int) -> list[Found]:
+    """What to do with ``gpus`` GPUs: all with the same batch, the best and with the ``old`` degrees but for dp; fewer whole nodes,
+    the rest idle; all with the nearest batch, where the same is not shared out over all, or only by a poor layout."""
     own = fitting(with_size(resolved, gpus), top)
-    if own is not None:
-        return [own]
+    degrees = {name: int(getattr(old, name)) for name in ("tp", "pp", "cp", "ep")}
+    same = fitting(with_size(resolved, gpus), 1, Pins(values=degrees))
     node = min(int(resolved.job.cluster.hardware.gpus_per_node), gpus)
-    fewer = best_layout(resolved, gpus - node, least=max(gpus // 2, 1), top=top)
-    batch = resolved.job.workload.global_batch_size
-    other = None
-    for number, size in enumerate(_other_batches(batch, gpus)):
+    fewer = best_layout(resolved, (gpus - 1) // node * node, least=max(gpus // 2, 1), top=top) if gpus > node else None
+    found = [one for one in (own, same, fewer) if one is not None]
+    if own is not None and (fewer is None or own.sequences_per_second >= fewer.sequences_per_second):
+        return found
+    for number, size in enumerate(_other_batches(resolved.job.workload.global_batch_size, gpus)):
         other = fitting(with_size(resolved, gpus, size), top)
         if other is not None or number >= TRIED:
-            break
-    return [one for one in (fewer, other) if one is not None]
+            return found + ([other] if other is not None else [])
+    return found

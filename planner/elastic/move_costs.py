@@ -46,7 +46,7 @@ class Way:
 def exchange_seconds(move: Move, hardware: HardwareProfile, node_ranks: int) -> float:
     """Seconds of sends between devices: the busiest node, all its network cards at work; inside a node what is fetched there.
 
-    max_node(sent, received) / r by each of r cards, as ``send_recv`` across nodes; further max_node fetched / r over the link inside.
+    max_node(sent, received) / r by each of r cards, as ``send_recv`` across nodes; then max_node fetched / r over the link inside.
     """
     across = max(float(move.sent.max()), float(move.received.max())) / node_ranks
     inside = float(np.max(move.fetched - move.received, initial=0.0)) / node_ranks
@@ -69,15 +69,21 @@ def to_devices(move: Move, hardware: HardwareProfile) -> float:
     return float(move.own.max()) / min(hardware.pcie_bandwidth, constants().host_copy.value)
 
 
-def ways_of(job: ElasticJob, move: Move, layout: Layout, step_time: float, interval: float) -> list[Way]:
-    """All ways of a move from a plan to another layout, whose steps take ``step_time``."""
+def ways_of(
+    job: ElasticJob, move: Move, layout: Layout, *, step_time: float, interval: float, shared_reads: bool
+) -> list[Way]:
+    """All ways of a move from a plan to another layout, whose steps take ``step_time``. ``shared_reads``: ranks with equal boxes
+    read a part each and send it to the others (Megatron --ckpt-fully-parallel-load)."""
     node_ranks = job.node_ranks
     storage: Storage = job.storage
     start = start_parts(layout, job.tensors, job.stored_shards)
     if job.around.storage is None:  # as many nodes as the new layout has share what was assumed for each
         each = constants().storage_node.value * -(-int(layout.num_gpus) // node_ranks)
         storage = Storage(read=each, write=storage.write, per_node=storage.per_node)
-    load = {"load": load_seconds(storage, move.read, node_ranks), "warm-up": step_time}
+    reads = move.shared if shared_reads else move.read
+    load = {"load": load_seconds(storage, reads, node_ranks), "warm-up": step_time}
+    if shared_reads:
+        load["load"] += float((move.read - move.shared).max()) / job.hardware.network_bandwidth
     of_node = job.saved.size / job.plan.num_gpus * node_ranks
     save = {"save": transfer_seconds(job.storage, job.saved.size, of_node, job.storage.write)}
     lost = {"work done again": (interval + job.times.stall) / 2.0 + job.times.behind, "detection": constants().detect_node.value}

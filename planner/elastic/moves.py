@@ -24,6 +24,8 @@ class Move:
     """That each new rank holds."""
     read: Floats
     """That each new rank reads from the old layout's checkpoint where stored shards are read whole."""
+    shared: Floats
+    """That each new rank reads where ranks with equal boxes read a part each and exchange the rest."""
     received: Floats
     """That each new node gets from other nodes."""
     sent: Floats
@@ -69,7 +71,10 @@ def move_of(saved: Saved, old: Places, new: Places, node_ranks: int, left: Seque
         complete &= _exchange(item, alive, node_ranks, (received, sent, fetched, cut))
     own = np.asarray(sum(one.own() for one in items))
     read = np.asarray(sum(one.read() for one in items))
-    return Move(own=own, read=read, received=received, sent=sent, fetched=fetched, cut=cut, complete=complete)
+    shared = np.asarray(sum(one.read() / one.copies for one in items))
+    return Move(
+        own=own, read=read, shared=shared, received=received, sent=sent, fetched=fetched, cut=cut, complete=complete,
+    )  # fmt: skip
 
 
 def _exchange(item: Item, alive: NDArray[np.int64], node_ranks: int, sums: tuple[Floats, Floats, Floats, Floats]) -> bool:

@@ -30,12 +30,14 @@ class Recipe:
     """Commands between them."""
     notes: tuple[Text, ...] = ()
     """What it cannot do."""
+    shared_reads: bool = False
+    """Ranks with equal boxes read a part each and exchange the rest."""
     source: Text
     """Document or file that says so."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return schema.plain(dict(vars(self)))  # type: ignore[no-any-return]
+        return schema.plain(dict(vars(self)))
 
 
 @cache

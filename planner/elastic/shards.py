@@ -236,6 +236,12 @@ class Item:
             factor *= met / before
         return np.asarray((self.new.stages @ self.slots)[self.new.stage] * factor)
 
+    @property
+    def copies(self) -> float:
+        """Ranks of the new layout that hold the same box."""
+        distinct = int(self.new.layout.pp) * np.prod([n for _, n in self.codes[0]])
+        return float(self.new.ranks / distinct)
+
     def boxes(self) -> Ints:
         """Number of the box that every old rank holds; equal numbers are copies."""
         number = self.old.stage.astype(np.int64)

@@ -49,7 +49,7 @@ def resilience(file: Path, as_json: bool, output: Path | None, **flags: object) 
     from planner import api
 
     with progress("pricing failures") as say:
-        found = api.resilience(file, progress=say, **flags)  # type: ignore[arg-type]
+        found = api.resilience(file, progress=say, **flags)
     if output is not None:
         found.save(output)
         click.echo(f"wrote {output}", err=True)
