@@ -80,7 +80,9 @@ LAYOUTS = (
     {"tp": 2, "pp": 2, "dp": 2, "zero": 1}, {"tp": 4, "pp": 1, "dp": 3, "zero": 1}, {"tp": 1, "pp": 3, "dp": 2, "zero": 2},
     {"tp": 2, "dp": 4, "zero": 3, "dp_shard": 2}, {"tp": 2, "pp": 2, "dp": 2, "cp": 2, "zero": 1},
 )  # fmt: skip
-EXPERT = ({"tp": 2, "pp": 2, "dp": 2, "ep": 4, "zero": 1}, {"tp": 4, "dp": 3, "ep": 2, "etp": 2, "zero": 1}, {"dp": 8, "ep": 8, "zero": 1})
+EXPERT = (
+    {"tp": 2, "pp": 2, "dp": 2, "ep": 4, "zero": 1}, {"tp": 4, "dp": 3, "ep": 2, "etp": 2, "zero": 1}, {"dp": 8, "ep": 8, "zero": 1},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("workload", "new", "old"), [
