@@ -42,7 +42,7 @@ def young(stall: npt.ArrayLike, mtbf: npt.ArrayLike) -> Floats:
 def daly(stall: npt.ArrayLike, mtbf: npt.ArrayLike) -> Floats:
     """The interval that minimises ``wall_over_work`` exactly, tau = M (1 + W(-e^{-delta/M - 1})), W Lambert's function.
 
-    From d/dtau (e^{(tau + delta)/M} - 1) / tau = 0: with u = tau/M and d = delta/M, u = 1 - e^{-(u + d)}. Newton's method from u = 1
+    From d/dtau (e^{(tau + delta)/M} - 1) / tau = 0: with u = tau/M and d = delta/M, u = 1 - e^{-(u + d)}. Newton from u = 1
     falls to the root, as the function is convex. Neither R nor s moves it.  [Daly 2006, FGCS 22(3), section 4, equation 20 ff.]
     """
     d = np.asarray(stall, dtype=float) / np.asarray(mtbf, dtype=float)
@@ -105,9 +105,8 @@ def save_times(
     rank's part to host memory, size / ranks / ``copy`` (bytes/s of one rank).
     [torch.distributed.checkpoint, state_dict_saver.py, async_save: staging to CPU, then the save in a thread or process]
     """
-    save, load = (
-        float(transfer_seconds(storage, size, size / ranks * min(node_ranks, ranks), rate)) for rate in (storage.write, storage.read)
-    )
+    of_node = size / ranks * min(node_ranks, ranks)
+    save, load = (transfer_seconds(storage, size, of_node, rate) for rate in (storage.write, storage.read))
     stall = size / ranks / copy
     return SaveTimes(
         stall=stall if asynchronous else save, behind=save if asynchronous else 0.0, load=load, size=size
