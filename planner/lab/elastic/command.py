@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-
 PATH = click.Path(path_type=Path)
 
 
@@ -15,7 +14,7 @@ PATH = click.Path(path_type=Path)
 @click.argument("command", metavar="[-- COMMAND...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--to", "folder", type=PATH, required=True, metavar="DIR", help="Exports, logs and checkpoints of the job lie here.")
 @click.option("--checkpoints", type=PATH, metavar="DIR", help="Where checkpoints lie instead; all nodes see it. [DIR/checkpoints]")
-@click.option("--gpus", "counts", metavar="MIN:MAX", help="GPUs of one node with which it goes on. [half of the plan's : the plan's]")
+@click.option("--gpus", "counts", metavar="MIN:MAX", help="GPUs of one node with which it goes on. [half : all of the plan]")
 @click.option("--nnodes", metavar="MIN:MAX", default="1:1", help="Nodes; start this command on each. [1:1]")
 @click.option("--nproc-per-node", type=click.IntRange(1, 4096), metavar="N", help="Ranks of a node. [by the plan]")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="The node that keeps the rendezvous, where there are several.")
@@ -29,21 +28,21 @@ PATH = click.Path(path_type=Path)
 @click.option("--keep", type=click.IntRange(1, 1000), default=2, metavar="K", help="Whole checkpoints that stay. [2]")
 @click.option("--grace", default="60s", metavar="TIME", help="From a signal or notice until everything is ended. [60s]")
 @click.option("--first-step", default="20min", metavar="TIME", help="An attempt without a step by then has hung. [20min]")
-@click.option("--silence", default="10min", metavar="TIME", help="So long between two steps, or 10 times the plan's, has hung. [10min]")
-@click.option("--restarts", type=click.IntRange(0, 10**6), default=3, metavar="N", help="Failures in a row without a step more. [3]")
+@click.option("--silence", default="10min", metavar="TIME", help="So long without a step (10 times the plan's) has hung. [10min]")
+@click.option("--restarts", type=click.IntRange(0, 10**6), default=3, metavar="N", help="Failures in a row without progress. [3]")
 @click.option("--target", type=click.Choice(["pytorch", "megatron", "torchtitan"]), help="Whose flags COMMAND takes. [by its name]")
 @click.option("--print-commands", is_flag=True, help="Export, print what would be started, and stop.")
 def run(file: Path, command: tuple[str, ...], folder: Path, print_commands: bool, **flags: Any) -> None:
-    """Train a plan to its end: torchrun starts it, checkpoints are written while it trains, and when GPUs fail, are taken away or come
-    back it goes on with the best plan for what is there: the same batch, the same data, from the last whole checkpoint.
+    """Train a plan to its end: torchrun starts it, checkpoints are written while it trains, and when GPUs fail, are taken away
+    or come back it goes on with the best plan for what is there: the same batch and data, from the last whole checkpoint.
 
     COMMAND is the program that torchrun starts, with its arguments, without torchrun: train.py (the PyTorch script of the export,
     also what runs without a COMMAND), pretrain_gpt.py of Megatron-LM, or -m torchtitan.train. Its split and its flags for
     checkpoints are added. The plans for all numbers of GPUs are searched and exported before the start.
 
-    Ctrl-C, SIGTERM, SIGUSR1 (sbatch --signal=B:USR1@120) and --notice save and end within --grace; the same command goes on from there.
-    At a failure at most the time since the last whole checkpoint is lost: the interval and the time of one save. Exit codes:
-    0 finished, 130 after Ctrl-C, 143 after SIGTERM or a notice, 2 wrong input or failures that repeat without progress.
+    Ctrl-C, SIGTERM, SIGUSR1 (sbatch --signal=B:USR1@120) and --notice save and end within --grace; the same command goes on from
+    there. At a failure at most the time since the last whole checkpoint is lost: the interval and the time of one save. Exit
+    codes: 0 finished, 130 after Ctrl-C, 143 after SIGTERM or a notice, 2 wrong input or failures that repeat without progress.
 
     \b
     Examples:

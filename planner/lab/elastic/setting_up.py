@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from planner import library
-from planner.cluster_file import ClusterFile, load_cluster_file
+from planner.cluster_file import ClusterFile, read_cluster
 from planner.errors import PlannerError
 from planner.lab.elastic.attempt import Meeting
 from planner.lab.elastic.loop import Job
@@ -103,7 +103,7 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     meeting, ranks, counts = _counts(asked)
     grace, silence, first = (_time(getattr(asked, name), name) for name in ("grace", "silence", "first_step"))
     silence = max(silence, PREDICTED * plan.prediction.step_time_s)
-    cluster = load_cluster_file(asked.cluster) if asked.cluster is not None else None
+    cluster = read_cluster(asked.cluster) if asked.cluster is not None else None
     interval = _interval(asked, cluster, ranks)
     worlds, missing = worlds_of(plan, counts, adapter, say)
     folder = asked.folder.resolve()
@@ -182,7 +182,7 @@ def _about(worlds: dict[int, World], missing: list[str], adapter: Adapter) -> li
              for gpus, one in sorted(worlds.items(), reverse=True)]  # fmt: skip
     lines += [f"no plan for {one}" for one in missing]
     if not adapter.stops:
-        lines.append(f"{adapter.target} does not save on SIGTERM: at a notice, too, what was trained since its last checkpoint is lost")
+        lines.append(f"{adapter.target} does not save on SIGTERM: a notice, too, loses what was trained since its last checkpoint")
     return lines
 
 
