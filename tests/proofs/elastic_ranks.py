@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -18,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 
-def _rank(folder: str, words: list[str], rank: int, world: int, port: int, log: str) -> None:
+def _rank(asked: dict[str, Any], rank: int, port: int) -> None:
     """One process: the script of a folder as torchrun would start it; every sample that it reads goes to a file."""
+    folder, words, world, log = (asked[name] for name in ("folder", "words", "world", "log"))
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -39,6 +42,14 @@ def _rank(folder: str, words: list[str], rank: int, world: int, port: int, log: 
             return row(self, sample)
 
         script.Tokens.row = recorded
+        if asked.get("sleep"):
+            step = script.Run.step
+
+            def slow(self: Any, *given: Any) -> Any:
+                time.sleep(asked["sleep"])
+                return step(self, *given)
+
+            script.Run.step = slow
         sys.argv = words
         script.main()
         code = 0
@@ -61,7 +72,7 @@ def serve() -> None:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
     from torch.distributed.checkpoint import state_dict  # noqa: F401
 
     from tests.proofs.forked_ranks import free_port
@@ -69,16 +80,16 @@ def serve() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         asked = json.loads(line)
-        if "limit" in asked:
-            import resource
         port, ranks = free_port(), []
         for rank in range(asked["world"]):
             ranks.append(os.fork())
             if not ranks[-1]:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                if "limit" in asked:
+                if asked.get("limit"):
+                    import resource
+
                     resource.setrlimit(resource.RLIMIT_FSIZE, (asked["limit"], asked["limit"]))
-                _rank(asked["folder"], asked["words"], rank, asked["world"], port, asked["log"])
+                _rank(asked, rank, port)
         print(json.dumps({"ranks": ranks}), flush=True)
         codes: dict[int, int] = {}
         failed = 0.0
@@ -124,20 +135,63 @@ class Forks:
         self.process.stdin.flush()
         return list(self._answer()["ranks"])
 
-    def ended(self) -> list[int]:
-        """Waits for the job; exit codes by rank, negative ones are signals."""
+    def ended(self, seconds: float | None = None) -> list[int] | None:
+        """Waits for the job, at most so long; exit codes by rank, negative ones are signals; None while it runs."""
+        assert self.process.stdout is not None
+        if seconds is not None and not select.select([self.process.stdout], [], [], seconds)[0]:
+            return None
         return list(self._answer()["codes"])
 
     def run(self, folder: Path, world: int, words: list[str], log: Path, **more: Any) -> list[int]:
         """A job from its start to its end."""
         self.start(folder, world, words, log, **more)
-        return self.ended()
+        return self.ended() or []
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the process that forks ranks has ended"
         return dict(json.loads(line))
+
+
+class ForkedGroup:
+    """A job of forked ranks as an attempt of the loop of ``plan run``."""
+
+    def __init__(self, forks: Forks, folder: Path, world: int, log: Path, words: list[str], **more: Any) -> None:
+        self.forks, self.log, self.struck, self._seen = forks, log, 0, 0
+        self._codes: list[int] | None = None
+        log.write_bytes(b"")
+        self.ranks = forks.start(folder, world, words, log, **more)
+
+    @property
+    def code(self) -> int | None:
+        """The first exit code that is not 0; None while ranks run."""
+        if self._codes is None:
+            self._codes = self.forks.ended(0)
+        return None if self._codes is None else next((one for one in self._codes if one), 0)
+
+    def lines(self) -> list[str]:
+        """Whole lines since the last call."""
+        over = self.code is not None
+        new = self.log.read_bytes()[self._seen :]
+        end = len(new) if over else new.rfind(b"\n") + 1
+        self._seen += end
+        return new[:end].decode().splitlines()
+
+    def ask(self) -> None:
+        """SIGTERM to every rank."""
+        self._signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """SIGKILL to every rank that is left, until all have ended."""
+        while self.code is None:
+            self._signal(signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 if __name__ == "__main__":
