@@ -187,11 +187,13 @@ def run_job(
 # ------------------------------------------------------------------------------------------------ what is done to them
 
 
-def kill_one(chance: random.Random, longest: float) -> Strike:
-    """SIGKILL of any rank at any moment of so many seconds after its start."""
-    moment, place = chance.uniform(0.0, longest), chance.random()
+def kill_one(chance: random.Random, longest: float, starting: float = 0.25) -> Strike:
+    """SIGKILL of any rank at any moment of so many seconds after its first step; of a share of them after its start."""
+    moment, place, early = chance.uniform(0.0, longest), chance.random(), chance.random() < starting
 
-    def strike(group: ForkedGroup, _: Path) -> None:
+    def strike(group: ForkedGroup, log: Path) -> None:
+        while not early and group.code is None and not re.search("^step", log.read_text(), re.M):
+            time.sleep(0.01)
         time.sleep(moment)
         if group.code is None:
             kill(group, int(place * len(group.ranks)))

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.lab.launch.torchrun import MARK, end_all
+from planner import library
+from planner.lab.launch.torchrun import MARK, end_all, end_marked
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN"}
 """Of the ranks, where the user has not set them."""
+MARKED = re.compile(r"(?:[0-9a-f]{16})+")
 POLL = 0.1
 """Seconds between two looks at the processes."""
 
@@ -51,8 +55,14 @@ class Attempt:
     """A group of processes that trains, and what it prints."""
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
-        """Starts it; both streams go to ``log``. Raises OSError."""
+        """Starts it; both streams go to ``log``. What an attempt in the same folder has left behind, whose plan run was killed, is
+        ended first. Raises OSError."""
         self._mark = f"{os.environ.get(MARK, '')}{os.urandom(8).hex()}"
+        running = log.with_name(f"running-{socket.gethostname()}")
+        with contextlib.suppress(OSError):
+            if MARKED.fullmatch(before := running.read_text()):
+                end_marked(before)
+        library.write_whole(running, self._mark)
         self.log, self._seen = log, 0
         with log.open("wb") as file:
             self.process = subprocess.Popen(

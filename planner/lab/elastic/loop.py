@@ -6,6 +6,7 @@ checkpoints) saves and reshards, the search has planned every world before.
 
 import contextlib
 import json
+import re
 import signal
 import threading
 import time
@@ -27,6 +28,10 @@ LOOK = 5.0
 """Seconds between two questions how many GPUs there are."""
 AGAIN = 3.0
 """Seconds before the next attempt after a failure, times the failures in a row."""
+UNWRITABLE = "checkpoints cannot be written"
+"""Beginning of the sentence with which the PyTorch script ends because of its storage."""
+ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+"""Of torchrun's report: rank and exit code of the one that failed first."""
 SHOWN = ("step ", "checkpoint ", "resumed ", "stopped ", "finished ", "pipeline rank")
 """Beginnings of lines of the PyTorch script that are its progress."""
 
@@ -162,6 +167,8 @@ def keep_training(job: Job, say: Callable[[str], object]) -> int:
             if ended.why == "changed":
                 say(f"{ended.words}: {_where(ended)}")
                 continue
+            if ended.words.startswith(UNWRITABLE):  # trying again would lose as much again
+                raise PlannerError(ended.words)
             failures = 1 if (ended.last_step or 0) > best else failures + 1
             best = max(best, ended.last_step or 0)
             say(f"attempt {number} {ended.why}: {ended.words}")
@@ -204,9 +211,13 @@ def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str],
     finally:
         group.end()
     ended.seconds = time.monotonic() - begun
-    if not ended.why:
-        ended.why = "failed" if group.code or _stopped_early(text) else "finished"
-        ended.words = ended.words or cause(text) or f"exit code {group.code}"
+    if not group.code and (_said(text, "finished at step") or not (ended.why or _said(text, "stopped at step"))):
+        ended.why = "finished"  # also where it came to its end while it was asked to stop
+    elif not ended.why and said.why:  # the ranks heard it as soon as this process
+        ended.why, ended.words = said.why, said.words
+    elif not ended.why:
+        ended.why = "failed" if group.code else "changed"
+        ended.words = why_failed(text, group.code) if group.code else "its ranks were told to stop, not here"
     return ended
 
 
@@ -261,9 +272,22 @@ def _to_stop(job: Job, said: Signals, gpus: int, look: bool) -> tuple[str, str] 
     return None
 
 
-def _stopped_early(text: str) -> bool:
-    """Ended in order without being at its end: somebody else sent its ranks a signal."""
-    return any(line.startswith("stopped at step") for line in text.splitlines()[-50:])
+def why_failed(text: str, code: int) -> str:
+    """Why an attempt ended: the sentence of its saves, the signal that ended the rank that torchrun names first, its exception."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"torchrun was ended by {signal.Signals(-code).name}"
+    said = next((line for line in text.splitlines() if line.startswith(UNWRITABLE)), "")
+    root = ROOT_CAUSE.search(text)
+    if not said and root is not None and int(root[2]) < 0:
+        with contextlib.suppress(ValueError):
+            return f"rank {root[1]} was ended by {signal.Signals(-int(root[2])).name}"
+    return said or cause(text) or f"exit code {code}"
+
+
+def _said(text: str, words: str) -> bool:
+    """Whether one of the last lines begins so."""
+    return any(line.startswith(words) for line in text.splitlines()[-50:])
 
 
 def _where(ended: Ended) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import socket
@@ -103,6 +104,7 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     meeting, ranks, counts = _counts(asked)
     grace, silence, first = (_time(getattr(asked, name), name) for name in ("grace", "silence", "first_step"))
     silence = max(silence, PREDICTED * plan.prediction.step_time_s)
+    several = meeting.most > 1  # rank 0, which prints the steps, may be on another node: then the ranks' own limit ends a hang
     cluster = read_cluster(asked.cluster) if asked.cluster is not None else None
     interval = _interval(asked, cluster, ranks)
     worlds, missing = worlds_of(plan, counts, adapter, say)
@@ -120,9 +122,9 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     job = Job(
         worlds=worlds, start=start, folder=folder, adapter=adapter, gpus=gpus_here(asked.world, ranks),
         watched=asked.world is not None, notice=taken_away(asked.notice, NOTICE_EVERY), meeting=meeting, grace=grace,
-        first=first + silence, silence=silence, restarts=asked.restarts,
+        first=math.inf if several else first + silence, silence=math.inf if several else silence, restarts=asked.restarts,
     )  # fmt: skip
-    lines = [*_about(worlds, missing, adapter), _saved(asked, interval, checkpoints), _limits(job)]
+    lines = [*_about(worlds, missing, adapter), _saved(asked, interval, checkpoints), _limits(job, silence)]
     return Ready(job=job, ranks=ranks, lines=lines)
 
 
@@ -191,8 +193,9 @@ def _saved(asked: Asked, interval: Interval, checkpoints: Path) -> str:
     return f"checkpoints: {how}, the last {asked.keep} whole ones stay in {checkpoints}"
 
 
-def _limits(job: Job) -> str:
-    return (
-        f"limits: first step within {format_seconds(job.first)}, each further one within {format_seconds(job.silence)}, saved "
-        f"within {format_seconds(job.grace)} of a notice, {job.restarts} failures in a row without a step more"
-    )
+def _limits(job: Job, timeout: float) -> str:
+    steps = f"first step within {format_seconds(job.first)}, each further one within {format_seconds(timeout)}"
+    if not math.isfinite(job.first):
+        steps = f"ranks wait {format_seconds(timeout)} for each other"
+    saved = f"saved within {format_seconds(job.grace)} of a notice"
+    return f"limits: {steps}, {saved}, {job.restarts} failures in a row without progress"

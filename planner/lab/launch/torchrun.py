@@ -228,6 +228,11 @@ def end_all(process: subprocess.Popen[bytes], mark: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    end_marked(mark)
+
+
+def end_marked(mark: str) -> None:
+    """End by force everything that carries a mark."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
