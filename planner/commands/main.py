@@ -28,6 +28,10 @@ COMMANDS = {
         "questions.doctor.command",
         "What was measured against a plan: what would explain the gap, and the check that shows it.",
     ),
+    "reshape": ("questions.reshape.command", "The best plan on another number of GPUs, the move counted."),
+    "resilience": (
+        "questions.resilience.command", "What failures cost: when to save, goodput, spares, the best answer to a failure.",
+    ),
     "export": ("commands.plans", "Write a plan as a folder that a trainer runs."),
     "import": ("commands.plans", "Read a trainer's configuration as a plan."),
     "profile": ("lab.profile.command", "Measure this machine and write a hardware profile."),

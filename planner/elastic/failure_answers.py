@@ -142,7 +142,7 @@ def replica_answer(job: ElasticJob, repair: float, away: float, groups: int, ste
     shares = group_shares(step_time=step_time, mtbf=job.mtbf, groups=groups, away=away, missing=lacking)
     slower = shares["work"] * (1.0 - min(job.step_time / step_time, 1.0))
     shares["slower"], shares["work"] = slower, shares["work"] - slower
-    note = f"{groups} groups; the batch is smaller while a group is away; states in each group, {step_time / job.step_time:.2f} x step"
+    note = f"{groups} groups, states in each: {step_time / job.step_time:.2f} x step; the batch is smaller while one is away"
     return FailureAnswer(key="replica_groups", shares=shares, restart=away, note=note)
 
 
@@ -158,7 +158,8 @@ def reroute_answer(job: ElasticJob, repair: float, away: float) -> FailureAnswer
     if pp == 1 or dp == 1:
         return FailureAnswer(key="reroute", shares={}, why_not=f"needs stages and replicas; the plan has pp {pp} and dp {dp}")
     if int(layout.zero) > 0 and int(np.max(layout.shard)) == dp:
-        return FailureAnswer(key="reroute", shares={}, why_not=f"zero {int(layout.zero)} keeps one copy of the optimizer states only")
+        why_not = f"zero {int(layout.zero)} keeps only one copy of the optimizer states"
+        return FailureAnswer(key="reroute", shares={}, why_not=why_not)
     missing = missing_nodes(job, repair)
     lost = np.minimum(np.ceil(np.arange(len(missing)) / pp), dp)
     with np.errstate(divide="ignore"):

@@ -134,7 +134,7 @@ def constants() -> Constants:
     found: dict[str, Any] = {}
     for group, kind in (("constants", _Time), ("rates", _Rate)):
         for name, one in schema.mapping(data.get(group), f"{path.name}: {group}").items():
-            read = schema.read(kind, one, f"{path.name}: {group} {name}")
+            read: Any = schema.read(kind, one, f"{path.name}: {group} {name}")
             found[name] = Constant(value=read.value, source=read.source)
     fields, _ = schema.fields_of(Constants)
     schema.check_keys(found, fields, path.name, required=fields)

@@ -71,10 +71,7 @@ def saved_of(workload: Workload, trainer: Trainer) -> Saved:
         slots = slots * (float(held.adapters[0, 0]) / float(slots.sum()))
     else:
         weights = float(base_bytes_of(workload, trainer))
-    states = trainer.states_of(workload.optimizer)
-    if workload.precision == "fp16":
-        states += trainer.stored.fp16_gradient_bytes[1]
-    return Saved(slots=slots, bytes_each={"weights": weights, "optimizer_states": float(states)})
+    return Saved(slots=slots, bytes_each={"weights": weights, "optimizer_states": float(trainer.states_of(workload.optimizer))})
 
 
 def base_bytes_of(workload: Workload, trainer: Trainer) -> float:
@@ -239,6 +236,12 @@ class Item:
             factor *= met / before
         return np.asarray((self.new.stages @ self.slots)[self.new.stage] * factor)
 
+    @property
+    def copies(self) -> float:
+        """Ranks of the new layout that hold the same box."""
+        distinct = int(self.new.layout.pp) * np.prod([n for _, n in self.codes[0]])
+        return float(self.new.ranks / distinct)
+
     def boxes(self) -> Ints:
         """Number of the box that every old rank holds; equal numbers are copies."""
         number = self.old.stage.astype(np.int64)
@@ -246,12 +249,30 @@ class Item:
             number = number * n + index
         return number
 
+    @cached_property
+    def overlaps(self) -> tuple[Floats, ...]:
+        """Along every axis the part of a tensor that two intervals share, (new, old)."""
+        return tuple(interval_overlaps(n, before) for (_, n), (_, before) in zip(*self.codes, strict=True))
+
+    @property
+    def old_part(self) -> float:
+        """Part of a tensor that an old rank holds."""
+        return float(np.prod([1.0 / n for _, n in self.codes[1]]))
+
+    def parts(self, new: Ints, old: Ints) -> Floats:
+        """Part of each tensor that some new ranks' boxes share with some old ranks' boxes, layers aside, (new, old)."""
+        found = np.ones((len(new), len(old)))
+        for (index, _), (where, _), shared in zip(*self.codes, self.overlaps, strict=True):
+            found *= shared[index[new][:, None], where[old][None, :]]
+        return found
+
+    def layers(self, new: Ints, old: Ints) -> Floats:
+        """Bytes of the layers, whole, that some new ranks have together with some old ranks, (new, old)."""
+        return np.asarray(self.stage_overlaps[self.new.stage[new][:, None], self.old.stage[old][None, :]])
+
     def meets(self, new: Ints, old: Ints) -> Floats:
         """Bytes that some new ranks' boxes share with some old ranks' boxes, (new, old)."""
-        found = self.stage_overlaps[self.new.stage[new][:, None], self.old.stage[old][None, :]]
-        for (index, n), (where, before) in zip(*self.codes, strict=True):
-            found = found * interval_overlaps(n, before)[index[new][:, None], where[old][None, :]]
-        return np.asarray(found)
+        return self.layers(new, old) * self.parts(new, old)
 
 
 def items_of(saved: Saved, new: Places, old: Places) -> list[Item]:
