@@ -152,9 +152,9 @@ def run_job(
     worlds = {plan.num_gpus: World(plan=plan, changed="") for plan in plans}
     words = ("train.py", "--device", "cpu", "--double", "--steps", str(steps))
 
-    def line(_: Plan) -> str:
+    def line(*_: Any) -> str:
         saving = Saving(folder=str(folder / "checkpoints"), interval=0.0, steps=every, step_time=1.0, keep=2, timeout=30.0)
-        return command_line(adapter, words, saving)
+        return command_line(adapter, words, (), saving)
 
     start = write_worlds(worlds, folder / "worlds", adapter, line)
     threads: list[threading.Thread] = []
@@ -163,7 +163,7 @@ def run_job(
         limit = more.get("limit") if len(threads) < strikes else None
         sleep = more.get("sleep", 0.0)
         group = ForkedGroup(
-            forks, folder / "worlds" / str(ranks), ranks, log, shlex.split(line(plans[0])), limit=limit, sleep=sleep
+            forks, folder / "worlds" / str(ranks), ranks, log, shlex.split(line()), limit=limit, sleep=sleep
         )
         trial.groups.append(group)
         if len(threads) < strikes:

@@ -34,8 +34,8 @@ class Meeting:
     """HOST:PORT of the node that keeps the rendezvous; port 0 = a free one of this node."""
     name: str = "plan-run"
     """Of the job; the same on all nodes."""
-    restarts: int = 1000
-    """Times that torchrun meets anew after a failure, where there are several nodes."""
+    restarts: int = 3
+    """Times that torchrun itself meets anew after a failure, where there are several nodes."""
 
 
 def torchrun(meeting: Meeting, ranks: int, start: Path, grace: float) -> list[str]:

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.lab.elastic.inert_pickle import Record, read_pickle, tensor_of
 from planner.trainers.pytorch.good_checkpoints import MARKER, torn
+from planner.units import format_bytes
 
 DCP, MEGATRON, MEGATRON_TORCH, DEEPSPEED, UNIVERSAL, SAFETENSORS = (
     "torch.distributed.checkpoint", "Megatron torch_dist", "Megatron torch", "DeepSpeed", "DeepSpeed universal", "safetensors"
@@ -99,6 +100,21 @@ def recognise(folder: Path) -> CheckpointFolder:
         f"{folder} holds no checkpoint that is known: no .metadata (torch.distributed.checkpoint), no "
         "latest_checkpointed_iteration.txt (Megatron), no latest or global_step* (DeepSpeed), no *.safetensors"
     )
+
+
+def held_by(folder: Path, say: Callable[[str], object]) -> tuple[float, int | None]:
+    """(bytes of weights and states, step) of the newest checkpoint of a folder; ``say`` gets a line about it. Raises PlannerError
+    where it is torn, or holds tensors of no size."""
+    found = recognise(folder)
+    if found.problem:
+        raise PlannerError(f"{found.path} is torn: {found.problem}; give a whole checkpoint")
+    held = float(sum(one.size for one in found.tensors.values()))
+    size = held if found.kind in (DCP, MEGATRON, UNIVERSAL) and held else float(found.size)  # else of its files
+    if size <= 0:
+        raise PlannerError(f"{found.path} holds no bytes")
+    degrees = "".join(f", {name} {count}" for name, count in found.degrees.items())
+    say(f"{found.path}: {found.kind}, {len(found.tensors)} tensors, {format_bytes(size)}{degrees}")
+    return size, found.step
 
 
 def _size(folder: Path) -> int:

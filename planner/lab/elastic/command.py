@@ -73,8 +73,8 @@ def run(file: Path, command: tuple[str, ...], folder: Path, print_commands: bool
         ranks = ready.ranks
         click.echo("starts " + " ".join(["torchrun", *torchrun(job.meeting, ranks, job.start, job.grace)[3:]]))
         for gpus, world in sorted(job.worlds.items()):
-            text = (job.start.parent / str(gpus) / "rank.sh").read_text(encoding="utf-8").splitlines()[-1]
-            click.echo(f"each of {gpus} ranks ({world.words}): {text.removeprefix('exec ')}")
+            text = (job.start.parent / str(gpus) / "rank.sh").read_text(encoding="utf-8").partition("\nexec ")[2]
+            click.echo(f"each of {gpus} ranks ({world.words}): {' '.join(text.replace(chr(92), ' ').split())}")
         return
     with ready.alone():
         code = keep_training(job, lambda line: click.echo(line, err=False))

@@ -40,8 +40,8 @@ class Adapter:
 
     target: str
     """Its target of ``plan export``."""
-    program: tuple[str, ...]
-    """What torchrun starts when the user names no command."""
+    program_words: int
+    """Words of a command that name its program."""
     layout: tuple[str, ...]
     """Words that take the split from the exported folder."""
     saving: Callable[[Saving], dict[str, str | None]]
@@ -64,7 +64,7 @@ def _pytorch(one: Saving) -> dict[str, str | None]:
 
 def _megatron(one: Saving) -> dict[str, str | None]:
     return {"--save": one.folder, "--load": one.folder, "--save-interval": str(one.every), "--ckpt-format": "torch_dist",
-            "--async-save": None, "--exit-signal-handler": None,
+            "--dist-ckpt-optim-fully-reshardable": None, "--async-save": None, "--exit-signal-handler": None,
             "--distributed-timeout-minutes": str(math.ceil(one.timeout / 60))}  # fmt: skip
 
 
@@ -77,17 +77,17 @@ ADAPTERS = {
     one.target: one
     for one in (
         Adapter(
-            target="pytorch", program=("train.py",), layout=("--plan", "plan.json"), saving=_pytorch,
+            target="pytorch", program_words=1, layout=("--plan", "plan.json"), saving=_pytorch,
             step=re.compile(r"^step (\d+) loss"), steps="--steps", stops=True, reshards_data=True,
         ),
         # consumed_train_samples of the checkpoint gives the data position  [Megatron-LM, training/checkpointing.py]
         Adapter(
-            target="megatron", program=("$MEGATRON_LM/pretrain_gpt.py",), layout=("${ARGUMENTS[@]}",), saving=_megatron,
+            target="megatron", program_words=1, layout=("${ARGUMENTS[@]}",), saving=_megatron,
             step=re.compile(r"iteration\s+(\d+)\s*/"), steps="--train-iters", stops=True, reshards_data=True,
         ),
         # "dataloader resharding is not supported yet"  [torchtitan, components/dataloader.py]; no handler of SIGTERM
         Adapter(
-            target="torchtitan", program=("-m", "torchtitan.train"), layout=("--module", "plan_config", "--config", "plan"),
+            target="torchtitan", program_words=2, layout=("--module", "plan_config", "--config", "plan"),
             saving=_torchtitan, step=re.compile(r"\bstep:\s*(\d+)"), steps="--training.steps", stops=False, reshards_data=False,
         ),
     )
@@ -119,13 +119,15 @@ def adapter_of(command: Sequence[str], trainer: str, target: str | None = None) 
     )
 
 
-def command_line(adapter: Adapter, command: Sequence[str], saving: Saving) -> str:
+def command_line(adapter: Adapter, command: Sequence[str], entry: Sequence[str], saving: Saving) -> str:
     """A line of bash: the program, the words that take the split from the exported folder and name its variables, the flags
-    for checkpoints, the user's own words as they are. A flag that the user gives stays as given."""
-    size = len(adapter.program)
-    rest = tuple(command[size:])
+    for checkpoints, the user's own words as they are. A flag that the user gives stays as given. Without a command the
+    ``entry`` of the export takes the place of the program and its words."""
+    rest = tuple(command[adapter.program_words :])
     given = {one.split("=")[0] for one in rest}
     more = [word for flag, value in adapter.saving(saving).items() if flag not in given
             for word in ((flag,) if value is None else (flag, value))]  # fmt: skip
-    program = shlex.join(command[:size]) if command else shell_command(adapter.program)
+    if not command:
+        return f"{shell_command(entry)} {shlex.join(more)}"
+    program = shlex.join(command[: adapter.program_words])
     return f"{program} {shell_command(adapter.layout)} {shlex.join([*more, *rest])}"

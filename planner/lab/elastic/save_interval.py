@@ -1,13 +1,11 @@
-"""How often ``plan run`` saves: Daly's interval for what one save of this plan stalls, and for how often its nodes fail."""
+"""How often ``plan run`` saves: the interval of ``plan resilience`` for the plan, where it runs."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.cluster_file import ClusterFile, Storage
+from planner.cluster_file import ClusterFile
 from planner.costs import HOUR
-from planner.elastic.checkpoints import best_interval, save_times
-from planner.elastic.failure_rates import constants, node_mtbf
-from planner.elastic.shards import saved_of
+from planner.elastic.elastic_job import ElasticJob, surroundings_of
+from planner.elastic.failure_answers import interval_of
 from planner.plan_file import Plan
 from planner.units import format_bytes, format_seconds
 
@@ -17,29 +15,19 @@ class Interval:
     """Time between two saves."""
 
     seconds: float
-    """From the start of one to the start of the next."""
+    """From the end of one stall to the start of the next."""
     why: str
     """Where it comes from."""
 
 
-def interval_of(plan: Plan, cluster: ClusterFile | None, mtbf: float | None, ranks: int) -> Interval:
-    """The interval of a plan, of ``ranks`` ranks on each node: ``best_interval`` of asynchronous saves.
-
-    ``mtbf``: seconds between failures of one node; None = the cluster file's, else a published rate. Storage: the cluster file's,
-    else each node reaches the rate of profiles/elastic.yaml. Failures of nodes are independent: M of the job is that of a node over
-    the nodes.
-    """
-    known, nodes = constants(), math.ceil(plan.num_gpus / ranks)
-    said = min((one.mtbf for one in cluster.nodes if one.mtbf), default=None) if cluster is not None else None
-    rate = mtbf or said or node_mtbf(plan.cluster().hardware).seconds
-    each = known.storage_node.value
-    storage = cluster.storage if cluster is not None and cluster.storage is not None else None
-    storage = storage or Storage(read=each * nodes, write=each * nodes, per_node=each)
-    size = saved_of(plan.workload, plan.load_trainer()).size
-    times = save_times(size, storage, ranks=plan.num_gpus, node_ranks=ranks, copy=known.host_copy.value)
-    seconds = best_interval(times, rate / nodes, plan.prediction.step_time_s)
+def best_interval_of(plan: Plan, cluster: ClusterFile | None, mtbf: float | None) -> Interval:
+    """Daly's interval for asynchronous saves. ``mtbf``: seconds between failures of one node; None = the cluster file's, else a
+    published rate."""
+    around = surroundings_of(cluster, plan.cluster().hardware)
+    job = ElasticJob(plan=plan, around=around if mtbf is None else replace(around, mtbf=mtbf))
+    stall, behind = format_seconds(job.times.stall), format_seconds(job.times.behind)
     why = (
-        f"Daly's for a failure of the job every {rate / nodes / HOUR:.3g} h: a checkpoint has {format_bytes(size)}, stalls "
-        f"{format_seconds(times.stall)} and is whole {format_seconds(times.behind)} later"
+        f"Daly's for a failure of the job every {job.mtbf / HOUR:,.0f} h ({job.node_mtbf.why}): a checkpoint has "
+        f"{format_bytes(job.saved.size)}, stalls {stall} and is whole {behind} later"
     )
-    return Interval(seconds=seconds, why=why)
+    return Interval(seconds=interval_of(job), why=why)

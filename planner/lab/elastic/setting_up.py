@@ -6,8 +6,8 @@ import math
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner import library
@@ -17,7 +17,7 @@ from planner.lab.elastic.attempt import Meeting
 from planner.lab.elastic.loop import Job
 from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import Adapter, Saving, adapter_of, command_line
-from planner.lab.elastic.save_interval import Interval, interval_of
+from planner.lab.elastic.save_interval import Interval, best_interval_of
 from planner.lab.elastic.worlds import World, worlds_of, write_worlds
 from planner.plan_file import Plan
 from planner.units import format_seconds, parse
@@ -101,22 +101,23 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     """Plans, exports and limits. Raises PlannerError before anything is started."""
     plan = asked.plan
     adapter = adapter_of(asked.command, plan.load_trainer().name, asked.target)
+    command = _found_program(asked.command)
     meeting, ranks, counts = _counts(asked)
     grace, silence, first = (_time(getattr(asked, name), name) for name in ("grace", "silence", "first_step"))
     silence = max(silence, PREDICTED * plan.prediction.step_time_s)
     several = meeting.most > 1  # rank 0, which prints the steps, may be on another node: then the ranks' own limit ends a hang
     cluster = read_cluster(asked.cluster) if asked.cluster is not None else None
-    interval = _interval(asked, cluster, ranks)
+    interval = _interval(asked, cluster)
     worlds, missing = worlds_of(plan, counts, adapter, say)
+    meeting = _met(meeting, ranks, worlds, missing)
     folder = asked.folder.resolve()
     checkpoints = (asked.checkpoints or folder / "checkpoints").resolve()
     _make(folder, checkpoints)
-    command = _found_program(asked.command)
 
-    def line(one: Plan) -> str:
+    def line(one: Plan, entry: Sequence[str]) -> str:
         saving = Saving(folder=os.fspath(checkpoints), interval=interval.seconds, steps=asked.every, keep=asked.keep,
                         step_time=one.prediction.step_time_s, timeout=silence)  # fmt: skip
-        return command_line(adapter, command, saving)
+        return command_line(adapter, command, entry, saving)
 
     start = write_worlds(worlds, folder / "worlds", adapter, line)
     job = Job(
@@ -144,19 +145,33 @@ def _counts(asked: Asked) -> tuple[Meeting, int, list[int]]:
     ranks = asked.nproc_per_node or min(int(asked.plan.cluster().hardware.gpus_per_node), gpus)
     if most - least >= MOST_WORLDS:
         raise PlannerError(f"--nnodes {asked.nnodes}: {most - least + 1} plans are too many; at most {MOST_WORLDS}")
-    meeting = Meeting(least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id)
+    meeting = Meeting(
+        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, restarts=asked.restarts
+    )
     return meeting, ranks, [ranks * nodes for nodes in range(least, most + 1)]
+
+
+def _met(meeting: Meeting, ranks: int, worlds: dict[int, World], missing: list[str]) -> Meeting:
+    """Several nodes go on with so many of them that each number up to the most has a plan. Raises PlannerError."""
+    if meeting.most == 1:
+        return meeting
+    least = meeting.most + 1
+    while least > meeting.least and ranks * (least - 1) in worlds:
+        least -= 1
+    if least > meeting.most:
+        raise PlannerError(f"{meeting.most} nodes of {ranks} ranks have no plan: {'; '.join(missing)}")
+    return replace(meeting, least=least)
 
 
 def _time(text: str, name: str) -> float:
     return parse(text, "seconds", what=f"--{name.replace('_', '-')}", like="90s or 20min")
 
 
-def _interval(asked: Asked, cluster: ClusterFile | None, ranks: int) -> Interval:
+def _interval(asked: Asked, cluster: ClusterFile | None) -> Interval:
     mtbf = _time(asked.mtbf, "mtbf") if asked.mtbf else None
     if asked.interval != "auto":
         return Interval(seconds=_time(asked.interval, "interval"), why="as asked for")
-    return interval_of(asked.plan, cluster, mtbf, ranks)
+    return best_interval_of(asked.plan, cluster, mtbf)
 
 
 def _make(*folders: Path) -> None:

@@ -4,16 +4,21 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner import library
+from planner.cost.estimate import Estimate
+from planner.elastic.moves import nesting
+from planner.elastic.reshape import EQUAL
+from planner.elastic.shards import places_of, places_of_plan
 from planner.errors import PlannerError
 from planner.lab.elastic.run_flags import Adapter
+from planner.layout import Layout
 from planner.plan_file import Plan, predict
 from planner.questions.best_plan import best_of, on_cluster, resolved_of
-from planner.search import Pins
+from planner.search import Finding, Pins
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import refusals_of
 from planner.trainers.bundle.target import ExportJob
@@ -87,7 +92,7 @@ def replanned(plan: Plan, gpus: int, adapter: Adapter) -> tuple[Plan | None, str
         kept = "" if adapter.reshards_data else f"; {adapter.target} reads its data on with the same dp only, here {plan.layout.dp}"
         return None, best.why_not + kept
     reasons: list[str] = []
-    for layout, estimate in zip(best.finding.layouts, best.finding.estimates, strict=True):
+    for layout, estimate in _nesting_first(plan, best.finding):
         prediction = predict(estimate, best.resolved.job, best.resolved.kind)
         other = dataclasses.replace(plan, num_gpus=gpus, layout=layout, prediction=prediction, why="")
         reasons = refusals_of(target, ExportJob.of(other))
@@ -96,20 +101,35 @@ def replanned(plan: Plan, gpus: int, adapter: Adapter) -> tuple[Plan | None, str
     return None, f"{target.name} cannot run the best plans: {'; '.join(reasons)}"
 
 
+def _nesting_first(plan: Plan, found: Finding) -> list[tuple[Layout, Estimate]]:
+    """Fastest first; of those within EQUAL of the fastest, layouts whose shards nest with the plan's: they are read once."""
+    old, trainer = places_of_plan(plan), plan.load_trainer()
+    pairs = list(zip(found.layouts, found.estimates, strict=True))
+    most = (1.0 + EQUAL) * float(found.estimates[0].step_time[0])
+
+    def place(pair: tuple[Layout, Estimate]) -> bool:
+        nests = nesting(old, places_of(plan.workload, trainer, pair[0]))
+        return float(pair[1].step_time[0]) > most or not all(nests.values())
+
+    return sorted(pairs, key=place)
+
+
 def _changes(old: Plan, new: Plan) -> str:
     before, after = old.layout.to_dict(), new.layout.to_dict()
     return ", ".join(f"{name} {after[name]} instead of {before[name]}" for name in after if after[name] != before.get(name))
 
 
-def write_worlds(worlds: dict[int, World], folder: Path, adapter: Adapter, command: Callable[[Plan], str]) -> Path:
-    """Exports every plan to ``folder``/GPUs; the script that torchrun starts for each rank. ``command``: the line of a plan that
-    starts its program. Raises PlannerError."""
+def write_worlds(
+    worlds: dict[int, World], folder: Path, adapter: Adapter, command: Callable[[Plan, Sequence[str]], str]
+) -> Path:
+    """Exports every plan to ``folder``/GPUs; the script that torchrun starts for each rank. ``command``: the line that starts the
+    program, of a plan and the entry of its export. Raises PlannerError."""
     target = load_target(adapter.target)
     for gpus, world in worlds.items():
         job = ExportJob.of(world.plan)
         bundle = make_bundle(target, job, "torchrun")
         prepare = "\n".join(bundle.rendered.prepare)
-        rank = RANK.format(prepare=prepare, python=shlex.quote(sys.executable), command=command(world.plan))
+        rank = RANK.format(prepare=prepare, python=shlex.quote(sys.executable), command=command(world.plan, bundle.rendered.entry))
         write_bundle(dataclasses.replace(bundle, files={**bundle.files, "rank.sh": rank}), folder / str(gpus), force=True)
     known = ", ".join(map(str, sorted(worlds)))
     library.write_whole(folder / "start.sh", START.format(folder=shlex.quote(os.fspath(folder.resolve())), known=known))
