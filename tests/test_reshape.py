@@ -14,9 +14,9 @@ import planner
 from planner.commands.main import main
 from planner.cost.parameters import total_parameters
 from planner.elastic.elastic_job import ElasticJob, Surroundings, load_seconds
+from planner.elastic.engine_recipes import recipe_of, recipes
 from planner.elastic.move_costs import exchange_seconds
 from planner.elastic.moves import Move, move_of, nesting
-from planner.elastic.recipes import recipe_of, recipes
 from planner.elastic.shards import KINDS, Places, interval_overlaps, items_of, places_of, saved_of
 from planner.errors import PlannerError
 from planner.layout import Layout
@@ -81,7 +81,8 @@ LAYOUTS = (
     {"tp": 2, "dp": 4, "zero": 3, "dp_shard": 2}, {"tp": 2, "pp": 2, "dp": 2, "cp": 2, "zero": 1},
 )  # fmt: skip
 EXPERT = (
-    {"tp": 2, "pp": 2, "dp": 2, "ep": 4, "zero": 1}, {"tp": 4, "dp": 3, "ep": 2, "etp": 2, "zero": 1}, {"dp": 8, "ep": 8, "zero": 1},
+    {"tp": 2, "pp": 2, "dp": 2, "ep": 4, "zero": 1}, {"tp": 4, "dp": 3, "ep": 2, "etp": 2, "zero": 1},
+    {"dp": 8, "ep": 8, "zero": 1},
 )  # fmt: skip
 
 

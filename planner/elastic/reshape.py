@@ -9,10 +9,10 @@ from typing import Any
 from planner.costs import DAY
 from planner.elastic.best_layout import Found, choices, resolved_plan
 from planner.elastic.elastic_job import ElasticJob
+from planner.elastic.engine_recipes import Recipe, recipe_of
 from planner.elastic.failure_answers import interval_of
 from planner.elastic.move_costs import Way, ways_of
 from planner.elastic.moves import Move, move_of, nesting
-from planner.elastic.recipes import Recipe, recipe_of
 from planner.elastic.shards import places_of
 from planner.errors import PlannerError
 from planner.explain import layout_text

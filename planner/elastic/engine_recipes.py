@@ -43,7 +43,7 @@ class Recipe:
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """All recipes. Raises PlannerError."""
-    path = Path(__file__).with_name("recipes.yaml")
+    path = Path(__file__).with_name("engine_recipes.yaml")
     found: tuple[Recipe, ...] = schema.value_of(tuple[Recipe, ...], library.read_yaml(path).get("recipes"), path.name, "recipes")
     return found
 
