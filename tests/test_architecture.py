@@ -65,7 +65,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "questions.report. questions.doctor."),
     (6, "questions.serve. questions.measured. questions.resilience."),
     (6, "questions.reshape. questions.watch."),
-    (7, "lab.run. lab.first_day."),
+    (7, "lab.run. lab.first_day. lab.elastic."),
     (7, "api."),
     (7, "commands. __init__"),
     (7, "__main__"),

@@ -183,14 +183,20 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
     """The best plan on another number of GPUs, the move counted: ``reshape("run.yaml", gpus=48, drain="120s")``.
 
     Keywords are the flags of ``plan reshape``: ``gpus`` or ``nodes``, ``drain``, ``lost``, ``remaining``, ``step``, ``mtbf``,
-    ``synchronous`` and a ``cluster`` file. Raises PlannerError.
+    ``synchronous``, a ``cluster`` file, and ``checkpoint``, a folder whose real bytes and step count. Raises PlannerError.
     """
     from planner.elastic.elastic_job import ElasticJob
     from planner.elastic.reshape import REMAINING, Wanted
     from planner.elastic.reshape import reshape as answer
 
-    require_known("reshape", said, ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster"))
-    file = _plan(plan)
+    known = ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster", "checkpoint")
+    require_known("reshape", said, known)
+    file, size = _plan(plan), None
+    if said.get("checkpoint") is not None:
+        from planner.lab.elastic.checkpoint_folder import held_by
+
+        size, step = held_by(Path(said["checkpoint"]), progress)
+        said["step"] = step if said.get("step") is None else said["step"]
     for flag in ("gpus", "nodes", "step"):
         value, least = said.get(flag), 0 if flag == "step" else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**21):
@@ -204,7 +210,7 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
         gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
         remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
     )  # fmt: skip
-    return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said)), wanted, progress), gpus)
+    return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress), gpus)
 
 
 def watch(plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, **said: Any) -> Answer[Watched]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "import": ("commands.plans", "Read a trainer's configuration as a plan."),
     "profile": ("lab.profile.command", "Measure this machine and write a hardware profile."),
     "validate": ("lab.run.command", "Run a plan, or its memory alone, and compare with the prediction."),
+    "run": ("lab.elastic.command", "Train a plan to its end: checkpoints, failures, fewer and more GPUs."),
     "first-day": ("lab.first_day.command", "All of that on a machine with GPUs, in half an hour, into one folder."),
     "calibrate": ("questions.calibrate.command", "Correct a hardware profile with your own measured runs."),
     "accuracy": ("questions.accuracy.command", "Predict published runs and print the errors."),

@@ -90,6 +90,8 @@ class ElasticJob:
 
     plan: Plan
     around: Surroundings
+    checkpoint_bytes: float | None = None
+    """Bytes of weights and states in a checkpoint that was looked into; None = as computed."""
 
     @cached_property
     def hardware(self) -> HardwareProfile:
@@ -113,8 +115,12 @@ class ElasticJob:
 
     @cached_property
     def saved(self) -> Saved:
-        """What a checkpoint holds."""
-        return saved_of(self.plan.workload, self.plan.load_trainer())
+        """What a checkpoint holds; the size of one that was looked into replaces the computed one, its shares stay."""
+        found = saved_of(self.plan.workload, self.plan.load_trainer())
+        if self.checkpoint_bytes is None:
+            return found
+        ratio = self.checkpoint_bytes / found.size
+        return replace(found, bytes_each={name: ratio * each for name, each in found.bytes_each.items()})
 
     @cached_property
     def places(self) -> Places:

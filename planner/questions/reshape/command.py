@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,8 +31,16 @@ NOTHING_FITS = 1
     "--recipe", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Write the resharding recipe (.yaml or .json): engine, flags, positions.",
 )  # fmt: skip
+@click.option(
+    "--checkpoint", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Of the run: torch.distributed.checkpoint, Megatron, DeepSpeed, safetensors; its real bytes and step count.",
+)  # fmt: skip
+@click.option(
+    "--run", "to", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Rewrite --checkpoint in the new split with its own engine, and check every tensor.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
-def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None, **flags: object) -> None:
+def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None, to: Path | None, **flags: Any) -> None:
     """The best plan on another number of GPUs, counting the move: bytes that ranks read and send, seconds, pay-back time.
 
     FILE is the plan that runs, of --output. The new plan keeps the global batch, or says by how much it differs. Layouts are
@@ -44,9 +53,12 @@ def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None,
       plan reshape run.yaml --gpus 48 --drain 120s --output next.yaml --recipe recipe.yaml
       plan reshape run.yaml --nodes 7 --lost --cluster cluster.yaml
       plan reshape run.yaml --gpus 128 --remaining 3days --step 12000 --json
+      plan reshape run.yaml --gpus 48 --checkpoint run/checkpoints --run resharded --output next.yaml
     """
     from planner import api
 
+    if to is not None and flags["checkpoint"] is None:
+        raise click.UsageError("--run rewrites a checkpoint: say which with --checkpoint DIR")
     with progress("looking for layouts") as say:
         found = api.reshape(file, progress=say, **flags)
     if found.fits:
@@ -55,5 +67,13 @@ def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None,
                 write(path)
                 click.echo(f"wrote {path}", err=True)
     emit(found, as_json)
+    if found.found is not None and to is not None:
+        from planner.lab.elastic.reshard import reshard
+
+        done = reshard(flags["checkpoint"], found.found.plan, output or file, to, lambda line: click.echo(line, err=True))
+        click.echo(
+            f"{done.tensors} tensors, {done.values:,} values: names, shapes, values and sums are those of {done.old.path}; "
+            f"written to {done.new.path}", err=True,
+        )  # fmt: skip
     if not found.fits:
         sys.exit(NOTHING_FITS)
