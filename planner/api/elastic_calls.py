@@ -168,6 +168,18 @@ class Reshaped(Result):
         """Write the new plan. Raises PlannerError."""
         self._move.plan.save(Path(path))
 
+    def export(self, trainer: str, folder: File, *, force: bool = False) -> tuple[str, ...]:
+        """Write a folder for each number of nodes between the old plan and the new one, and a script that starts them with
+        ``torchrun --nnodes MIN:MAX``; returns what was written. Raises PlannerError."""
+        from planner.elastic.worlds_between import worlds_between
+        from planner.trainers.bundle.elastic_folder import write_elastic
+        from planner.trainers.bundle.target import ExportJob
+        from planner.trainers.targets import load_target
+
+        target = load_target(trainer)
+        jobs = [ExportJob.of(one) for one in worlds_between(self._move.job.plan, self._move.plan)]
+        return write_elastic(target, jobs, Path(folder), force=force)
+
     def save_recipe(self, path: File) -> None:
         """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""
         from planner import library
