@@ -151,7 +151,8 @@ def test_metrics_of_an_exporter() -> None:
 
 def test_logs_of_trainers_are_read(folder: Path) -> None:
     lines = "\n".join(
-        f" [2026-01-01 00:00:0{i}] iteration {i:8d}/ 100 | consumed samples: {i * 64:12d} | elapsed time per iteration (ms): 25000.0 | "
+        f" [2026-01-01 00:00:0{i}] iteration {i:8d}/ 100 | consumed samples: {i * 64:12d} | "
+        "elapsed time per iteration (ms): 25000.0 | "
         f"throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 1.0E-04 | global batch size: {64:5d} | lm loss: 2.0E+00 |"
         for i in range(1, 9)
     )  # fmt: skip
