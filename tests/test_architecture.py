@@ -63,8 +63,9 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
-    (6, "questions.serve. questions.measured. questions.mixed."),
-    (7, "lab.run. lab.first_day."),
+    (6, "questions.serve. questions.measured. questions.mixed. questions.resilience."),
+    (6, "questions.reshape. questions.watch."),
+    (7, "lab.run. lab.first_day. lab.elastic."),
     (7, "api."),
     (7, "commands. __init__"),
     (7, "__main__"),
@@ -325,7 +326,8 @@ def test_classes_are_small() -> None:
 
 
 def test_few_file_names_stand_in_two_folders() -> None:
-    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    agreed = ("__init__.py", "published.py")  # the second by planner.published_rows
+    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name not in agreed)
     shared = sorted(name for name, times in names.items() if times > 1)
     assert len(shared) <= SHARED_FILE_NAMES, f"file names in more than one folder of planner: {', '.join(shared)}"
 

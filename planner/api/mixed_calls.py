@@ -213,4 +213,4 @@ def validate_mixed(
     return MixedValidation(validate_stages(read.file, rung, device, steps=(warmup, steps), say=progress))
 
 
-__all__ = ["validate_mixed", "MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed"]
+__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed", "validate_mixed"]

@@ -216,18 +216,23 @@ def run_watched(
                 process.wait(timeout=GRACE)
         finally:
             with interrupts_ignored():
-                _end_all(process, mark)
+                end_all(process, mark)
         log.seek(0)
         text = log.read().decode("utf-8", errors="replace")
         look(text)
         return Ended(code=process.returncode, hung=hung, text=text, interrupted=interrupted)
 
 
-def _end_all(process: subprocess.Popen[bytes], mark: str) -> None:
+def end_all(process: subprocess.Popen[bytes], mark: str) -> None:
     """End by force what is left of the command, and everything that carries its mark."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    end_marked(mark)
+
+
+def end_marked(mark: str) -> None:
+    """End by force everything that carries a mark."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

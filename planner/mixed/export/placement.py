@@ -108,7 +108,7 @@ def _take(
     whole = max(-(-size // each), 1)
     for start in range(len(free[kind])):
         some = free[kind][start : start + whole]
-        if len(some) < whole or any(left != each for *_, left in some) and whole > 1 or some[0][2] < min(size, each):
+        if len(some) < whole or (any(left != each for *_, left in some) and whole > 1) or some[0][2] < min(size, each):
             continue
         slots = []
         for node in some:

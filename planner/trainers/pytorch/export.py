@@ -26,6 +26,9 @@ def settings(job: ExportJob) -> dict[str, Any]:
 
 
 def render(job: ExportJob) -> Rendered:
-    """train.py and plan.json."""
-    files = {"train.py": template("pytorch", "pytorch_train.txt"), "plan.json": json_text(settings(job), indent=1)}
+    """train.py with its checkpoints, and plan.json."""
+    files = {
+        "train.py": template("pytorch", "pytorch_train.txt"), "saves.py": template("pytorch", "pytorch_saves.txt"),
+        "good_checkpoints.py": template("pytorch", "good_checkpoints.py"), "plan.json": json_text(settings(job), indent=1),
+    }  # fmt: skip
     return run_of(job, "pytorch", files)

@@ -1,0 +1,248 @@
+"""Questions about jobs whose machines come and go, from Python: ``resilience``, ``reshape``, ``watch``; the same as the commands
+of those names."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.api.results import Answer, File, Plan, Progress, Result, silent
+from planner.errors import PlannerError, shown
+from planner.keywords import require_known
+from planner.units import parse
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from planner.elastic.elastic_job import Surroundings
+    from planner.elastic.reshape import Reshape
+    from planner.elastic.resilience import Resilience
+    from planner.questions.watch.watched import Watched
+
+AROUND = ("mtbf", "spares", "price", "spot", "synchronous", "cluster")
+"""Keywords about what a plan file does not say."""
+
+
+def _plan(plan: Plan | File) -> Any:
+    """The plan, or that of a plan file, as its file holds it."""
+    from planner.plan_file import load_plan
+
+    return plan.file if isinstance(plan, Plan) else load_plan(Path(plan))
+
+
+def _seconds(value: Any, flag: str, like: str) -> float | None:
+    """A time with its unit, or seconds."""
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return parse(f"{float(value)!r} s", "seconds", what=flag, like=like)
+    return parse(str(value), "seconds", what=flag, like=like)
+
+
+def surroundings(plan: Any, said: dict[str, Any]) -> Surroundings:
+    """Storage, failures, spares and prices: of flags, else of the cluster file. Raises PlannerError."""
+    from planner.cluster_file import read_cluster
+    from planner.elastic.elastic_job import surroundings_of
+
+    cluster = said.get("cluster")
+    found = surroundings_of(None if cluster is None else read_cluster(Path(cluster)), plan.cluster().hardware)
+    changes: dict[str, Any] = {}
+    if said.get("mtbf") is not None:
+        changes["mtbf"] = _seconds(said["mtbf"], "--mtbf", "900h")
+    spares = said.get("spares")
+    if spares is not None:
+        if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= 2**18:
+            raise PlannerError(f"--spares is {shown(spares)}; it must be a whole number from 0")
+        changes["spares"] = spares
+    price = said.get("price")
+    if price is not None:
+        changes["price"] = parse(f"{price} USD/h", "USD/h", what="--price", like="2.69")
+    if said.get("synchronous"):
+        changes["asynchronous"] = False
+    if said.get("spot"):
+        changes["spot"] = True
+    return replace(found, **changes)
+
+
+@dataclass(frozen=True, repr=False)
+class Resilient(Answer["Resilience"]):
+    """What failures cost a plan; ``found.answers`` hold goodput, days and dollars, best first."""
+
+    found: Resilience
+
+    def save(self, path: File) -> None:
+        """Write a picture (.png, .svg, .pdf), a page (.html) or JSON (.json). Raises PlannerError."""
+        from planner.library import write_whole
+        from planner.questions.resilience.show import draw
+
+        output = Path(path)
+        if output.suffix in (".png", ".svg", ".pdf"):
+            draw(self.found, output)
+        elif output.suffix == ".json":
+            write_whole(output, json.dumps(self.to_dict(), indent=2) + "\n")
+        elif output.suffix == ".html":
+            title = html.escape(f"Resilience of {self.found.job.plan.workload.model.name}")
+            write_whole(output, f"<!doctype html><meta charset='utf-8'><title>{title}</title>{self._repr_html_()}\n")
+        else:
+            raise PlannerError(f"{output}: name a file that ends in .png, .svg, .pdf, .html or .json")
+
+
+def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Resilient:
+    """What failures cost a plan: ``resilience("plan.yaml", mtbf="900h", days=30, spares=2)``.
+
+    Keywords are the flags of ``plan resilience``: ``mtbf`` of one node, ``days`` of training, ``spares``, ``repair``, ``shortage``,
+    ``restart``, ``interval``, ``synchronous``, ``spot``, ``price``, ``trace`` and ``cluster`` files. Times are text with a unit or
+    seconds. Raises PlannerError.
+    """
+    from planner.elastic.availability import read_trace
+    from planner.elastic.best_layout import resolved_plan
+    from planner.elastic.elastic_job import ElasticJob
+    from planner.elastic.resilience import REPAIR, SHORTAGE, Asked, replayed
+    from planner.elastic.resilience import resilience as answer
+    from planner.questions.resilience.show import print_resilience
+
+    known = (*AROUND, "days", "repair", "shortage", "restart", "interval", "trace")
+    require_known("resilience", said, known)
+    file = _plan(plan)
+    job = ElasticJob(plan=file, around=surroundings(file, said))
+    days, shortage = said.get("days"), said.get("shortage")
+    for flag, value in (("--days", days), ("--shortage", shortage)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6):
+            raise PlannerError(f"{flag} is {shown(value)}; it must be a number above 0")
+    asked = Asked(
+        days=30.0 if days is None else float(days),
+        repair=_seconds(said.get("repair"), "--repair", "24h") or REPAIR,
+        shortage=SHORTAGE if shortage is None else float(shortage),
+        restart=_seconds(said.get("restart"), "--restart", "90s"), interval=_seconds(said.get("interval"), "--interval", "10min"),
+    )  # fmt: skip
+    trace = None if said.get("trace") is None else read_trace(Path(said["trace"]))
+    found = answer(job, resolved_plan(file), asked, progress)
+    if trace is not None:
+        found = replace(found, replay=replayed(found, trace, resolved_plan(file), progress))
+    return Resilient(found, print_resilience)
+
+
+@dataclass(frozen=True, repr=False)
+class Reshaped(Result):
+    """The move of a plan to another number of GPUs; ``plan`` is the new one."""
+
+    found: Reshape | None
+    """None where nothing fits."""
+    gpus: int
+    """GPUs that were asked for."""
+
+    @property
+    def fits(self) -> bool:
+        """A layout was found that fits."""
+        return self.found is not None
+
+    @property
+    def _move(self) -> Reshape:
+        if self.found is None:
+            raise PlannerError(f"no layout of the job fits on {self.gpus} GPUs; ask for more, or change the job and plan it again")
+        return self.found
+
+    @property
+    def plan(self) -> Plan:
+        """The new plan. Raises PlannerError where nothing fits."""
+        return Plan(self._move.plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``plan reshape --json`` prints."""
+        return {"fits": False, "gpus": self.gpus} if self.found is None else {"fits": True, **self.found.to_dict()}
+
+    def show(self, console: Console) -> None:
+        """Print all of it on a console of rich."""
+        from planner.questions.reshape.show import print_reshape
+
+        if self.found is None:
+            console.print(f"[bold red]Nothing fits[/bold red] on {self.gpus} GPUs with the job's batch, nor with fewer of them.")
+        else:
+            print_reshape(console, self.found)
+
+    def save(self, path: File) -> None:
+        """Write the new plan. Raises PlannerError."""
+        self._move.plan.save(Path(path))
+
+    def export(self, trainer: str, folder: File, *, force: bool = False) -> tuple[str, ...]:
+        """Write a folder for each number of nodes between the old plan and the new one, and a script that starts them with
+        ``torchrun --nnodes MIN:MAX``; returns what was written. Raises PlannerError."""
+        from planner.elastic.worlds_between import worlds_between
+        from planner.trainers.bundle.elastic_folder import write_elastic
+        from planner.trainers.bundle.target import ExportJob
+        from planner.trainers.targets import load_target
+
+        target = load_target(trainer)
+        jobs = [ExportJob.of(one) for one in worlds_between(self._move.job.plan, self._move.plan)]
+        return write_elastic(target, jobs, Path(folder), force=force)
+
+    def save_recipe(self, path: File) -> None:
+        """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""
+        from planner import library
+
+        output, data = Path(path), self._move.recipe_document()
+        if output.suffix not in (".yaml", ".yml", ".json"):
+            raise PlannerError(f"{output}: name a file that ends in .yaml or .json")
+        text = json.dumps(data, indent=2) + "\n" if output.suffix == ".json" else library.dump_yaml(data)
+        library.write_whole(output, text)
+
+
+def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Reshaped:
+    """The best plan on another number of GPUs, the move counted: ``reshape("run.yaml", gpus=48, drain="120s")``.
+
+    Keywords are the flags of ``plan reshape``: ``gpus`` or ``nodes``, ``drain``, ``lost``, ``remaining``, ``step``, ``mtbf``,
+    ``synchronous``, a ``cluster`` file, and ``checkpoint``, a folder whose real bytes and step count. Raises PlannerError.
+    """
+    from planner.elastic.elastic_job import ElasticJob
+    from planner.elastic.reshape import REMAINING, Wanted
+    from planner.elastic.reshape import reshape as answer
+
+    known = ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster", "checkpoint")
+    require_known("reshape", said, known)
+    file, size = _plan(plan), None
+    if said.get("checkpoint") is not None:
+        from planner.lab.elastic.checkpoint_folder import held_by
+
+        size, step = held_by(Path(said["checkpoint"]), progress)
+        said["step"] = step if said.get("step") is None else said["step"]
+    for flag in ("gpus", "nodes", "step"):
+        value, least = said.get(flag), 0 if flag == "step" else 1
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**21):
+            raise PlannerError(f"--{flag} is {shown(value)}; it must be a whole number from {least}")
+    if (said.get("gpus") is None) == (said.get("nodes") is None):
+        raise PlannerError("on how many GPUs does the run go on? give --gpus or --nodes")
+    gpus = said.get("gpus") or said["nodes"] * int(file.cluster().hardware.gpus_per_node)
+    if said.get("lost") and gpus > file.num_gpus:
+        raise PlannerError(f"--lost is for fewer GPUs than the plan's {file.num_gpus}; {gpus} are asked for")
+    wanted = Wanted(
+        gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
+        remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
+    )  # fmt: skip
+    return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress), gpus)
+
+
+def watch(plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, **said: Any) -> Answer[Watched]:
+    """What holds a running job up, and what would pay: ``watch("plan.yaml", "ranks.csv", "gpus.csv")``.
+
+    ``logs``: training logs, tables of ranks' times, CSV of nvidia-smi; ``url``: a Prometheus endpoint. Keywords: ``remaining``,
+    ``spares``, ``price`` and a ``cluster`` file. Raises PlannerError.
+    """
+    from planner.elastic.elastic_job import ElasticJob
+    from planner.elastic.observed import observe
+    from planner.questions.watch.show import print_watched
+    from planner.questions.watch.watched import REMAINING, watched
+
+    require_known("watch", said, (*AROUND, "remaining"))
+    file = _plan(plan)
+    job = ElasticJob(plan=file, around=surroundings(file, said))
+    remaining = _seconds(said.get("remaining"), "--remaining", "24h") or REMAINING
+    work = file.workload
+    seen = observe([Path(one) for one in logs], url, work.global_batch_size, work.tokens, file.num_gpus)
+    return Answer(watched(job, seen, remaining, progress), print_watched)
+
+
+__all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience", "watch"]

@@ -1,0 +1,264 @@
+"""``plan reshape``: the best plan on another number of GPUs, the move counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner.costs import DAY
+from planner.elastic.best_layout import Found, choices, resolved_plan
+from planner.elastic.elastic_job import ElasticJob
+from planner.elastic.engine_recipes import Recipe, recipe_of
+from planner.elastic.failure_answers import interval_of
+from planner.elastic.move_costs import Way, ways_of
+from planner.elastic.moves import Move, move_of, nesting
+from planner.elastic.shards import places_of
+from planner.errors import PlannerError
+from planner.explain import layout_text
+from planner.layout import Layout
+from planner.plan_file import Assumption, Plan
+from planner.units import format_seconds
+
+CANDIDATES = 12
+"""Layouts, fastest first, whose move is priced."""
+EQUAL = 0.01
+"""Totals nearer than this are equal: then degrees that nest are preferred."""
+OTHER_BATCH = 0.1
+"""A plan with another batch must be this much faster: with the same one the loss goes on as it was."""
+REMAINING = DAY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What was asked beside the plan."""
+
+    gpus: int
+    """GPUs from now on."""
+    drain: float | None = None
+    """Seconds of warning; None = the move is planned."""
+    lost: bool = False
+    """GPUs were lost without a warning: from the last checkpoint."""
+    remaining: float = REMAINING
+    """Seconds of training, at the plan's rate, that are left."""
+    step: int | None = None
+    """Step that the run has reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One layout with its move."""
+
+    layout: Layout
+    gpus: int
+    """GPUs that work."""
+    batch: int
+    """Sequences per step."""
+    step_time: float
+    """Seconds."""
+    move: Move
+    ways: tuple[Way, ...]
+    total: float
+    """Seconds until the remaining samples are trained, the move included."""
+    nests: dict[str, bool]
+    """By degree that changes: the finer divides the coarser."""
+
+    @property
+    def nested(self) -> bool:
+        """All degrees that change nest."""
+        return all(self.nests.values())
+
+    def way(self, key: str) -> Way:
+        """One way of the move."""
+        return next(one for one in self.ways if one.key == key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "layout": self.layout.to_dict(), "gpus": self.gpus, "global_batch_size": self.batch, "step_time_s": self.step_time,
+            "total_s": self.total, "nests": self.nests, "move": self.move.to_dict(), "ways": [one.to_dict() for one in self.ways],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PayBack:
+    """What the move has to compete with."""
+
+    against: str
+    """The alternative, in words."""
+    seconds: float | None
+    """From when on the move is ahead; None = never."""
+    steps: int | None
+    """The same in new steps."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return vars(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reshape:
+    """The move from a plan to another number of GPUs."""
+
+    job: ElasticJob
+    wanted: Wanted
+    plan: Plan
+    """The new plan."""
+    best: Candidate
+    others: tuple[Candidate, ...]
+    """What else was priced, best first."""
+    way: Way
+    """The way that is taken."""
+    pay_back: PayBack
+    drain: tuple[float, bool] | None
+    """Seconds that the save needs after a warning, and whether that is enough; None without a warning."""
+    recipe: Recipe
+    kept: tuple[str, ...]
+    """What stays as it is, and what has to be carried over."""
+    assumptions: tuple[Assumption, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        drain = None if self.drain is None else {
+            "warning_s": self.wanted.drain, "needed_s": self.drain[0], "enough": self.drain[1],
+        }  # fmt: skip
+        return {
+            "from": {"gpus": self.job.plan.num_gpus, "layout": self.job.plan.layout.to_dict(), "step_time_s": self.job.step_time},
+            "to": self.best.to_dict(), "way": self.way.to_dict(), "pay_back": self.pay_back.to_dict(), "drain": drain,
+            "recipe": self.recipe.to_dict(), "kept": list(self.kept), "others": [one.to_dict() for one in self.others],
+            "assumptions": [vars(one) for one in self.assumptions],
+        }  # fmt: skip
+
+    def recipe_document(self) -> dict[str, Any]:
+        """What the new run needs to know of the old one: engine, flags, positions."""
+        batch = self.job.plan.workload.global_batch_size
+        samples = None if self.wanted.step is None else self.wanted.step * batch
+        return {
+            "planner_reshape": 1,
+            "from": {"gpus": self.job.plan.num_gpus, "layout": self.job.plan.layout.to_dict(), "global_batch_size": batch},
+            "to": {"gpus": self.best.gpus, "layout": self.best.layout.to_dict(), "global_batch_size": self.best.batch},
+            "samples": samples, "step": None if samples is None else samples // self.best.batch,
+            "engine": self.recipe.to_dict(), "carry": list(self.kept),
+        }  # fmt: skip
+
+
+def _candidates(job: ElasticJob, wanted: Wanted, found: Found, interval: float) -> list[Candidate]:
+    """The layouts of one choice with their moves."""
+    trainer, old = job.plan.load_trainer(), job.places
+    rate = job.plan.workload.global_batch_size / job.step_time
+    priced = []
+    for layout, one in zip(found.layouts, found.estimates, strict=True):
+        step_time = float(one.step_time[0])
+        new = places_of(found.resolved.job.workload, trainer, layout)
+        left = range(min(wanted.gpus, job.plan.num_gpus)) if wanted.lost else None
+        move = move_of(job.saved, old, new, job.node_ranks, left)
+        ways = ways_of(job, move, layout, step_time=step_time, interval=interval, shared_reads=recipe_of(trainer).shared_reads)
+        way = next(each for each in ways if each.key == ("failed" if wanted.lost else "planned"))
+        total = wanted.remaining * rate / (found.batch / step_time) + way.seconds
+        priced.append(Candidate(
+            layout=layout, gpus=found.gpus, batch=found.batch, step_time=step_time, move=move, ways=tuple(ways), total=total,
+            nests=nesting(old, new),
+        ))  # fmt: skip
+    return priced
+
+
+def _pay_back(job: ElasticJob, wanted: Wanted, best: Candidate, way: Way) -> PayBack:
+    """From when on the move is ahead of staying (more GPUs, t_move / (1 - r_old/r_new)), or of waiting until the machines are back:
+    two moves, there and back, against none: 2 t_move."""
+    old, new = job.plan.workload.global_batch_size / job.step_time, best.batch / best.step_time
+    if wanted.gpus > job.plan.num_gpus or not (wanted.lost or wanted.gpus < job.plan.num_gpus):
+        against = f"staying on {job.plan.num_gpus} GPUs"
+        if new <= old:
+            return PayBack(against=against, seconds=None, steps=None)
+        seconds = way.seconds / (1.0 - old / new)
+    else:
+        against = f"waiting until {job.plan.num_gpus} GPUs are there again"
+        seconds = way.seconds + best.way("planned").seconds
+    return PayBack(against=against, seconds=seconds, steps=int(seconds / best.step_time) + 1)
+
+
+def _drain(job: ElasticJob, warning: float | None) -> tuple[float, bool] | None:
+    """The running step ends, then all is saved while training stands: t_step + t_save against the warning."""
+    if warning is None:
+        return None
+    whole = job.times.behind or job.times.stall
+    needed = job.step_time + whole
+    return needed, needed <= warning
+
+
+def _kept(job: ElasticJob, wanted: Wanted, best: Candidate) -> tuple[str, ...]:
+    """What the new run has to carry over so that the loss goes on as if nothing had happened."""
+    batch = job.plan.workload.global_batch_size
+    lines = [f"global batch: {batch} sequences as before" if best.batch == batch else
+             f"global batch: {best.batch} sequences instead of {batch}, {100.0 * (best.batch / batch - 1.0):+.1f} %: "
+             "no layout shares out the old one over all GPUs; learning rate and schedule are the user's to look at"]  # fmt: skip
+    if wanted.step is None:
+        lines.append(f"data: go on at sample step x {batch}, not at a step number of the loader (say --step for the number)")
+    else:
+        samples = wanted.step * batch
+        lines.append(f"data: go on at sample {samples:,}: step {samples // best.batch:,} of the new run"
+                     + ("" if samples % best.batch == 0 else f", {samples % best.batch} samples into it"))  # fmt: skip
+    lines.append("random numbers: of the checkpoint where ranks keep their data, else seeded by sample; dropout differs otherwise")
+    if job.plan.workload.precision == "fp16":
+        lines.append("loss scale: from the checkpoint")
+    if best.gpus != wanted.gpus:
+        lines.append(f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle: no layout shares out the batch over all of them")
+    return tuple(lines)
+
+
+def _why(best: Candidate, way: Way, others: list[Candidate]) -> str:
+    """Why this layout, the move counted."""
+    text = f"after a move of {format_seconds(way.seconds)}"
+    if best.nests:
+        names = ", ".join(best.nests)
+        read = f"stored shards are read {best.move.amplification:.2f} times"
+        text += f"; {names} nest in the old degrees" if best.nested else f"; {read}"
+    faster = [one for one in others if one.step_time < best.step_time]
+    if faster:
+        part = 100.0 * (best.step_time / faster[0].step_time - 1.0)
+        text += f"; {layout_text(faster[0].layout)} is {part:.1f} % faster by the step, but not with its move"
+    return text
+
+
+def reshape(job: ElasticJob, wanted: Wanted, progress: Callable[[str], None] = lambda _: None) -> Reshape | None:
+    """The best plan on ``wanted.gpus`` GPUs, counting the move; None where nothing fits. Raises PlannerError."""
+    if wanted.gpus < 1:
+        raise PlannerError(f"--gpus is {wanted.gpus}; it must be at least 1")
+    if wanted.gpus == job.plan.num_gpus and not wanted.lost:
+        raise PlannerError(f"the plan runs on {wanted.gpus} GPUs already; give another number to --gpus")
+    progress(f"layouts of {wanted.gpus} GPUs")
+    found = choices(resolved_plan(job.plan), wanted.gpus, job.plan.layout, CANDIDATES)
+    if not found:
+        return None
+    interval = interval_of(job)
+    progress("moves")
+    pairs = [(one, each) for each in found for one in _candidates(job, wanted, each, interval)]
+    sources = {id(one): each for one, each in pairs}
+    every = sorted((one for one, _ in pairs), key=lambda one: one.total)
+    best = _chosen(every, job.plan.workload.global_batch_size)
+    way = best.way("failed" if wanted.lost else "planned")
+    others = [one for one in every if one is not best]
+    source = sources[id(best)]
+    estimate = source.estimates[[layout is best.layout for layout in source.layouts].index(True)]
+    [ratios] = source.resolved.unstated([best.layout]).ratios()
+    plan = source.resolved.plan(best.layout, estimate, _why(best, way, others), ratios)
+    return Reshape(
+        job=job, wanted=wanted, plan=plan, best=best, others=tuple(others), way=way, pay_back=_pay_back(job, wanted, best, way),
+        drain=_drain(job, wanted.drain), recipe=recipe_of(job.plan.load_trainer()), kept=_kept(job, wanted, best),
+        assumptions=_said(job, wanted),
+    )  # fmt: skip
+
+
+def _chosen(every: list[Candidate], batch: int) -> Candidate:
+    """The first by its total; one with the same batch where it is not OTHER_BATCH behind, and of equals one whose degrees nest."""
+    first = next((one for one in every if one.batch == batch and one.total <= every[0].total * (1.0 + OTHER_BATCH)), every[0])
+    equal = (one for one in every if one.batch == first.batch and one.total <= first.total * (1.0 + EQUAL))
+    return next((one for one in equal if one.nested), first)
+
+
+def _said(job: ElasticJob, wanted: Wanted) -> tuple[Assumption, ...]:
+    """What was not said; failures matter only where the last checkpoint does."""
+    found = [one for one in job.assumptions() if wanted.lost or one.what not in ("failures", "saves")]
+    if wanted.remaining == REMAINING:
+        found.append(Assumption("training left", "24 h", "assumed: what a move has to pay for itself in", "--remaining"))
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""How the trainers that ``plan run`` knows are started from an exported folder, and which of their own flags save and load."""
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from planner.errors import PlannerError, listed
+from planner.trainers.bundle.quoting import shell_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What the checkpoint flags of a trainer are made of."""
+
+    folder: str
+    """Where checkpoints lie."""
+    interval: float
+    """Seconds between two saves."""
+    steps: int
+    """Steps between two saves, where that was asked for; 0 = by time."""
+    step_time: float
+    """Predicted seconds of a step."""
+    keep: int
+    """Whole checkpoints that stay."""
+    timeout: float
+    """Seconds that ranks wait for each other."""
+
+    @property
+    def every(self) -> int:
+        """Steps between two saves, for trainers that count steps alone."""
+        return self.steps or max(1, math.floor(self.interval / self.step_time))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A trainer as ``plan run`` starts it."""
+
+    target: str
+    """Its target of ``plan export``."""
+    program_words: int
+    """Words of a command that name its program."""
+    layout: tuple[str, ...]
+    """Words that take the split from the exported folder."""
+    saving: Callable[[Saving], dict[str, str | None]]
+    """Its flags for checkpoints with their values; None = a switch."""
+    step: re.Pattern[str]
+    """A line that says that a step is done; its first group is the number."""
+    steps: str
+    """Its flag for the number of steps of the whole job."""
+    stops: bool
+    """It saves and ends in order on SIGTERM."""
+    reshards_data: bool
+    """Its data position is of the job, not of each data-parallel rank."""
+
+
+def _pytorch(one: Saving) -> dict[str, str | None]:
+    every, seconds = (str(one.steps), "0") if one.steps else ("0", f"{one.interval:.6g}")
+    return {"--checkpoint": one.folder, "--every": every, "--interval": seconds, "--keep": str(one.keep),
+            "--timeout": f"{one.timeout:.6g}"}  # fmt: skip
+
+
+def _megatron(one: Saving) -> dict[str, str | None]:
+    return {"--save": one.folder, "--load": one.folder, "--save-interval": str(one.every), "--ckpt-format": "torch_dist",
+            "--dist-ckpt-optim-fully-reshardable": None, "--async-save": None, "--exit-signal-handler": None,
+            "--distributed-timeout-minutes": str(math.ceil(one.timeout / 60))}  # fmt: skip
+
+
+def _torchtitan(one: Saving) -> dict[str, str | None]:
+    return {"--checkpoint.enable": None, "--checkpoint.folder": one.folder, "--checkpoint.interval": str(one.every),
+            "--checkpoint.async_mode": "async", "--checkpoint.keep_latest_k": str(max(one.keep, 2))}  # fmt: skip
+
+
+ADAPTERS = {
+    one.target: one
+    for one in (
+        Adapter(
+            target="pytorch", program_words=1, layout=("--plan", "plan.json"), saving=_pytorch,
+            step=re.compile(r"^step (\d+) loss"), steps="--steps", stops=True, reshards_data=True,
+        ),
+        # consumed_train_samples of the checkpoint gives the data position  [Megatron-LM, training/checkpointing.py]
+        Adapter(
+            target="megatron", program_words=1, layout=("${ARGUMENTS[@]}",), saving=_megatron,
+            step=re.compile(r"iteration\s+(\d+)\s*/"), steps="--train-iters", stops=True, reshards_data=True,
+        ),
+        # "dataloader resharding is not supported yet"  [torchtitan, components/dataloader.py]; no handler of SIGTERM
+        Adapter(
+            target="torchtitan", program_words=2, layout=("--module", "plan_config", "--config", "plan"),
+            saving=_torchtitan, step=re.compile(r"\bstep:\s*(\d+)"), steps="--training.steps", stops=False, reshards_data=False,
+        ),
+    )
+}  # fmt: skip
+"""Target -> how it is started.  [flags: Megatron-LM core_r0.19, training/arguments.py; torchtitan 0.3, config]"""
+
+
+def adapter_of(command: Sequence[str], trainer: str, target: str | None = None) -> Adapter:
+    """The adapter of a command, of a target that is named, or of the trainer of the plan. Raises PlannerError."""
+    if target is not None:
+        return ADAPTERS[target]
+    if not command:
+        return ADAPTERS.get(trainer if trainer != "torchtitan" else "pytorch", ADAPTERS["pytorch"])
+    words = [os.path.basename(one) for one in command[:2]]
+    if words[0] in ("torchrun", "python", "python3", "srun", "bash", "sh", "accelerate", "deepspeed", "mpirun"):
+        raise PlannerError(
+            f"the command begins with {words[0]}: plan run starts torchrun itself; give the program that it starts, with its "
+            "arguments: -- train.py --steps 1000"
+        )
+    if command[0] == "-m" and words[-1].startswith("torchtitan"):
+        return ADAPTERS["torchtitan"]
+    if words[0].startswith("pretrain_"):
+        return ADAPTERS["megatron"]
+    if words[0] == "train.py":
+        return ADAPTERS["pytorch"]
+    raise PlannerError(
+        f"the command {command[0]} is of no trainer that plan run knows: train.py (its own PyTorch script), pretrain_*.py of "
+        f"Megatron-LM, -m torchtitan.train; say with --target ({listed(list(ADAPTERS))}) whose flags it takes"
+    )
+
+
+def command_line(adapter: Adapter, command: Sequence[str], entry: Sequence[str], saving: Saving) -> str:
+    """A line of bash: the program, the words that take the split from the exported folder and name its variables, the flags
+    for checkpoints, the user's own words as they are. A flag that the user gives stays as given. Without a command the
+    ``entry`` of the export takes the place of the program and its words."""
+    rest = tuple(command[adapter.program_words :])
+    given = {one.split("=")[0] for one in rest}
+    more = [word for flag, value in adapter.saving(saving).items() if flag not in given
+            for word in ((flag,) if value is None else (flag, value))]  # fmt: skip
+    if not command:
+        return f"{shell_command(entry)} {shlex.join(more)}"
+    program = shlex.join(command[: adapter.program_words])
+    return f"{program} {shell_command(adapter.layout)} {shlex.join([*more, *rest])}"

@@ -1,0 +1,1 @@
+"""``plan reshape``: the best plan on another number of GPUs, the move counted."""

@@ -1,0 +1,92 @@
+"""Tables of ``plan reshape``."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from planner.elastic.move_costs import WAYS
+from planner.elastic.reshape import Candidate, Reshape
+from planner.explain import layout_text
+from planner.questions.resilience.show import spell
+from planner.terminal.tables import assumptions_table, print_prediction, seconds, table
+from planner.units import format_bytes
+
+OTHERS = 5
+"""Other layouts in the table."""
+
+
+def print_reshape(console: Console, found: Reshape) -> None:
+    """Everything that was found."""
+    job, best, way = found.job, found.best, found.way
+    name = f"{job.plan.workload.model.name}: {job.plan.num_gpus} -> {found.wanted.gpus} x {job.plan.hardware}"
+    console.print(Text(name, style="bold"))
+    batch = job.plan.workload.global_batch_size
+    console.print(f"from  {layout_text(job.plan.layout)}: {seconds(job.step_time)} per step of {batch}")
+    console.print(f"to    [bold]{layout_text(best.layout)}[/bold]: {seconds(best.step_time)} per step of {best.batch}")
+    console.print(f"[bold]Why:[/bold] {found.plan.why}.")
+    console.print()
+    _print_move(console, found)
+    pay = found.pay_back
+    ahead = "never ahead" if pay.seconds is None else f"ahead after {spell(pay.seconds)} ({pay.steps:,} steps)"
+    console.print(f"[bold]Pay-back:[/bold] a move of {spell(way.seconds)}, {ahead} of {pay.against}.")
+    if found.drain is not None:
+        needed, enough = found.drain
+        verdict = "[green]long enough[/green]" if enough else "[bold red]too short: save before the warning[/bold red]"
+        console.print(
+            f"[bold]Warning of {spell(found.wanted.drain or 0.0)}:[/bold] the step and a save need {spell(needed)}, {verdict}."
+        )
+    console.print(_others_table(found))
+    recipe = found.recipe
+    console.print(f"[bold]Engine:[/bold] {recipe.title}. No state is moved by planner itself.")
+    for what, lines in (("save", recipe.save), ("then", recipe.steps), ("load", recipe.load), ("note", recipe.notes)):
+        for line in lines:
+            console.print(Text(f"  {what:<5}{line}"))
+    console.print("[bold]Carried over:[/bold]")
+    for line in found.kept:
+        console.print(Text(f"  {line}"))
+    console.print()
+    print_prediction(console, found.plan)
+    if found.assumptions:
+        console.print()
+        console.print(assumptions_table(found.assumptions))
+
+
+def _print_move(console: Console, found: Reshape) -> None:
+    move = found.best.move
+    console.print(
+        f"State: {format_bytes(found.job.saved.size)}. A rank holds at most {format_bytes(float(move.own.max()))} and reads at "
+        f"most {format_bytes(float(move.read.max()))}; all together read {format_bytes(float(move.read.sum()))}, "
+        f"{move.amplification:.2f} x what they need."
+    )
+    if found.best.nests:
+        nest = [name for name, yes in found.best.nests.items() if yes]
+        cut = [name for name, yes in found.best.nests.items() if not yes]
+        text = "; ".join(
+            part for part in (
+                f"{', '.join(nest)}: the new degree divides the old one or is a multiple" if nest else "",
+                f"{', '.join(cut)}: neither divides the other, stored shards are read whole and cut" if cut else "",
+            ) if part
+        )  # fmt: skip
+        console.print(f"Degrees that change: {text}.")
+    rows = [
+        (WAYS[one.key] + (f" ({one.why_not})" if one.why_not else ""), "" if one.why_not else seconds(one.seconds),
+         ", ".join(f"{name} {seconds(value)}" for name, value in one.parts.items() if value > 0.0))
+        for one in found.best.ways
+    ]  # fmt: skip
+    console.print(table("way", ">takes", "in parts", rows=rows))
+
+
+def _others_table(found: Reshape) -> object:
+    """The choice and what was behind it."""
+
+    def row(one: Candidate) -> tuple[str, ...]:
+        way = one.way(found.way.key)
+        nests = "all" if one.nested else ", ".join(name for name, yes in one.nests.items() if yes) or "none"
+        return (
+            layout_text(one.layout), str(one.gpus), str(one.batch), seconds(one.step_time), seconds(way.seconds),
+            f"{one.move.amplification:.2f}", nests, spell(one.total),
+        )  # fmt: skip
+
+    headings = ("layout", ">GPUs", ">batch", ">step", ">move", ">read x", "nest", ">until trained")
+    return table(*headings, rows=[row(one) for one in (found.best, *found.others[:OTHERS])])

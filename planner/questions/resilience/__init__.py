@@ -1,0 +1,1 @@
+"""``plan resilience``: what failures cost, and what to do about them."""
