@@ -63,7 +63,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
-    (6, "questions.serve. questions.measured."),
+    (6, "questions.serve. questions.measured. questions.rl."),
     (7, "lab.run. lab.first_day."),
     (7, "api."),
     (7, "commands. __init__"),
