@@ -8,8 +8,8 @@ limit, cache), S(x) the share of answers longer than x. b(y) answers begin at y;
     T          = sum over x of any(x) D(running(x) / any(x), context(x)) dx / tokens per decode
 
 D from the serving step model; context: prompts, and what is generated so far. The slowest engine has the longest answer of all:
-what it runs longer than the expected longest of its own n, alone, comes on top. Prompts are computed at the beginning; answers of one
-prompt share its cache. Between turns an answer leaves its place in the batch, not in the cache, for the time of the tool.
+what it runs longer than the expected longest of its own n, alone, comes on top. Prompts are computed at the beginning; answers of
+one prompt share its cache. Between turns an answer leaves its place in the batch, not in the cache, for the time of the tool.
 
 Where new weights enter running engines (partial), or a bounded lead keeps them filled, nothing is drained: T = n mean / (B / D(B)).
 """
