@@ -75,12 +75,17 @@ def shared_engine(served: Served, share: float | None) -> Served:
     return replace(served, engine=replace(served.engine, accounting=accounting))
 
 
-def generate(served: Served, layout: ServingLayout, workload: RlWorkload, lead: float = 0.0) -> Generation:
-    """Price the sampling of a step on layouts, one or columns; ``lead``: further steps whose answers may be in flight."""
+def generate(
+    served: Served, layout: ServingLayout, workload: RlWorkload, *, lead: float = 0.0, sample: float = 0.0
+) -> Generation:
+    """Price the sampling of a step on layouts, one or columns.
+
+    ``lead``: further steps whose answers may be in flight; ``sample``: seconds of the host for each sampled token of an engine.
+    """
     layout = _columns(layout)
     traffic = traffic_of(workload)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
-    flow = _Flow(served, layout, workload, traffic, memory)
+    flow = _Flow(served, layout, workload, memory, sample)
     seconds = flow.seconds(workload.answers)
     fixed = AnswerLengths(lengths=(workload.answers.mean,), shares=(1.0,))
     return Generation(
@@ -104,10 +109,10 @@ class _Flow:
     """Answers through the engines of layouts."""
 
     def __init__(
-        self, served: Served, layout: ServingLayout, workload: RlWorkload, traffic: Traffic, memory: ServingMemory
+        self, served: Served, layout: ServingLayout, workload: RlWorkload, memory: ServingMemory, sample: float
     ) -> None:
-        self.served, self.layout, self.work = served, layout, workload
-        self.engine = Engine(served, layout, traffic)
+        self.served, self.layout, self.work, self.sample = served, layout, workload, sample
+        self.engine = Engine(served, layout, traffic_of(workload))
         replicas = np.asarray(layout.replicas, dtype=float)
         self.each = np.maximum(np.ceil(workload.sampled / replicas), 1.0)
         answers = workload.answers
@@ -121,11 +126,11 @@ class _Flow:
     def decode(self, rows: Any, batch: Floats, context: Floats) -> Floats:
         """D for some rows of the layouts, batch and context columns of the same length."""
         layout = self.layout.take(rows)
-        engine = self.engine if self.engine.layout is layout else Engine(self.served, layout, self.engine.traffic)
+        engine = Engine(self.served, layout, self.engine.traffic)
         batch = np.maximum(batch, 1e-6)
         work = Pass(batch=batch, context=context, queries=engine.drafted, clock=engine.clock(batch, 0.0))
         time = step_time(self.served, layout, work)
-        return np.asarray(time.total + engine.draft(batch, time))
+        return np.asarray(time.total + engine.draft(batch, time) + self.sample * batch * self.speed)
 
     def _prompts(self) -> Floats:
         """Seconds of the prompts of an engine: its token budget filled in every pass; answers of a prompt share its cache."""

@@ -25,7 +25,7 @@ def copied(hardware: HardwareProfile, size: Any) -> Floats:
     return np.asarray(size, dtype=float) / (hardware.pcie_bandwidth * PAGEABLE)
 
 
-def switch_seconds(hardware: HardwareProfile, states: Any, engine_weights: Any) -> Floats:
+def switch_seconds(hardware: HardwareProfile, states: Any) -> Floats:
     """Seconds of both switches of a step: ``states`` (weights and optimizer of the trainer) out and in; the engine's weights are
     synchronised, not copied, and its memory is mapped again."""
-    return 2.0 * copied(hardware, states) + WAKE + 0.0 * np.asarray(engine_weights, dtype=float)
+    return 2.0 * copied(hardware, states) + WAKE

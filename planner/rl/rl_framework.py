@@ -133,6 +133,8 @@ class RlFramework:
     """The same on GPUs of its own."""
     max_batch: Annotated[int, within(0, 1_000_000)] = 0
     """Sequences that an engine runs at once; 0 = the engine's own default."""
+    max_batch_ahead: Annotated[int, within(0, 1_000_000)] = 0
+    """The same where generation runs ahead of training; 0 = as ``max_batch``."""
     micro_batch: Annotated[int, within(0, 65536)] = 0
     """Sequences of a forward pass where nothing is packed; 0 = it has to be said."""
     bucket: Bytes = 0.0

@@ -14,7 +14,7 @@ from planner.rl.rl_workload import RlWorkload
 from planner.rl.training_phase import Learner
 from planner.serving.engine import Engine
 from planner.serving.served import Served
-from planner.serving.serving_layout import Precision
+from planner.serving.serving_layout import Precision, ServingLayout
 from planner.trainer import Trainer
 
 
@@ -32,6 +32,8 @@ class RlJob:
     """Of the pool that only generates."""
     precision: Precision
     """Of the rollout's weights and cache."""
+    memory_share: float = 0.0
+    """Engine's share of memory that was given; 0 = the framework's."""
     between: float = 0.0
     """Bytes/s of the link between the pools, where they are of two kinds or sites; 0 = the network of both."""
     price: float | None = None
@@ -56,7 +58,15 @@ class RlJob:
         """The rollout's engine with its share of the memory in a placement of this mode."""
         hardware = self.generate_hardware if mode == "split" else self.hardware
         one = Served(model=self.workload.model, hardware=hardware, engine=self.engine, precision=self.precision)
-        return shared_engine(one, self.framework.cache_shares.get(mode))
+        framework = self.framework
+        usual = framework.cache_share_alone if mode == "split" else framework.cache_share
+        return shared_engine(one, self.memory_share or usual)
+
+    def max_batch(self, mode: str, ahead: bool) -> int:
+        """Answers that an engine runs at once at most, per attention rank."""
+        framework, hardware = self.framework, self.generate_hardware if mode == "split" else self.hardware
+        said = (framework.max_batch_ahead if ahead else 0) or framework.max_batch
+        return said or int(self.engine.default_max_batch(hardware, ServingLayout()))
 
     def replace(self, **changes: object) -> RlJob:
         """With some fields changed."""

@@ -8,7 +8,8 @@ holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,18 @@ class Learning:
     """Of an optimizer step and replica."""
     fill: Floats
     """Tokens of a microbatch over what it may hold."""
-    states: Floats = field(default_factory=lambda: np.zeros(0))
-    """Bytes of a GPU for weights, gradients and optimizer states."""
+    weights: Floats
+    """Bytes of a GPU for weights."""
+
+    @property
+    def states(self) -> Floats:
+        """Bytes of a GPU for weights and optimizer states: what waits in host memory while it generates."""
+        return np.asarray(self.weights + self.estimate.memory["optimizer_states"])
+
+    def take(self, rows: Any) -> Learning:
+        """Some rows."""
+        columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, estimate=self.estimate.take(rows), **columns)
 
 
 def microbatches(learner: Learner, layout: Layout, work: RlWorkload) -> list[Packed]:
@@ -94,7 +105,7 @@ def priced(learner: Learner, layout: Layout, work: RlWorkload) -> Learning:
         estimate=whole,
         microbatches=counts.astype(float),
         fill=np.array([one.tokens / one.capacity for one in packs]),
-        states=np.sum([whole.memory[name] for name in ("weights", "gradients", "optimizer_states")], axis=0),
+        weights=whole.memory["weights"],
     )
 
 
