@@ -39,6 +39,16 @@ WAVES = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostCost:
+    """Seconds of the host in a decode, next to the engine's own."""
+
+    sample: float = 0.0
+    """Of each sampled token of an engine."""
+    hosts_step: float = 0.0
+    """Of an engine over several hosts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """One step's sampling on every layout; columns of length N."""
 
@@ -76,16 +86,16 @@ def shared_engine(served: Served, share: float | None) -> Served:
 
 
 def generate(
-    served: Served, layout: ServingLayout, workload: RlWorkload, *, lead: float = 0.0, sample: float = 0.0
+    served: Served, layout: ServingLayout, workload: RlWorkload, *, lead: float = 0.0, host: HostCost | None = None
 ) -> Generation:
     """Price the sampling of a step on layouts, one or columns.
 
-    ``lead``: further steps whose answers may be in flight; ``sample``: seconds of the host for each sampled token of an engine.
+    ``lead``: further steps whose answers may be in flight; ``host``: its seconds that the engine's own do not hold.
     """
     layout = _columns(layout)
     traffic = traffic_of(workload)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
-    flow = _Flow(served, layout, workload, memory, sample)
+    flow = _Flow(served, layout, workload, memory, host or HostCost())
     seconds = flow.seconds(workload.answers)
     fixed = AnswerLengths(lengths=(workload.answers.mean,), shares=(1.0,))
     return Generation(
@@ -109,9 +119,9 @@ class _Flow:
     """Answers through the engines of layouts."""
 
     def __init__(
-        self, served: Served, layout: ServingLayout, workload: RlWorkload, memory: ServingMemory, sample: float
+        self, served: Served, layout: ServingLayout, workload: RlWorkload, memory: ServingMemory, host: HostCost
     ) -> None:
-        self.served, self.layout, self.work, self.sample = served, layout, workload, sample
+        self.served, self.layout, self.work, self.host = served, layout, workload, host
         self.engine = Engine(served, layout, traffic_of(workload))
         replicas = np.asarray(layout.replicas, dtype=float)
         self.each = np.maximum(np.ceil(workload.sampled / replicas), 1.0)
@@ -130,7 +140,9 @@ class _Flow:
         batch = np.maximum(batch, 1e-6)
         work = Pass(batch=batch, context=context, queries=engine.drafted, clock=engine.clock(batch, 0.0))
         time = step_time(self.served, layout, work)
-        return np.asarray(time.total + engine.draft(batch, time) + self.sample * batch * self.speed)
+        apart = np.asarray(layout.engine_gpus) > self.served.hardware.gpus_per_node
+        host = self.host.sample * batch * self.speed + self.host.hosts_step * apart
+        return np.asarray(time.total + engine.draft(batch, time) + host)
 
     def _prompts(self) -> Floats:
         """Seconds of the prompts of an engine: its token budget filled in every pass; answers of a prompt share its cache."""

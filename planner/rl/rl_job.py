@@ -51,8 +51,9 @@ class RlJob:
     def learner(self, gpus: int, model: ModelSpec | None = None) -> Learner:
         """The actor, or another model, on so many GPUs."""
         return Learner(
-            model=model or self.workload.model, cluster=self.cluster(gpus), trainer=self.trainer, packs=self.framework.packs
-        )
+            model=model or self.workload.model, cluster=self.cluster(gpus), trainer=self.trainer, packs=self.framework.packs,
+            expert_imbalance=self.host.expert_imbalance, slower=self.host.slower(self.hardware.name),
+        )  # fmt: skip
 
     def served(self, mode: str) -> Served:
         """The rollout's engine with its share of the memory in a placement of this mode."""

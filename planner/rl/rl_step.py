@@ -24,7 +24,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.layout import Layout
 from planner.model import ModelSpec
-from planner.rl.generation import Generation, generate
+from planner.rl.generation import Generation, HostCost, generate
 from planner.rl.memory_switch import copied, switch_seconds
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement
@@ -119,7 +119,10 @@ def _forward(job: RlJob, model: ModelSpec, layout: Layout, apart: int) -> Floats
 def rollout_side(job: RlJob, placement: Placement, layout: ServingLayout) -> RolloutSide:
     """Price generation on layouts of the rollout; ``replicas`` are all engines of the pool."""
     lead = float(min(placement.staleness, 8)) if not placement.partial else float(max(min(placement.staleness, 8), 1))
-    found = generate(job.served(placement.mode), layout, job.workload, lead=lead, sample=job.host.sample)
+    host = HostCost(hosts_step=job.host.hosts_step)
+    if job.framework.in_process and placement.synchronous:
+        host = replace(host, sample=job.host.sample)
+    found = generate(job.served(placement.mode), layout, job.workload, lead=lead, host=host)
     return RolloutSide(gpus=placement.generate_gpus, layout=layout, generation=found)
 
 

@@ -37,8 +37,10 @@ class Learner:
     trainer: Trainer
     packs: bool = True
     """Sequences are packed."""
-    forward_micro: float = 1.0
-    """Capacity of a microbatch of log-probs over that of an update."""
+    expert_imbalance: float = 1.0
+    """Tokens of the busiest rank of experts over the mean."""
+    slower: float = 1.0
+    """Time over that of the training model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +102,8 @@ def priced(learner: Learner, layout: Layout, work: RlWorkload) -> Learning:
         order.append(rows)
     whole = join(pieces, len(layout)).take(np.argsort(np.concatenate(order)))
     return Learning(
-        forward=forwards,
-        update=whole.step_time * work.updates,
+        forward=forwards * learner.slower,
+        update=whole.step_time * work.updates * learner.slower,
         estimate=whole,
         microbatches=counts.astype(float),
         fill=np.array([one.tokens / one.capacity for one in packs]),
@@ -122,7 +124,7 @@ def workload_of(learner: Learner, work: RlWorkload, length: int, document: int, 
     return Workload(
         model=learner.model, sequence_length=int(length), global_batch_size=max(count, 1), precision=work.precision,
         lora_rank=work.lora_rank, document_length=int(document) if learner.packs else 0,
-        expert_imbalance=0.0 if learner.model.is_moe else 1.0,
+        expert_imbalance=learner.expert_imbalance if learner.model.is_moe else 1.0,
     )  # fmt: skip
 
 
