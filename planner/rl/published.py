@@ -1,7 +1,7 @@
 """Published steps, updates and weight syncs of RL, predicted: what ``plan accuracy`` asks of topic rl.
 
-A row says model, hardware, placement (mode, gpus, train_gpus, generate_gpus, staleness_steps), train and generate (degrees, precision),
-batch (prompts, samples_per_prompt, generated_sequences, train_batch, max_length, mean_length) and what was measured. Rows with a
+A row says model, hardware, placement (mode, gpus, train_gpus, generate_gpus, staleness_steps), train and generate (degrees),
+batch (prompts, samples_per_prompt, generated_sequences, train_batch, max_length, mean_length), what was measured. Rows with a
 ``method`` are weight syncs, rows with a ``phase`` updates of a trainer alone. What a row does not say is as the framework has it.
 """
 

@@ -23,11 +23,15 @@ from planner.units import GIB
 from planner.workload import Workload
 
 METHODS = (
-    ("delta", "delta"), ("reshard", "reshard"), ("nixl", "rdma"), ("checkpoint-engine", "rdma"), ("mooncake", "rdma"), ("p2p", "rdma"),
-    ("broadcast", "bucketed"), ("bucket", "bucketed"), ("ipc", "ipc"), ("colocated", "ipc"), ("disk", "disk"), ("tensor", "tensor"),
+    ("delta", "delta"), ("reshard", "reshard"), ("nixl", "rdma"), ("checkpoint-engine", "rdma"), ("mooncake", "rdma"),
+    ("p2p", "rdma"), ("broadcast", "bucketed"), ("bucket", "bucketed"), ("ipc", "ipc"), ("colocated", "ipc"), ("disk", "disk"),
+    ("tensor", "tensor"),
 )  # fmt: skip
 """Words of a row's method, and which of SYNC_METHODS they mean; the first that stands in it counts."""
-OWN = {"nemo": "nemo-rl", "verl": "verl", "slime": "slime", "miles": "slime", "openrlhf": "openrlhf", "areal": "areal", "prime": "prime-rl"}
+OWN = {
+    "nemo": "nemo-rl", "verl": "verl", "slime": "slime", "miles": "slime", "openrlhf": "openrlhf", "areal": "areal",
+    "prime": "prime-rl",
+}  # fmt: skip
 """Beginnings of ids of rows -> framework."""
 
 
@@ -89,10 +93,12 @@ def sync_row(row: Mapping[str, Any], where: str) -> SyncRow:
     rollouts = number(generate, "gpus", number(generate, "nodes", 0) * nodes or engine * number(generate, "dp"))
     over = max(over, sharded, trainers if framework == "verl" else 1.0)
     sides = SyncSides(
-        train=Cluster(hardware=hardware, num_gpus=int(max(trainers, 1))), generate=Cluster(hardware=hardware, num_gpus=int(max(rollouts, 1))),
+        train=Cluster(hardware=hardware, num_gpus=int(max(trainers, 1))),
+        generate=Cluster(hardware=hardware, num_gpus=int(max(rollouts, 1))),
         trained_over=over, generated_over=engine, engines=max(rollouts / engine, 1.0),
     )  # fmt: skip
-    weights = "fp8_block" if "fp8" in str(row.get("precision", "")) else "nvfp4" if "fp4" in str(row.get("precision", "")) else "bf16"
+    said = str(row.get("precision", ""))
+    weights = "fp8_block" if "fp8" in said else "nvfp4" if "fp4" in said else "bf16"
     seconds = sync_seconds(method, model, sides, framework=framework, weights=weights, offloaded=bool(row.get("offload")))
     return SyncRow(values={"sync_s": float(np.ravel(seconds)[0])})
 

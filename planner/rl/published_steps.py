@@ -78,16 +78,17 @@ def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
     mean = number(batch, "mean_length", MEAN * room)
     if not batch.get("mean_length"):
         assumed.append(f"answers of {mean:.0f} tokens in the mean")
-    answers = read_answers(str(batch["answers"]), room) if batch.get("answers") else AnswerLengths.lognormal(min(mean, room), None, room)
+    said = batch.get("answers")
+    answers = read_answers(str(said), room) if said else AnswerLengths.lognormal(min(mean, room), None, room)
     trained = max(round(sequences / samples), 1) * samples
     update = int(number(batch, "train_batch", trained))
     train = row.get("train") or {}
     work = RlWorkload(
-        model=model_of(row), algorithm=algorithm, prompts=trained // samples, samples=samples, prompt_length=prompt, answers=answers,
-        max_length=max(longest, int(prompt + answers.most) + 1), train_batch=update if update < trained and trained % update == 0 else 0,
-        generated=rules.generated, reference=rules.reference and row.get("reference", True) is not False,
-        critic=model_of(row) if rules.critic else None, precision=_training(train.get("precision")),
-        lora_rank=int(train.get("lora_rank") or 0),
+        model=model_of(row), algorithm=algorithm, prompts=trained // samples, samples=samples, prompt_length=prompt,
+        answers=answers, max_length=max(longest, int(prompt + answers.most) + 1),
+        train_batch=update if update < trained and trained % update == 0 else 0, generated=rules.generated,
+        reference=rules.reference and row.get("reference", True) is not False, critic=model_of(row) if rules.critic else None,
+        precision=_training(train.get("precision")), lora_rank=int(train.get("lora_rank") or 0),
     )  # fmt: skip
     return work, "; ".join(assumed)
 
@@ -103,9 +104,10 @@ def _job(row: Mapping[str, Any], known: RlFramework, work: RlWorkload) -> RlJob:
     hardware = load_hardware(profile_named(str(row.get("hardware") or "h100-sxm")))
     other = (row.get("placement") or {}).get("generate_hardware") or generate.get("hardware")
     backend = str(train.get("engine") or train.get("backend") or "").lower()
-    wants = "megatron" if "megatron" in backend or number(train, "pp") > 1 or number(train, "ep") > 1 else "fsdp" if "fsdp" in backend else ""
+    split = number(train, "pp") > 1 or number(train, "ep") > 1
+    wants = "megatron" if "megatron" in backend or split else "fsdp" if "fsdp" in backend else ""
     trainer = next((one.trainer for one in known.backends if one.name == wants), known.trainer)
-    engine = known.rollout(str(generate.get("engine") or "").lower().partition(" ")[0]) if generate.get("engine") else known.rollouts[0]
+    engine = known.rollout(str(generate.get("engine") or "").lower().partition(" ")[0])
     said = str(generate.get("precision") or "bf16")
     weights = ("fp8_block" if work.model.is_moe else "fp8") if "fp8" in said else "nvfp4" if "fp4" in said else "bf16"
     return RlJob(
@@ -143,7 +145,8 @@ def _layouts(row: Mapping[str, Any], job: RlJob, place: Placement) -> tuple[Layo
     zero = int(number(train, "zero", 3 if job.trainer.code_base in ("fsdp", "torchtitan") else 1))
     recompute = train.get("recompute")
     layout = Layout(
-        tp=tp, pp=pp, cp=cp, ep=int(number(train, "ep")), dp=max(place.train_gpus // (tp * pp * cp), 1), zero=zero if pp == 1 else min(zero, 1),
+        tp=tp, pp=pp, cp=cp, ep=int(number(train, "ep")), dp=max(place.train_gpus // (tp * pp * cp), 1),
+        zero=zero if pp == 1 else min(zero, 1),
         sequence_parallel=int(tp > 1), micro_batch_size=1,
         recompute=Recompute.FULL if recompute in ("full", None, True) else Recompute.NONE,
         offload_optimizer=100 if train.get("optimizer_offload") else 0,
@@ -152,7 +155,8 @@ def _layouts(row: Mapping[str, Any], job: RlJob, place: Placement) -> tuple[Layo
     ep = int(number(generate, "ep"))
     stages = int(number(generate, "pp"))
     plain = ServingLayout(
-        tp=max(ranks // attn_dp, 1), pp=stages, attn_dp=attn_dp, ep=min(ep, ranks) if moe else 1, moe_tp=max(ranks // ep, 1) if moe else 1,
+        tp=max(ranks // attn_dp, 1), pp=stages, attn_dp=attn_dp, ep=min(ep, ranks) if moe else 1,
+        moe_tp=max(ranks // ep, 1) if moe else 1,
         replicas=max(place.generate_gpus // (ranks * stages), 1),
     )  # fmt: skip
     batch = job.max_batch(place.mode, not place.synchronous) * attn_dp

@@ -5,7 +5,7 @@ generate   colocated: what the engine takes by its share, and what of training s
 logprob    weights, workspace and what stays of the engine: its context, graphs and communicators where it sleeps, else all of it
 train      the peak of the update, the critic's too, and what stays of the engine
 sync       colocated: weights of both sides at once, and a bucket
-Chances: of training ln(measured / predicted) is normal with the trainer's memory error; of the engine its cache is, with its spread.
+Chances: ln(measured / predicted) of training is normal with the trainer's memory error, the cache of the engine with its spread.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def memory_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollo
     sync = np.asarray(engine.weights) + bucket + (train.actor.weights + stays if together else taken - np.asarray(engine.weights))
     peak = {"generate": taken + (stays if together else 0.0), "logprob": forward, "train": updating, "sync": sync}
     error, usable = found.memory_error, found.usable_memory
-    short = np.asarray(engine.usable) - peak["generate"]
-    starts = np.asarray(engine.start_chance) * _below(peak["generate"], float(np.max(engine.usable)), error) if together else engine.start_chance
+    starts = np.asarray(engine.start_chance) + np.zeros_like(stays)
+    if together:
+        starts = starts * _below(peak["generate"], float(np.max(engine.usable)), error)
     chance = {
-        "generate": 1.0 - np.asarray(starts) + 0.0 * short,
+        "generate": 1.0 - starts,
         "logprob": 1.0 - _below(forward, usable, error),
         "train": 1.0 - _below(updating, usable, error),
         "sync": 1.0 - _below(sync, usable if together else float(np.max(engine.usable)), error),
