@@ -147,7 +147,7 @@ def estimate(file: Path | None, output: Path | None, trace: Path | None, as_json
     Examples:
       plan rl estimate rl.yaml --staleness 1
       plan rl estimate --model qwen3-32b --gpus 64 --mode split --train-gpus 32 --actor tp=4,pp=4 --rollout tp=4 --staleness 1
-      plan rl estimate --model llama-3.1-8b --gpus 16 --framework nemo-rl --mode colocated --actor pp=2,recompute=full --rollout tp=1
+      plan rl estimate --model llama-3.1-8b --gpus 16 --framework nemo-rl --mode colocated --actor pp=2 --rollout tp=1
     """
     from planner import api
 

@@ -13,7 +13,7 @@ from planner.rl.rl_answer import PART_TEXT, Answered, usd_per_thousand_steps
 from planner.rl.rl_layout import ASYNCHRONOUS
 from planner.rl.rl_plan import MEMORY, PHASES, POOLS, RlPlan, RlPrediction
 from planner.terminal.tables import assumptions_table, percent, plain_table, risk, seconds, table
-from planner.units import GIGA, format_count
+from planner.units import GIGA, plural
 
 POOL_TEXT = {"train": "pool that trains", "generate": "pool that generates"}
 
@@ -52,13 +52,15 @@ def title(plan: RlPlan) -> str:
     """The question in one line."""
     work = plan.workload
     kinds = plan.hardware + (f" and {plan.generate_hardware}" if plan.generate_hardware else "")
-    batch = f"{work.prompts} prompts x {work.samples} answers of {work.answers.mean:,.0f} tokens (p99 {work.answers.quantile(0.99):,.0f})"
-    return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {plan.gpus} x {escape(kinds)}, {batch}, {escape(plan.framework)}"
+    lengths = f"{work.answers.mean:,.0f} tokens (p99 {work.answers.quantile(0.99):,.0f})"
+    batch = f"{work.prompts} prompts x {work.samples} answers of {lengths}"
+    where = f"{plan.gpus} x {escape(kinds)}"
+    return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
 
 def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = None) -> Table:
     """One line for each placement."""
-    rows = [tuple(row_data(plan, price)[name] for name in ("placement", "actor", "rollout")) + _figures(plan, price) for plan in plans]
+    rows = [(placement_text(one), actor_text(one), rollout_text(one), *_figures(one, price)) for one in plans]
     return table(
         "placement", "actor", "rollout", ">step", ">idle train", ">idle gen.", ">tok/s/GPU", ">memory", ">risk", ">$/1000 steps",
         title=heading, rows=rows,
@@ -84,7 +86,8 @@ def placement_text(plan: RlPlan) -> str:
     place = plan.placement
     if place.mode == "colocated":
         return f"colocated on {place.gpus}, {place.sync}"
-    sizes = f"{place.train_gpus} + {place.generate_gpus}" if place.mode == "split" else f"{place.train_gpus} of {place.generate_gpus}"
+    sign = "+" if place.mode == "split" else "of"
+    sizes = f"{place.train_gpus} {sign} {place.generate_gpus}"
     more = "".join(
         f" + {count} {what}"
         for count, what in ((place.critic_gpus, "critic"), (place.reference_gpus, "reference"), (place.reward_gpus, "reward"))
@@ -149,20 +152,20 @@ def memory_table(plan: RlPlan) -> Table:
 def notes(plan: RlPlan) -> list[str]:
     """What the numbers mean for training."""
     one, place, work = _of(plan), plan.placement, plan.workload
-    share = one.tail_s / max(one.phases_s["generate"], 1e-9)
+    times, hidden = one.longest_tokens / work.answers.mean, place.staleness > 1 or place.partial
+    tail = f"a batch by itself would take {seconds(one.tail_s)} less if all had the mean"
     found = [
-        f"Length tail: the longest of {work.sampled:,.0f} answers has {one.longest_tokens:,.0f} tokens, {one.longest_tokens / work.answers.mean:.1f} "
-        f"times the mean; generation would take {seconds(one.tail_s)} less if all had the mean ({percent(min(share, 1.0))})."
-        + (" Running ahead hides it." if place.staleness > 1 or place.partial else ""),
-        f"Updates: {work.updates} a step of {one.microbatches:,.0f} microbatches each, packed to {percent(one.packed)} of "
-        f"{work.max_length:,} tokens; {format_count(one.sync_bytes)}B of weights are synchronised ({one.sync_bytes / GIGA:,.1f} GB).",
+        f"Length tail: the longest of {work.sampled:,.0f} answers has {one.longest_tokens:,.0f} tokens, {times:.1f} times the mean; "
+        + (f"{tail}. Running ahead hides it." if hidden else f"{tail}."),
+        f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
+        f"{percent(one.packed)} of {work.max_length:,} tokens; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
     ]
     if place.synchronous:
         found.append("Staleness: none, every answer is of the newest weights.")
     else:
         found.append(
-            f"Staleness: an answer is trained on {one.staleness:.0f} step{'s' * (one.staleness != 1)} after its weights; correct for it "
-            "(importance sampling, clipped ratios) and check rewards against a synchronous run."
+            f"Staleness: an answer is trained on {plural(one.staleness, 'step')} after its weights; correct for it (importance "
+            "sampling, clipped ratios) and check rewards against a synchronous run."
         )
     idle = max(POOLS, key=lambda name: one.idle[name])
     if one.idle[idle] > 0.2:

@@ -40,9 +40,10 @@ def slices(plan: RlPlan) -> list[tuple[str, str, float, float, int]]:
 
 def trace_of(plan: RlPlan) -> str:
     """The trace as JSON text."""
+    what = f"predicted steps of {plan.workload.model.name} by {plan.workload.algorithm}"
     document = {
         "traceEvents": list(_events(plan)), "displayTimeUnit": "ms",
-        "otherData": {"what": f"predicted steps of {plan.workload.model.name} by {plan.workload.algorithm}", "placement": plan.placement.mode},
+        "otherData": {"what": what, "placement": plan.placement.mode},
     }  # fmt: skip
     return json.dumps(document, separators=(",", ":"))
 
