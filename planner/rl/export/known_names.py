@@ -28,13 +28,17 @@ def nested(files: list[Path], root: str, prefix: str = "", depth: int = 8) -> It
     for path in files:
         known |= {name: node for name, node in names.classes(path).items() if name not in known}
         for node in names.tree(path).body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-            if isinstance(target, ast.Name) and node.value is not None:  # type: ignore[union-attr]
-                aliases[target.id] = ast.unparse(node.value)  # type: ignore[union-attr,arg-type]
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                aliases[target.id] = ast.unparse(node.value)
     yield from _fields(known, aliases, root, prefix, depth)
 
 
-def _fields(known: Mapping[str, ast.ClassDef], aliases: Mapping[str, str], name: str, prefix: str, depth: int) -> Iterator[tuple[str, str]]:
+def _fields(
+    known: Mapping[str, ast.ClassDef], aliases: Mapping[str, str], name: str, prefix: str, depth: int
+) -> Iterator[tuple[str, str]]:
     if depth == 0:
         return
     for base in known[name].bases:
@@ -86,7 +90,8 @@ def _areal(root: Path) -> Names:
 
 def _prime(root: Path) -> Names:
     folder = root / "packages" / "prime-rl-configs" / "src" / "prime_rl" / "configs"
-    return dict(nested([folder / f"{one}.py" for one in ("rl", "shared", "trainer", "orchestrator", "inference", "monitors")], "RLConfig"))
+    parts = ("rl", "shared", "trainer", "orchestrator", "inference", "monitors")
+    return dict(nested([folder / f"{one}.py" for one in parts], "RLConfig"))
 
 
 def _slime(root: Path) -> Names:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
+from planner.rl.export.framework_job import FrameworkJob
 from planner.rl.export.known_names import known, recorded, wrong
-from planner.rl.export.rl_job import RlJob
 from planner.rl.export.rl_started import ESTIMATORS, HERE, Started
 from planner.rl.export.rl_targets import TARGETS
 from planner.rl.rl_plan import RlPlan
@@ -43,7 +43,7 @@ def make_export(plan: RlPlan, to: str) -> RlExport:
     """The files of an RL plan for a framework. Raises PlannerError."""
     if to not in TARGETS:
         raise UnknownNameError("target of an RL plan", to, TARGETS)
-    job, target = RlJob.of(plan, to), TARGETS[to]
+    job, target = FrameworkJob.of(plan, to), TARGETS[to]
     problems = target.refusals(job)
     if plan.workload.algorithm not in ESTIMATORS[to]:
         problems.append(f"algorithm {plan.workload.algorithm} has no word there; plan with one of {', '.join(ESTIMATORS[to])}")
@@ -65,7 +65,7 @@ def make_export(plan: RlPlan, to: str) -> RlExport:
     return RlExport(target=to, files=files, notes=notes, warnings=tuple(_warnings(plan, job)), checked=checked)
 
 
-def _run(job: RlJob, started: Started) -> str:
+def _run(job: FrameworkJob, started: Started) -> str:
     """The script of every node."""
     words = [*started.entry, "$@"]
     command = shell_command(words)
@@ -77,7 +77,7 @@ def _run(job: RlJob, started: Started) -> str:
     )  # fmt: skip
 
 
-def _notes(job: RlJob) -> list[str]:
+def _notes(job: FrameworkJob) -> list[str]:
     """What the framework cannot say in its own words."""
     found = []
     if job.work.algorithm == "dapo" and job.framework.name in ("verl", "openrlhf", "slime", "areal", "trl"):
@@ -89,7 +89,7 @@ def _notes(job: RlJob) -> list[str]:
     return found
 
 
-def _warnings(plan: RlPlan, job: RlJob) -> list[str]:
+def _warnings(plan: RlPlan, job: FrameworkJob) -> list[str]:
     """Versions that the names were not read of; memory that does not suffice."""
     found = [job.framework.note] if job.framework.note else []
     record = recorded(job.framework.name)["version"].split(" ")[0]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.rl.export.rl_job import RlJob
+from planner.rl.export.framework_job import FrameworkJob
 from planner.trainers.bundle.quoting import yaml_from
 from planner.trainers.megatron import core_settings as mcore
 
@@ -61,30 +61,32 @@ class RlTarget:
     """One framework."""
 
     title: str
-    render: Callable[[RlJob], Started]
-    refusals: Callable[[RlJob], list[str]] = field(default=lambda _: [])
+    render: Callable[[FrameworkJob], Started]
+    refusals: Callable[[FrameworkJob], list[str]] = field(default=lambda _: [])
     """Sentences on what it cannot run."""
 
 
-def facts(job: RlJob) -> Settings:
+def facts(job: FrameworkJob) -> Settings:
     """What templates may name."""
     place, layout = job.plan.placement, job.layout
     nodes, gpus = job.train_pool
     out_nodes, out_gpus = job.rollout_pool
     core = mcore.recompute(job.actor) if job.backend.name == "megatron" else {}
-    chunk = {"recompute_modules": None, "recompute_method": None, "recompute_num_layers": None, "recompute_granularity": None} | core
+    unset = ("recompute_modules", "recompute_method", "recompute_num_layers", "recompute_granularity")
+    chunk = dict.fromkeys(unset) | core
     return {
         **{name: value for name, value in layout.to_dict().items() if name != "order"}, "shard": int(layout.shard),
         "job": job, "work": job.work, "model": job.work.model, "backend": job.backend.name, "engine": job.engine.name,
         "rollout": job.rollout, "train_nodes": nodes, "train_gpus": gpus, "rollout_nodes": out_nodes, "rollout_gpus": out_gpus,
-        "critic": job.work.critic is not None, "sync": place.sync, "partial": place.partial, "offload": job.colocated and job.framework.offload,
+        "critic": job.work.critic is not None, "sync": place.sync, "partial": place.partial,
+        "offload": job.colocated and job.framework.offload,
         "estimator": ESTIMATORS[job.framework.name].get(job.work.algorithm, ""), "bucket": int(job.framework.bucket),
-        "fully_async": place.staleness > 1 or place.partial, "transformer": {key: one for key, one in chunk.items()},
+        "fully_async": place.staleness > 1 or place.partial, "transformer": chunk,
         "engine_nodes": max(-(-int(job.rollout.engine_gpus) // job.per_node), 1), "zero": int(layout.zero),
     }  # fmt: skip
 
 
-def settings_of(job: RlJob, file: str, **more: Any) -> Settings:
+def settings_of(job: FrameworkJob, file: str, **more: Any) -> Settings:
     """The data in a template of this folder."""
     return yaml_from(HERE, file, {**facts(job), **more})
 

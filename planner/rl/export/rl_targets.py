@@ -7,8 +7,19 @@ from collections.abc import Mapping
 
 from planner import library
 from planner.layout import Recompute
-from planner.rl.export.rl_job import RlJob
-from planner.rl.export.rl_started import HERE, MODEL, PROMPTS, RlTarget, Settings, Started, flag_words, settings_of, toml_text
+from planner.rl.export.framework_job import FrameworkJob
+from planner.rl.export.rl_started import (
+    HERE,
+    MODEL,
+    PROMPTS,
+    RlTarget,
+    Settings,
+    Started,
+    Variable,
+    flag_words,
+    settings_of,
+    toml_text,
+)
 from planner.trainers.accelerate import export as accelerate
 from planner.trainers.bundle.quoting import hydra_value, text_from
 from planner.trainers.megatron import export as megatron
@@ -18,7 +29,7 @@ def _overrides(settings: Settings) -> str:
     return "".join(f"{name}={hydra_value(value)}\n" for name, value in settings.items())
 
 
-def verl(job: RlJob) -> Started:
+def verl(job: FrameworkJob) -> Started:
     """Hydra overrides; the trainer, one-step-off or fully asynchronous program of verl."""
     mega = job.backend.name == "megatron"
     settings = settings_of(job, "verl.txt")
@@ -28,22 +39,27 @@ def verl(job: RlJob) -> Started:
     if "one_step_off" in job.offered.program:
         name = f"one_step_off_{usual}"
     paths = ["actor_rollout_ref.model.path=$MODEL", "data.train_files=$TRAIN_FILES", "data.val_files=$TRAIN_FILES"]
+    paths += ["trainer.default_local_dir=$here/checkpoints", "hydra.run.dir=$here/outputs"]
     paths += ["critic.model.path=$MODEL"] if job.work.critic else []
     return Started(
         settings=settings, files={"overrides.txt": _overrides(settings)},
         entry=("python", "-m", job.offered.program, f"--config-name={name}", "${overrides[@]}", *paths),
-        prepare=("mapfile -t overrides < overrides.txt", *_in_checkout(job)),
+        prepare=("mapfile -t overrides < overrides.txt", 'here="$PWD"', *_beside_verl(job)),
         install=(f"pip install 'verl=={job.framework.version}' {job.engine.name}",),
-        notes=("Rewards are the user's: reward.custom_reward_function.path and name, or the data source of the prompts.",),
+        notes=(
+            "Rewards are the user's: reward.custom_reward_function.path and name, or the data source of the prompts.",
+            "Give MODEL and TRAIN_FILES as absolute paths, or MODEL as a hub name.",
+        ),
     )  # fmt: skip
 
 
-def _in_checkout(job: RlJob) -> tuple[str, ...]:
-    """The asynchronous configurations name verl's own by a path of its repository: file://verl/trainer/config."""
-    return () if job.colocated else ('cd "${VERL:-.}"  # a checkout of verl: its asynchronous configurations look for verl/trainer/config',)
+def _beside_verl(job: FrameworkJob) -> tuple[str, ...]:
+    """Asynchronous configurations name verl's own by a path from the folder that holds it: file://verl/trainer/config."""
+    find = "import os, verl; print(os.path.dirname(os.path.dirname(verl.__file__)))"
+    return () if job.colocated else ("# Its asynchronous configurations look for verl/trainer/config.", f'cd "$(python -c "{find}")"')
 
 
-def verl_refusals(job: RlJob) -> list[str]:
+def verl_refusals(job: FrameworkJob) -> list[str]:
     """FSDP of verl has no tensor, pipeline or expert parallelism; its rollout no pipeline."""
     layout, found = job.layout, list[str]()
     if job.backend.name == "fsdp" and (layout.tp, layout.pp, layout.ep) != (1, 1, 1):
@@ -55,10 +71,10 @@ def verl_refusals(job: RlJob) -> list[str]:
     return found
 
 
-def nemo_rl(job: RlJob) -> Started:
+def nemo_rl(job: FrameworkJob) -> Started:
     """Overrides of the shipped GRPO configuration."""
     settings = settings_of(job, "nemo_rl.txt")
-    slurm = ("On a Slurm cluster use ray.sub of the repository in place of run.sh's Ray cluster, with the same command.",) if job.nodes > 1 else ()
+    slurm = ("On Slurm use ray.sub of the repository in place of run.sh's Ray cluster, with the same command.",)[: job.nodes - 1]
     return Started(
         settings=settings, files={"overrides.txt": _overrides(settings)},
         entry=(
@@ -72,7 +88,7 @@ def nemo_rl(job: RlJob) -> Started:
     )  # fmt: skip
 
 
-def nemo_refusals(job: RlJob) -> list[str]:
+def nemo_refusals(job: FrameworkJob) -> list[str]:
     """What its workers assert."""
     found = [f"vpp {job.layout.vpp}: NeMo RL has no virtual stages; plan with vpp 1"] if job.layout.vpp > 1 else []
     if job.backend.name == "fsdp" and job.layout.pp > 1:
@@ -84,7 +100,7 @@ def nemo_refusals(job: RlJob) -> list[str]:
     return found
 
 
-def openrlhf(job: RlJob) -> Started:
+def openrlhf(job: FrameworkJob) -> Started:
     """The command line of train_ppo_ray."""
     settings = settings_of(job, "openrlhf.txt")
     words = flag_words(settings)
@@ -101,7 +117,7 @@ def openrlhf(job: RlJob) -> Started:
     )  # fmt: skip
 
 
-def openrlhf_refusals(job: RlJob) -> list[str]:
+def openrlhf_refusals(job: FrameworkJob) -> list[str]:
     """DeepSpeed under OpenRLHF."""
     layout, rollout, found = job.layout, job.rollout, list[str]()
     if (layout.pp, layout.ep) != (1, 1):
@@ -111,15 +127,14 @@ def openrlhf_refusals(job: RlJob) -> list[str]:
     return found
 
 
-def trl(job: RlJob) -> Started:
+def trl(job: FrameworkJob) -> Started:
     """trl grpo under accelerate, or a script around the asynchronous trainer; vLLM beside it where it has GPUs of its own."""
     late = job.staleness > 0
     settings = settings_of(job, "trl_async.txt" if late else "trl.txt")
-    launch = ("accelerate", "launch", "--config_file", "accelerate.yaml", *(
-        ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500") if job.train_pool[0] > 1 else ()
-    ))  # fmt: skip
     config = accelerate.config(job.actor)
     nodes, gpus = job.train_pool
+    place = ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "29500")
+    launch = ("accelerate", "launch", "--config_file", "accelerate.yaml", *(place if nodes > 1 else ()))
     config |= {"num_machines": nodes, "num_processes": nodes * gpus}
     files = {"grpo.yaml": library.dump_yaml(settings), "accelerate.yaml": library.dump_yaml(config)}
     model = ("--model_name_or_path", "$MODEL", "--dataset_name", "$TRAIN_FILES")
@@ -138,13 +153,14 @@ def trl(job: RlJob) -> Started:
     )  # fmt: skip
 
 
-def _server(job: RlJob) -> tuple[str, ...]:
+def _server(job: FrameworkJob) -> tuple[str, ...]:
     """Lines that start the server of the pool that generates: on its GPUs, or on its nodes."""
     if job.colocated:
         return ()
-    rollout, (nodes, gpus) = job.rollout, job.rollout_pool
+    rollout, gpus = job.rollout, job.rollout_pool[1]
     words = f"--tensor_parallel_size {rollout.tp} --data_parallel_size {rollout.replicas}"
-    serve = f'trl vllm-serve --model "$MODEL" {words} --gpu_memory_utilization {job.cache_share:g} --max_model_len {job.work.max_length}'
+    serve = f'trl vllm-serve --model "$MODEL" {words} --gpu_memory_utilization {job.cache_share:g}'
+    serve += f" --max_model_len {job.work.max_length}"
     if job.staleness:
         words = f"--tensor-parallel-size {rollout.tp} --data-parallel-size {rollout.replicas}"
         transfer = json.dumps({"backend": "nccl"})
@@ -168,7 +184,7 @@ def _server(job: RlJob) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def trl_refusals(job: RlJob) -> list[str]:
+def trl_refusals(job: FrameworkJob) -> list[str]:
     """TRL under accelerate with FSDP2."""
     layout, rollout, found = job.layout, job.rollout, list[str]()
     if job.backend.name != "fsdp":
@@ -182,25 +198,30 @@ def trl_refusals(job: RlJob) -> list[str]:
     if (rollout.pp, rollout.attn_dp) != (1, 1):
         found.append(f"the rollout has pp {rollout.pp}, dp {rollout.attn_dp}: engines have tensor parallelism alone")
     if job.batch % (layout.micro_batch_size * layout.dp):
-        found.append(f"{job.batch} answers of an update are no multiple of micro batch {layout.micro_batch_size} times dp {layout.dp}")
+        each = f"micro batch {layout.micro_batch_size} times dp {layout.dp}"
+        found.append(f"{job.batch} answers of an update are no multiple of {each}")
     return found
 
 
-def slime(job: RlJob) -> Started:
+def slime(job: FrameworkJob) -> Started:
     """The command line of train.py: its own flags, and Megatron's for the actor."""
     settings = settings_of(job, "slime.txt")
     groups = {title: words for title, words in megatron.arguments(job.actor).items() if title != "Batch"}
     core = [word for words in groups.values() for flags in words for word in flags] + ["--global-batch-size", str(job.batch)]
     own = flag_words(settings)
-    disk = ("--update-weight-disk-dir", "$SYNC_DIR") if job.plan.placement.sync in ("disk", "delta") else ()
-    disk += ("--update-weight-local-checkpoint-dir", "$SYNC_LOCAL") if job.plan.placement.sync == "delta" else ()
-    places = (("SYNC_DIR", None, "Folder that trainer and engines share, for weights"),) if disk else ()
-    places += (("SYNC_LOCAL", None, "Local folder of each engine's host, for weights"),) if len(disk) > 2 else ()
+    disk, places = list[str](), list[Variable]()
+    if job.plan.placement.sync in ("disk", "delta"):
+        disk += ["--update-weight-disk-dir", "$SYNC_DIR"]
+        places.append(("SYNC_DIR", None, "Folder that trainer and engines share, for weights"))
+    if job.plan.placement.sync == "delta":
+        disk += ["--update-weight-local-checkpoint-dir", "$SYNC_LOCAL"]
+        places.append(("SYNC_LOCAL", None, "Local folder of each engine's host, for weights"))
     reference = ("--ref-load", "$REF_LOAD") if job.work.reference else ()
     return Started(
         settings=settings, files={"arguments.txt": "\n".join([*own, *core]) + "\n"},
         entry=(
-            "python3", f"$SLIME/{job.offered.program}", "${arguments[@]}", "--hf-checkpoint", "$MODEL", "--load", "$REF_LOAD", *reference,
+            "python3", f"$SLIME/{job.offered.program}", "${arguments[@]}", "--hf-checkpoint", "$MODEL", "--load", "$REF_LOAD",
+            *reference,
             "--prompt-data", "$TRAIN_FILES", "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
             "--rm-type", "$REWARD", "--num-rollout", "$NUM_ROLLOUT", *disk,
         ),
@@ -214,7 +235,7 @@ def slime(job: RlJob) -> Started:
     )  # fmt: skip
 
 
-def areal(job: RlJob) -> Started:
+def areal(job: FrameworkJob) -> Started:
     """Its YAML, with the example program around GRPO."""
     layout, rollout = job.layout, job.rollout
     letters = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "c": layout.cp, "e": layout.ep}
@@ -227,12 +248,15 @@ def areal(job: RlJob) -> Started:
     return Started(
         settings=settings, files={"areal.yaml": library.dump_yaml(settings)},
         entry=("python3", f"$AREAL/{job.offered.program}", "--config", "areal.yaml"),
-        variables=(MODEL, ("DATASET", "openai/gsm8k", "Prompts with answers: a data set that AReaL knows"), ("AREAL", None, "Checkout of inclusionAI/AReaL")),
+        variables=(
+            MODEL, ("DATASET", "openai/gsm8k", "Prompts with answers: a data set that AReaL knows"),
+            ("AREAL", None, "Checkout of inclusionAI/AReaL"),
+        ),
         install=("git clone https://github.com/inclusionAI/AReaL && pip install -e AReaL",),
     )  # fmt: skip
 
 
-def areal_refusals(job: RlJob) -> list[str]:
+def areal_refusals(job: FrameworkJob) -> list[str]:
     """What its allocations cannot say."""
     layout = job.layout
     if job.backend.name == "fsdp" and (layout.pp, layout.ep) != (1, 1):
@@ -240,7 +264,7 @@ def areal_refusals(job: RlJob) -> list[str]:
     return []
 
 
-def prime_rl(job: RlJob) -> Started:
+def prime_rl(job: FrameworkJob) -> Started:
     """Its TOML."""
     name = job.work.model.name
     settings = settings_of(job, "prime_rl.txt", hub=name)
@@ -257,7 +281,7 @@ def prime_rl(job: RlJob) -> Started:
     )  # fmt: skip
 
 
-def prime_refusals(job: RlJob) -> list[str]:
+def prime_refusals(job: FrameworkJob) -> list[str]:
     """FSDP2 of prime-rl."""
     layout, found = job.layout, list[str]()
     if (layout.tp, layout.pp) != (1, 1):
@@ -265,7 +289,7 @@ def prime_refusals(job: RlJob) -> list[str]:
     if layout.recompute == Recompute.SELECTIVE:
         found.append("selective recompute has other modules there; plan with full or none")
     if job.batch != job.work.trained:
-        found.append(f"updates of {job.batch} of {job.work.trained} answers: prime-rl makes one update of a step; leave train_batch out")
+        found.append(f"updates of {job.batch} of {job.work.trained} answers: prime-rl makes one of all; leave train_batch out")
     if job.rollout.pp > 1:
         found.append(f"the rollout has pp {job.rollout.pp}: its servers have tensor and data parallelism")
     return found

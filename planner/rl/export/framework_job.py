@@ -37,7 +37,7 @@ class ActorPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlJob:
+class FrameworkJob:
     """An RL plan for one framework."""
 
     plan: RlPlan
@@ -52,7 +52,7 @@ class RlJob:
     """The update, for the words that exports of trainings share."""
 
     @staticmethod
-    def of(plan: RlPlan, to: str) -> RlJob:
+    def of(plan: RlPlan, to: str) -> FrameworkJob:
         """The job of a plan for a framework. Raises PlannerError where the framework has no such placement, trainer or engine."""
         own = plan.framework.partition("@")[0] == to
         framework = load_framework(plan.framework if own else to)
@@ -66,7 +66,7 @@ class RlJob:
             workload=work, hardware=plan.hardware, num_gpus=place.train_gpus, trainer=plan.trainer, layout=layout
         )
         cluster = Cluster(hardware=hardware, num_gpus=place.train_gpus)
-        job = RlJob(
+        job = FrameworkJob(
             plan=plan, framework=framework, backend=framework.backend_of(plan.trainer), hardware=hardware,
             engine=framework.rollout(plan.engine), offered=framework.placement(place.mode, place.staleness),
             actor=ExportJob(plan=actor, cluster=cluster, trainer=load_trainer(plan.trainer)),
@@ -161,17 +161,17 @@ class RlJob:
             for what, gpus in (("train", place.train_gpus), ("generate", place.generate_gpus)):
                 if gpus % self.per_node:
                     found.append(
-                        f"{gpus} GPUs {what}, which are no whole nodes of {self.per_node}; frameworks give whole nodes to a pool: plan "
-                        f"with a multiple of {self.per_node}"
+                        f"{gpus} GPUs {what}, which are no whole nodes of {self.per_node}; frameworks give whole nodes to a "
+                        f"pool: plan with a multiple of {self.per_node}"
                     )
         if place.critic_gpus or place.reference_gpus or place.reward_gpus:
-            found.append("critic, reference or reward model have GPUs of their own, which planner does not export; plan them on the actor's")
+            found.append("critic, reference or reward model have GPUs of their own, which is not exported; plan them on the actor's")
         if self.plan.generate_hardware and self.plan.generate_hardware != self.plan.hardware:
             found.append("pools of different hardware are not exported; start both by hand from plans of one kind")
         if self.work.trained % self.batch or self.batch % self.work.samples:
             found.append(
-                f"an update of {self.batch} answers is no whole number of prompts with {self.work.samples} answers each; change train_batch"
+                f"an update of {self.batch} answers is no whole number of prompts with {self.work.samples} each; change train_batch"
             )
         if self.plan.placement.sync not in self.offered.sync:
-            found.append(f"weight sync {place.sync} is none of {', '.join(self.offered.sync)}, which it has here; plan with one of them")
+            found.append(f"weight sync {place.sync} is none of {', '.join(self.offered.sync)}; plan with one of them")
         return found
