@@ -131,8 +131,12 @@ class RlFramework:
     """Engine's share of memory by default where pools are colocated."""
     cache_share_alone: Annotated[float, within(0.05, 1.0)] = 0.9
     """The same on GPUs of its own."""
+    in_process: bool = False
+    """Where generation is synchronous the engine runs in the framework's process: its host times are not hidden."""
     max_batch: Annotated[int, within(0, 1_000_000)] = 0
     """Sequences that an engine runs at once; 0 = the engine's own default."""
+    max_batch_ahead: Annotated[int, within(0, 1_000_000)] = 0
+    """The same where generation runs ahead of training; 0 = as ``max_batch``."""
     micro_batch: Annotated[int, within(0, 65536)] = 0
     """Sequences of a forward pass where nothing is packed; 0 = it has to be said."""
     bucket: Bytes = 0.0
