@@ -13,11 +13,6 @@ from planner.rl.rl_plan import RlPlan
 from planner.rl.rl_workload import RlWorkload
 from planner.serving.serving_layout import ServingLayout
 
-TRAINERS = {
-    "verl": "verl", "nemo-rl": "megatron-bridge", "openrlhf": "deepspeed", "trl": "trl", "slime": "megatron", "areal": "fsdp",
-    "prime-rl": "torchtitan",
-}  # fmt: skip
-
 
 def rl_plan(framework: str = "verl", staleness: int | None = 0, gpus: int = 16, **changes: Any) -> RlPlan:
     """A plan of GRPO for Qwen3 8B; ``staleness`` None = colocated."""
@@ -30,7 +25,7 @@ def rl_plan(framework: str = "verl", staleness: int | None = 0, gpus: int = 16, 
         mode=mode, train_gpus=each, generate_gpus=each, staleness=staleness or 0, sync=offered.sync[0],
         partial=offered.partial and bool(staleness),
     )  # fmt: skip
-    trainer = changes.pop("trainer", TRAINERS[found.name])
+    trainer = changes.pop("trainer", found.trainer)
     mega = trainer.startswith("megatron")
     zero = {"deepspeed": 3, "megatron": 1, "megatron-bridge": 1}.get(trainer, 3)
     degrees = {"tp": 2, "sequence_parallel": 1} if mega else {}

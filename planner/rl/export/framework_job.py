@@ -165,7 +165,7 @@ class FrameworkJob:
                         f"pool: plan with a multiple of {self.per_node}"
                     )
         if place.critic_gpus or place.reference_gpus or place.reward_gpus:
-            found.append("critic, reference or reward model have GPUs of their own, which is not exported; plan them on the actor's")
+            found.append("critic, reference or reward model have GPUs of their own, which is not exported; plan on the actor's")
         if self.plan.generate_hardware and self.plan.generate_hardware != self.plan.hardware:
             found.append("pools of different hardware are not exported; start both by hand from plans of one kind")
         if self.work.trained % self.batch or self.batch % self.work.samples:

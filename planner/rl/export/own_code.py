@@ -1,8 +1,8 @@
 """The framework's own configuration code on an exported folder, in a process of its own, where the framework is installed.
 
-verl: Hydra composes, its dataclasses are built and validate_config runs. OpenRLHF: its parser, taken out of train_ppo_ray.py, where it
-stands under ``__main__``. TRL: its parser with the configuration class. NeMo RL: its overrides on grpo_math_1B.yaml of a checkout
-that $NEMO_RL names. Of the others names alone are checked (known_names).
+verl: Hydra composes, its dataclasses are built and validate_config runs. OpenRLHF: its parser, taken out of train_ppo_ray.py, where
+it stands under ``__main__``. TRL: its parser with the configuration class. NeMo RL: its overrides on grpo_math_1B.yaml of a
+checkout that $NEMO_RL names. Of the others names alone are checked (known_names).
 """
 
 from __future__ import annotations

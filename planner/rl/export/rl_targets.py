@@ -56,14 +56,16 @@ def verl(job: FrameworkJob) -> Started:
 def _beside_verl(job: FrameworkJob) -> tuple[str, ...]:
     """Asynchronous configurations name verl's own by a path from the folder that holds it: file://verl/trainer/config."""
     find = "import os, verl; print(os.path.dirname(os.path.dirname(verl.__file__)))"
-    return () if job.colocated else ("# Its asynchronous configurations look for verl/trainer/config.", f'cd "$(python -c "{find}")"')
+    look = "# Its asynchronous configurations look for verl/trainer/config."
+    return () if job.colocated else (look, f'cd "$(python -c "{find}")"')
 
 
 def verl_refusals(job: FrameworkJob) -> list[str]:
     """FSDP of verl has no tensor, pipeline or expert parallelism; its rollout no pipeline."""
     layout, found = job.layout, list[str]()
     if job.backend.name == "fsdp" and (layout.tp, layout.pp, layout.ep) != (1, 1, 1):
-        found.append(f"tp {layout.tp}, pp {layout.pp}, ep {layout.ep}: verl's FSDP actor splits by data and Ulysses alone; use megatron")
+        degrees = f"tp {layout.tp}, pp {layout.pp}, ep {layout.ep}"
+        found.append(f"{degrees}: verl's FSDP actor splits by data and Ulysses alone; use megatron")
     if job.rollout.pp > 1 and job.engine.name == "vllm":
         found.append(f"the rollout has pp {job.rollout.pp}: verl runs vLLM without a pipeline; plan a rollout with pp 1")
     if job.rollout.ep not in (1, job.rollout.tp * job.rollout.attn_dp):
@@ -174,7 +176,8 @@ def _server(job: FrameworkJob) -> tuple[str, ...]:
         first = ",".join(str(train + one) for one in range(gpus))
         mine = ",".join(map(str, range(train)))
         return (
-            f"CUDA_VISIBLE_DEVICES={first} {serve} --port 8000 > server.log 2>&1 &", 'server=$!; trap \'kill "$server"\' EXIT',
+            f"CUDA_VISIBLE_DEVICES={first} {serve} --port 8000 > server.log 2>&1 &",
+            'server=$!; trap \'kill "$server" 2> /dev/null || true\' EXIT',
             f"export SERVER=localhost CUDA_VISIBLE_DEVICES={mine}",
         )  # fmt: skip
     return (
