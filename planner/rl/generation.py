@@ -67,6 +67,17 @@ class Generation:
     longest: Floats
     """Expected longest answer of all engines, tokens."""
 
+    def take(self, rows: Any) -> Generation:
+        """Some rows."""
+        memory: dict[str, Any] = {name: _cut(value, rows) for name, value in vars(self.memory).items()}
+        columns: dict[str, Any] = {name: _cut(value, rows) for name, value in vars(self).items() if name != "memory"}
+        return replace(self, **columns, memory=replace(self.memory, **memory))
+
+
+def _cut(value: Any, rows: Any) -> Any:
+    """Rows of a column; a number stands for all."""
+    return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
+
 
 def traffic_of(workload: RlWorkload) -> Traffic:
     """The requests of a step as the serving model takes them."""
@@ -209,7 +220,7 @@ class _Flow:
             running[:, k] = np.where(queue > 0.0, places, running[:, k])
             ended[:, k] = (older * gone[:, lived]).sum(axis=1) + new * gone[:, 0]
             ages[:, k] = (older * left[:, lived] * at[:, lived]).sum(axis=1) + new * left[:, 0] * at[:, 0]
-        some = np.where(running >= places, 1.0, -np.expm1(ended))
+        some = np.where(running >= places[:, None], 1.0, -np.expm1(ended))
         ages = ages / np.maximum(running, 1e-9)
         return running, some, ages, width
 

@@ -61,6 +61,10 @@ class RolloutSide:
     layout: ServingLayout
     generation: Generation
 
+    def take(self, rows: Any) -> RolloutSide:
+        """Some rows."""
+        return replace(self, layout=self.layout.take(rows), generation=self.generation.take(rows))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:

@@ -87,7 +87,7 @@ def priced(learner: Learner, layout: Layout, work: RlWorkload) -> Learning:
     pp = np.broadcast_to(np.asarray(layout.pp), (len(layout),))
     cp = np.broadcast_to(np.asarray(layout.cp), (len(layout),))
     lengths = np.array([_length(one, learner.packs, int(p), int(c)) for one, p, c in zip(packs, pp, cp, strict=True)])
-    keys = np.stack([lengths, [round(one.document) for one in packs]], axis=1)
+    keys = np.stack([lengths, [round(one.document / ROUND) * ROUND for one in packs]], axis=1)
     found, at = np.unique(keys, axis=0, return_inverse=True)
     pieces, order, forwards = [], [], np.zeros(len(layout))
     counts = np.array([one.microbatches for one in packs])
