@@ -31,7 +31,7 @@ def export_rl_file(plan: File, to: str, output: File, *, force: bool = False) ->
 
 def check_rl_export(made: RlExport, folder: File) -> str:
     """What the framework's own configuration code says of an exported folder, where it is installed."""
-    from planner.rl.export.own_code import check_export
+    from planner.rl.export.framework_check import check_export
 
     return check_export(made, Path(folder)).text()
 
