@@ -17,6 +17,7 @@ Where new weights enter running engines (partial), or a bounded lead keeps them 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,6 @@ class Generation:
     """All answers where engines never run empty."""
     prompts: Floats
     """Of that, prompts."""
-    even: Floats
-    """As ``seconds``, if every answer had the mean length."""
     running: Floats
     """Answers that one engine runs at once at most."""
     memory: ServingMemory
@@ -96,28 +95,38 @@ def shared_engine(served: Served, share: float | None) -> Served:
     return replace(served, engine=replace(served.engine, accounting=accounting))
 
 
-def generate(
-    served: Served, layout: ServingLayout, workload: RlWorkload, *, lead: float = 0.0, host: HostCost | None = None
-) -> Generation:
-    """Price the sampling of a step on layouts, one or columns.
+class Sampler:
+    """Engines of layouts, one or columns, that sample the answers of a step."""
 
-    ``lead``: further steps whose answers may be in flight; ``host``: its seconds that the engine's own do not hold.
-    """
-    layout = _columns(layout)
-    traffic = traffic_of(workload)
-    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
-    flow = _Flow(served, layout, workload, memory, host or HostCost())
-    seconds = flow.seconds(workload.answers)
-    fixed = AnswerLengths(lengths=(workload.answers.mean,), shares=(1.0,))
-    return Generation(
-        seconds=seconds + flow.prompts,
-        steady=np.minimum(flow.steady(lead), seconds) + flow.prompts,
-        prompts=flow.prompts,
-        even=flow.seconds(fixed) + flow.prompts,
-        running=np.minimum(flow.each, flow.places),
-        memory=memory,
-        longest=np.broadcast_to(workload.answers.longest_of(workload.sampled), flow.each.shape),
-    )
+    def __init__(self, served: Served, layout: ServingLayout, workload: RlWorkload, host: HostCost | None = None) -> None:
+        """``host``: seconds of the host that the engine's own do not hold."""
+        self.layout, self.work = _columns(layout), workload
+        self.memory = serving_memory(
+            served.model, served.hardware, served.engine, served.precision, self.layout, traffic_of(workload)
+        )
+        self.flow = _Flow(served, self.layout, workload, self.memory, host or HostCost())
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Decodes of all answers, the last included."""
+        return self.flow.seconds(self.work.answers)
+
+    @property
+    def even(self) -> Floats:
+        """All answers, if every one had the mean length."""
+        return self.flow.seconds(AnswerLengths(lengths=(self.work.answers.mean,), shares=(1.0,))) + self.flow.prompts
+
+    def generation(self, lead: float = 0.0) -> Generation:
+        """The sampling of a step; ``lead``: further steps whose answers may be in flight."""
+        flow = self.flow
+        return Generation(
+            seconds=self.seconds + flow.prompts,
+            steady=np.minimum(flow.steady(lead), self.seconds) + flow.prompts,
+            prompts=flow.prompts,
+            running=np.minimum(flow.each, flow.places),
+            memory=self.memory,
+            longest=np.broadcast_to(self.work.answers.longest_of(self.work.sampled), flow.each.shape),
+        )
 
 
 def _columns(layout: ServingLayout) -> ServingLayout:

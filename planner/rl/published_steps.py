@@ -18,7 +18,7 @@ from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, Placement
 from planner.rl.rl_memory import memory_of
-from planner.rl.rl_step import rollout_side, step_of, train_side
+from planner.rl.rl_step import rollout_side, sampler_of, step_of, train_side
 from planner.rl.rl_workload import ALGORITHMS, RlWorkload
 from planner.serving.engine import load_engine
 from planner.serving.serving_layout import Precision, ServingLayout
@@ -49,7 +49,7 @@ def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
     layout, rollout = _layouts(row, job, place)
     if generate.get("max_batch"):
         rollout = ServingLayout(**{**vars(rollout), "max_batch": int(number(generate, "max_batch"))})
-    train, engines = train_side(job, place, layout), rollout_side(job, place, rollout)
+    train, engines = train_side(job, place, layout), rollout_side(job, place, sampler_of(job, place, rollout))
     step = step_of(job, place, train, engines)
     memory = memory_of(job, place, train, engines)
     seconds = float(np.ravel(step.seconds)[0])

@@ -10,15 +10,18 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from planner.errors import PlannerError, listed
-from planner.layout import Layout, Recompute, Schedule
+from planner.layout import FIELDS, Layout, Recompute, Schedule
+from planner.rl.generation import Sampler
 from planner.rl.rl_job import RlJob
-from planner.rl.rl_layout import ASYNCHRONOUS, Placement, RlLayouts
+from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_memory import PhaseMemory, memory_of
-from planner.rl.rl_step import RolloutSide, Step, TrainSide, rollout_side, step_of, train_side
+from planner.rl.rl_step import RolloutSide, Step, TrainSide, rollout_side, sampler_of, step_of, train_side
+from planner.rl.training_phase import Learning, priced
 from planner.rules import Job, allowed
 from planner.search import SAFE
 from planner.serving.candidates import engine_layouts
@@ -31,6 +34,8 @@ STEPS = (0, 1, 2, 4, 8)
 """Staleness that is tried, within what is asked for; the ends of the range as well."""
 NEAR = 0.01
 """Placements this much slower than the fastest are as good: the one with the least staleness is taken."""
+TIE = 1e-6
+"""Of equal steps, as the other pool decides them, the trainer that is done first."""
 LARGEST_ENGINE = 64
 """GPUs of one engine."""
 ALONE = {"pp": 1, "attn_dp": 1, "dcp": 1}
@@ -108,7 +113,8 @@ class Found:
 
 def price(job: RlJob, placement: Placement, layouts: RlLayouts) -> Candidate:
     """One placement. No legality is checked."""
-    train, rollout = train_side(job, placement, layouts.actor), rollout_side(job, placement, layouts.rollout)
+    train = train_side(job, placement, layouts.actor)
+    rollout = rollout_side(job, placement, sampler_of(job, placement, layouts.rollout))
     return Candidate(
         placement=placement, layouts=layouts, train=train, rollout=rollout,
         step=step_of(job, placement, train, rollout), memory=memory_of(job, placement, train, rollout),
@@ -118,14 +124,11 @@ def price(job: RlJob, placement: Placement, layouts: RlLayouts) -> Candidate:
 def search(job: RlJob, asked: Asked, top: int = 5) -> Found:
     """The ``top`` fastest placements that fit, or those that miss by the least. Raises PlannerError where none is legal."""
     started, rows = clock.perf_counter(), list[_Row]()
-    trains, rollouts = _Sides(job, asked), {}
+    places = placements(job, asked)
+    sides = _Sides(job, asked, places)
     searched = fitting = 0
-    for placement in placements(job, asked):
-        train = trains.train(placement)
-        key = (placement.mode == "split", placement.synchronous, placement.generate_gpus, _lead(placement))
-        if key not in rollouts:
-            rollouts[key] = trains.rollout(placement)
-        rollout = rollouts[key]
+    for placement in places:
+        train, rollout = sides.train(placement), sides.rollout(placement)
         if train is None or rollout is None:
             continue
         found = _pairs(job, placement, train, rollout)
@@ -188,10 +191,6 @@ def _steps(asked: Asked) -> list[int]:
     return sorted({low, high, *(one for one in STEPS if low <= one <= high)})
 
 
-def _lead(placement: Placement) -> tuple[int, bool]:
-    return min(placement.staleness, ASYNCHRONOUS), placement.partial
-
-
 def train_candidates(job: RlJob, gpus: int, pins: Mapping[str, int]) -> Layout | None:
     """Legal layouts of the trainer on so many GPUs, with and without recompute; None = there is none."""
     work = job.workload
@@ -205,13 +204,31 @@ def train_candidates(job: RlJob, gpus: int, pins: Mapping[str, int]) -> Layout |
     fixed = {name: value for name, value in fixed.items() if name not in ("recompute", "num_microbatches")}
     base = base_layouts(rules, Pins(values=fixed))
     answers = work.trained // work.updates * work.epochs
-    base = base.take(np.flatnonzero(np.asarray(base.dp) <= answers)) if len(base) else base
+    base = base.take(_usual(job, base, pins, answers)) if len(base) else base
     kinds = [pins["recompute"]] if "recompute" in pins else [int(Recompute.NONE), int(Recompute.FULL)]
     both = [base.replace(recompute=np.full(len(base), kind)) for kind in kinds]
     columns = {name: np.concatenate([np.broadcast_to(getattr(one, name), len(base)) for one in both]) for name in vars(base)}
     layout = Layout(**columns)
     kept = np.flatnonzero(allowed(rules, layout)) if len(layout) and len(base) else np.zeros(0, dtype=int)
     return layout.take(kept) if len(kept) else None
+
+
+def _usual(job: RlJob, layout: Layout, pins: Mapping[str, int], answers: int) -> Any:
+    """Rows that are worth a look where nothing else is fixed: replicas that have an answer, tensor ranks with a fast link, states
+    sharded as far as the trainer does it, over all replicas; whole experts."""
+    column = {name: np.broadcast_to(np.asarray(value), (len(layout),)) for name, value in layout.columns().items()}
+    rules, alone = job.trainer.legal, column["dp"] * column["cp"] == 1
+    level = np.where(column["pp"] > 1, max(rules.zero_with_pp or (0,)), max(rules.zero))
+    kept = column["dp"] <= answers
+    if "zero" not in pins:
+        kept &= alone | (column["zero"] == level)
+    if "tp" not in pins:
+        kept &= column["tp"] <= job.hardware.scale_up_domain
+    if "dp_shard" not in pins:
+        kept &= column["dp_shard"] == 0
+    if "etp" not in pins and rules.etp:
+        kept &= column["etp"] == 1
+    return np.flatnonzero(kept)
 
 
 def rollout_candidates(job: RlJob, placement: Placement, pins: Mapping[str, int]) -> ServingLayout | None:
@@ -237,29 +254,51 @@ def rollout_candidates(job: RlJob, placement: Placement, pins: Mapping[str, int]
 class _Sides:
     """Both sides of every size of pool, priced once."""
 
-    def __init__(self, job: RlJob, asked: Asked) -> None:
+    def __init__(self, job: RlJob, asked: Asked, places: Sequence[Placement]) -> None:
         self.job, self.asked = job, asked
+        gpus = sorted({one.train_gpus for one in places})
+        found = {one: train_candidates(job, one, asked.train) for one in gpus}
+        self.layouts = {one: layout for one, layout in found.items() if layout is not None}
+        self.actors = _together(job, self.layouts)
         self.trains: dict[tuple[int, int, bool], TrainSide | None] = {}
+        self.samplers: dict[tuple[bool, bool, int], Sampler | None] = {}
 
     def train(self, placement: Placement) -> TrainSide | None:
         """Of the pool that trains; layouts whose update cannot fit at all are left out where others can."""
         key = (placement.train_gpus, placement.critic_gpus, placement.synchronous)
         if key not in self.trains:
-            layout = train_candidates(self.job, placement.train_gpus, self.asked.train)
-            self.trains[key] = None if layout is None else _possible(train_side(self.job, placement, layout))
+            layout, actor = self.layouts.get(placement.train_gpus), self.actors.get(placement.train_gpus)
+            self.trains[key] = None
+            if layout is not None and actor is not None:
+                rows = _possible(actor)
+                self.trains[key] = train_side(self.job, placement, layout.take(rows), actor.take(rows))
         return self.trains[key]
 
     def rollout(self, placement: Placement) -> RolloutSide | None:
         """Of the pool that generates."""
-        layout = rollout_candidates(self.job, placement, self.asked.rollout)
-        return None if layout is None else rollout_side(self.job, placement, layout)
+        key = (placement.mode == "split", placement.synchronous, placement.generate_gpus)
+        if key not in self.samplers:
+            layout = rollout_candidates(self.job, placement, self.asked.rollout)
+            self.samplers[key] = None if layout is None else sampler_of(self.job, placement, layout)
+        sampler = self.samplers[key]
+        return None if sampler is None else rollout_side(self.job, placement, sampler)
 
 
-def _possible(side: TrainSide) -> TrainSide:
-    """Without layouts that cannot fit by themselves; the nearest where none can."""
-    found = side.actor.estimate.out_of_memory_probability
-    rows = np.flatnonzero(found <= SAFE)
-    return side.take(rows if len(rows) else np.argsort(side.actor.estimate.memory_needed)[:8])
+def _together(job: RlJob, layouts: Mapping[int, Layout]) -> dict[int, Learning]:
+    """The actor on the layouts of all sizes of pool, priced as one table."""
+    if not layouts:
+        return {}
+    columns = {name: np.concatenate([getattr(one, name) for one in layouts.values()]) for name in FIELDS}
+    whole = priced(job.learner(max(layouts)), Layout(**columns), job.workload)
+    ends = np.cumsum([len(one) for one in layouts.values()])
+    pieces = zip(layouts, ends - [len(one) for one in layouts.values()], ends, strict=True)
+    return {gpus: whole.take(slice(start, end)) for gpus, start, end in pieces}
+
+
+def _possible(actor: Learning) -> Any:
+    """Rows of layouts that can fit by themselves; the nearest where none can."""
+    rows = np.flatnonzero(actor.estimate.out_of_memory_probability <= SAFE)
+    return rows if len(rows) else np.argsort(actor.estimate.memory_needed)[:8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,10 +326,11 @@ def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutS
     n, m = len(train.layout), len(np.asarray(rollout.layout.tp))
     a, b = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
     left, right = train.take(a), rollout.take(b)
-    seconds = step_of(job, placement, left, right).seconds
+    step = step_of(job, placement, left, right)
+    seconds = step.seconds
     chance = np.broadcast_to(memory_of(job, placement, left, right).worst, seconds.shape)
     good = chance <= SAFE
-    order = np.argsort(np.where(good, seconds, np.inf)) if good.any() else np.argsort(chance)
+    order = np.argsort(np.where(good, seconds + TIE * step.busy["train"], np.inf)) if good.any() else np.argsort(chance)
     rows = [
         _Row(
             placement=placement, actor=left.layout.row(int(i)), rollout=right.layout.row(int(i)),

@@ -24,7 +24,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.layout import Layout
 from planner.model import ModelSpec
-from planner.rl.generation import Generation, HostCost, generate
+from planner.rl.generation import Generation, HostCost, Sampler
 from planner.rl.memory_switch import copied, switch_seconds
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement
@@ -32,6 +32,9 @@ from planner.rl.rl_plan import PHASES
 from planner.rl.training_phase import Learning, priced
 from planner.rl.weight_sync import SyncSides, sync_seconds
 from planner.serving.serving_layout import ServingLayout
+
+MOST_AHEAD = 8
+"""Further steps whose answers fill the engines: more change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +93,11 @@ def resized(layout: Layout, gpus: int) -> Layout:
     return layout.replace(dp=np.maximum(gpus // model, 1), dp_shard=np.zeros_like(model), ep=experts)
 
 
-def train_side(job: RlJob, placement: Placement, layout: Layout) -> TrainSide:
-    """Price log-probs, updates and further learners on layouts of the actor."""
+def train_side(job: RlJob, placement: Placement, layout: Layout, actor: Learning | None = None) -> TrainSide:
+    """Price log-probs, updates and further learners on layouts of the actor; ``actor`` where that is priced already."""
     work, gpus = job.workload, placement.train_gpus
     layout = _columns(layout)
-    actor = priced(job.learner(gpus), layout, work)
+    actor = actor or priced(job.learner(gpus), layout, work)
     zero = np.zeros(len(layout))
     needed = job.framework.recomputes_logprobs if placement.synchronous else job.framework.recomputes_logprobs_async
     seconds = {"logprob": actor.forward if needed else zero, "train": actor.update}
@@ -107,7 +110,8 @@ def train_side(job: RlJob, placement: Placement, layout: Layout) -> TrainSide:
         seconds["reference"] = reference + moved
     if work.critic is not None:
         over = placement.critic_gpus or gpus
-        critic = priced(job.learner(over, work.critic), resized(layout, over) if placement.critic_gpus else layout, work)
+        same = work.critic == work.model and over == gpus
+        critic = actor if same else priced(job.learner(over, work.critic), resized(layout, over), work)
         seconds["critic"], seconds["critic_train"] = critic.forward, critic.update
     if work.reward_model is not None:
         seconds["reward"] = seconds["reward"] + _forward(job, work.reward_model, layout, placement.reward_gpus)
@@ -120,14 +124,18 @@ def _forward(job: RlJob, model: ModelSpec, layout: Layout, apart: int) -> Floats
     return priced(learner, resized(layout, apart) if apart else layout, job.workload).forward
 
 
-def rollout_side(job: RlJob, placement: Placement, layout: ServingLayout) -> RolloutSide:
-    """Price generation on layouts of the rollout; ``replicas`` are all engines of the pool."""
-    lead = float(min(placement.staleness, 8)) if not placement.partial else float(max(min(placement.staleness, 8), 1))
+def sampler_of(job: RlJob, placement: Placement, layout: ServingLayout) -> Sampler:
+    """The engines of layouts of the rollout; ``replicas`` are all engines of the pool."""
     host = HostCost(hosts_step=job.host.hosts_step)
     if job.framework.in_process and placement.synchronous:
         host = replace(host, sample=job.host.sample)
-    found = generate(job.served(placement.mode), layout, job.workload, lead=lead, host=host)
-    return RolloutSide(gpus=placement.generate_gpus, layout=layout, generation=found)
+    return Sampler(job.served(placement.mode), layout, job.workload, host)
+
+
+def rollout_side(job: RlJob, placement: Placement, sampler: Sampler) -> RolloutSide:
+    """Generation with as many steps ahead as a placement allows."""
+    lead = float(min(placement.staleness, MOST_AHEAD))
+    return RolloutSide(gpus=placement.generate_gpus, layout=sampler.layout, generation=sampler.generation(lead))
 
 
 def step_of(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutSide) -> Step:

@@ -24,8 +24,8 @@ from planner.rl.rl_workload import RlWorkload
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-ROUND = 64
-"""Tokens that a sequence is rounded up to."""
+ROUND, PIECES = 64, 48
+"""Lengths of sequences are priced in steps of ROUND tokens, or of a part in PIECES of the capacity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def priced(learner: Learner, layout: Layout, work: RlWorkload) -> Learning:
     pp = np.broadcast_to(np.asarray(layout.pp), (len(layout),))
     cp = np.broadcast_to(np.asarray(layout.cp), (len(layout),))
     lengths = np.array([_length(one, learner.packs, int(p), int(c)) for one, p, c in zip(packs, pp, cp, strict=True)])
-    keys = np.stack([lengths, [round(one.document / ROUND) * ROUND for one in packs]], axis=1)
+    keys = np.stack([lengths, [max(round(one.document / _grain(one)), 1) * _grain(one) for one in packs]], axis=1)
     found, at = np.unique(keys, axis=0, return_inverse=True)
     pieces, order, forwards = [], [], np.zeros(len(layout))
     counts = np.array([one.microbatches for one in packs])
@@ -111,12 +111,17 @@ def priced(learner: Learner, layout: Layout, work: RlWorkload) -> Learning:
     )
 
 
+def _grain(one: Packed) -> int:
+    """Step in which documents are priced."""
+    return ROUND * max(int(one.capacity // (ROUND * PIECES)), 1)
+
+
 def _length(one: Packed, packs: bool, pp: int, cp: int) -> int:
     """Tokens that a microbatch's sequences are computed at."""
-    step = ROUND * cp
     whole = one.capacity / one.sequences
+    step = ROUND * cp * max(int(whole // (ROUND * cp * PIECES)), 1)
     length = whole if pp > 1 or not packs else one.tokens
-    return int(min(-(-length // step) * step, -(-whole // cp) * cp))
+    return int(min(max(round(length / step), 1) * step, -(-whole // cp) * cp))
 
 
 def workload_of(learner: Learner, work: RlWorkload, length: int, document: int, count: int) -> Workload:
