@@ -6,7 +6,7 @@ from pathlib import Path
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.framework_check import take_program
+from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
