@@ -91,7 +91,7 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     usual = usual_options(file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     code = _followed(file, {**usual, **given.data})
-    own = {} if code is None else framework_check(code, decided)
+    own = {} if code is None else own_code(code, decided)
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
@@ -108,7 +108,7 @@ def _followed(file: Path | None, options: Mapping[str, Any]) -> Program | None:
         return None
 
 
-def framework_check(program: Program, decided: bool) -> dict[str, Any]:
+def own_code(program: Program, decided: bool) -> dict[str, Any]:
     """Arguments that a program gives the libraries itself, as command lines name them; empty where it does not say.
     ``decided``: the command says whether adapters are trained."""
     require_known_adapters(program)
