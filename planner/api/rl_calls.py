@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 ASKED = (
     "model", "gpus", "nodes", "hardware", "cluster", "framework", "trainer", "engine", "algorithm", "prompts", "samples",
     "prompt_length", "answers", "max_length", "train_batch", "epochs", "reference", "critic", "reward_model", "reward_time",
-    "turns", "tool_time", "tool_tokens", "speculation", "precision", "weights", "cache", "lora_rank", "mode", "staleness", "train_gpus",
-    "generate_gpus", "sync", "memory_share", "network_bandwidth", "price", "actor", "rollout",
+    "turns", "tool_time", "tool_tokens", "speculation", "precision", "weights", "cache", "lora_rank", "mode", "staleness",
+    "train_gpus", "generate_gpus", "sync", "memory_share", "network_bandwidth", "price", "actor", "rollout",
 )  # fmt: skip
 """Keywords of every question of RL: the flags in Python spelling."""
 
@@ -55,13 +55,13 @@ class RlPlan(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what ``plan rl estimate --json`` prints."""
-        from planner.questions.rl.show import plan_data
+        from planner.questions.rl.rl_tables import plan_data
 
         return plan_data(self.file, self.price)
 
     def show(self, console: Console) -> None:
         """Print all of it on a console of rich."""
-        from planner.questions.rl.show import print_plan
+        from planner.questions.rl.rl_tables import print_plan
 
         print_plan(console, self.file, self.price)
 
@@ -72,7 +72,7 @@ class RlPlan(Result):
     def trace(self, path: File | None = None) -> str:
         """Three steps as a trace for ui.perfetto.dev, written to ``path`` where one is given. Raises PlannerError."""
         from planner import library
-        from planner.questions.rl.trace import trace_of
+        from planner.questions.rl.rl_trace import trace_of
 
         made = trace_of(self.file)
         if path is not None:
@@ -107,13 +107,13 @@ class RlPlans(Result, Sequence[RlPlan]):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what ``plan rl --json`` prints."""
-        from planner.questions.rl.show import answer_data
+        from planner.questions.rl.rl_tables import answer_data
 
         return answer_data(self.found, self.price)
 
     def show(self, console: Console) -> None:
         """Print the tables on a console of rich."""
-        from planner.questions.rl.show import print_answer
+        from planner.questions.rl.rl_tables import print_answer
 
         print_answer(console, self.found, self.price)
 

@@ -31,6 +31,8 @@ from planner.workload import usual_name
 
 FRAMEWORK, ALGORITHM, PROMPTS, PROMPT_LENGTH, MAX_LENGTH, MEAN = "verl", "grpo", 64, 512, 8192, 2048
 """What a step is where nothing is said: the batch of recipes of mathematics (64 prompts of about 500 tokens)."""
+GRAIN = 512
+"""Tokens that the largest length is a multiple of."""
 STALENESS = (0, 8)
 """Steps ahead that are tried where nothing is said."""
 GPUS = Annotated[int, within(1, 2**17)]
@@ -39,18 +41,9 @@ ROLLOUT = tuple(vars(ServingLayout()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlRequest:
-    """What a user said; None = not said. Numbers and times also as text with a suffix or a unit."""
+class AskedBatch:
+    """What a user said of the batch; None = not said. Numbers and times also as text with a suffix or a unit."""
 
-    model: str | ModelSpec | None = None
-    gpus: int | None = None
-    nodes: int | None = None
-    hardware: str | None = None
-    cluster: str | Path | None = None
-    """A cluster file: its kinds train and generate."""
-    framework: str | None = None
-    trainer: str | None = None
-    engine: str | None = None
     algorithm: str | None = None
     prompts: int | None = None
     samples: int | None = None
@@ -67,6 +60,21 @@ class RlRequest:
     tool_time: object = None
     tool_tokens: object = None
     speculation: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlRequest(AskedBatch):
+    """What a user said; None = not said."""
+
+    model: str | ModelSpec | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    hardware: str | None = None
+    cluster: str | Path | None = None
+    """A cluster file: its kinds train and generate."""
+    framework: str | None = None
+    trainer: str | None = None
+    engine: str | None = None
     precision: str | None = None
     weights: str | None = None
     """Of the rollout."""
@@ -233,7 +241,7 @@ def _longest(request: RlRequest, model: ModelSpec, prompt: float) -> int:
     bare = re.fullmatch(r"\s*(?:fixed:|mean=)?([\d.]+[kK]?)\s*", str(answers or ""))
     means = [4.0 * float(parse_count(bare[1], what="--answers")[0])] if bare else []
     wanted = prompt + max([2.0 * one for one in ends] + means + [MAX_LENGTH - prompt])
-    return int(min(-(-wanted // 1024) * 1024, max(model.max_sequence_length, MAX_LENGTH)))
+    return int(min(-(-wanted // GRAIN) * GRAIN, max(model.max_sequence_length, MAX_LENGTH)))
 
 
 def _tokens(said: object, what: str, default: float) -> float:
