@@ -19,6 +19,7 @@ from planner.api.cluster_calls import *  # noqa: F403
 from planner.api.elastic_calls import *  # noqa: F403
 from planner.api.mixed_calls import *  # noqa: F403
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
+from planner.api.rl_calls import *  # noqa: F403
 from planner.api.said import seconds_of, texts
 from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
@@ -377,8 +378,9 @@ def import_config(
 
 __all__ = [
     "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "MixedPlan", "MixedPlans", "Plan", "PlannerError",
-    "Plans", "Reshaped", "Resilient", "Result", "ServePlan", "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles",
-    "doctor", "estimate", "import_config", "is_mixed_plan", "is_serve_plan", "load", "load_mixed", "load_serve", "mixed_what_if",
-    "plan", "plan_mixed", "plot_profile", "reshape", "resilience", "sensitivity", "serve", "serve_cheapest", "serve_cluster",
-    "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "watch", "what_if",
+    "Plans", "Reshaped", "Resilient", "Result", "RlPlan", "RlPlans", "ServePlan", "ServePlans", "accuracy", "calibrate", "compare",
+    "compare_profiles", "doctor", "estimate", "estimate_rl", "import_config", "is_mixed_plan", "is_serve_plan", "load",
+    "load_mixed", "load_rl", "load_serve", "mixed_what_if", "plan", "plan_mixed", "plan_rl", "plot_profile", "reshape",
+    "resilience", "sensitivity", "serve", "serve_cheapest", "serve_cluster", "serve_compare", "serve_estimate", "serve_what_if",
+    "show_profile", "watch", "what_if",
 ]  # fmt: skip

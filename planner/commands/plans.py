@@ -126,7 +126,8 @@ def export(
 
     PLAN is a file written by --output of `plan` or `plan estimate`; one of `plan serve` is written for an engine, or for what runs
     engines on Kubernetes, with the benchmark that measures what was predicted. A mixed plan, of `plan --cluster`, is written for
-    pytorch, megatron, megatron-bridge, torchtitan (with torchft where sites step alone), flagscale or hexiscale.
+    pytorch, megatron, megatron-bridge, torchtitan (with torchft where sites step alone), flagscale or hexiscale; one of `plan rl`
+    for verl, nemo-rl, openrlhf, trl, slime, areal or prime-rl.
 
     \b
     Examples:
@@ -137,6 +138,7 @@ def export(
       plan export serve.yaml --to vllm --output server/ --check
       plan export serve.yaml --to dynamo --output server/
       plan export mixed.yaml --to pytorch --output run/
+      plan export rl.yaml --to verl --output run/ --check
       plan export --list
     """
     if list_:
@@ -149,8 +151,13 @@ def export(
             "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
         )
     from planner import api
-    from planner.api import serving_files
+    from planner.api import rl_files, serving_files
 
+    if rl_files.is_rl_file(file):
+        if launcher != "torchrun":
+            raise click.UsageError("--launcher is of trainings: an RL plan has its framework's own launch script")
+        _export_rl(file, to, output, check=check, force=force)
+        return
     if serving_files.is_serve_file(file):
         if launcher != "torchrun" or cluster is not None:
             raise click.UsageError("--launcher is of trainings: a serve plan has scripts, or is exported to dynamo or llm-d")
@@ -176,6 +183,20 @@ def export(
         click.echo(f"note: {note}")
     if check:
         click.echo(written.check())
+
+
+def _export_rl(file: Path, to: str, output: Path, *, check: bool, force: bool) -> None:
+    """An RL plan as a folder for one of the frameworks."""
+    from planner.api import rl_files
+
+    made = rl_files.export_rl_file(file, to, output, force=force)
+    for warning in made.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
+    click.echo(f"wrote {output}: {', '.join(made.files)}")
+    for note in made.notes:
+        click.echo(f"note: {note}")
+    if check:
+        click.echo(rl_files.check_rl_export(made, output))
 
 
 @click.command("import")

@@ -11,7 +11,7 @@ from planner.terminal.flags import emit, progress
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--measured", metavar="TIME",
-    help="Time of an optimizer step: 14.2 (seconds), 850ms; of a serve plan the JSON of a benchmark.",
+    help="Time of an optimizer step: 14.2 (seconds), 850ms; of a serve plan the JSON of a benchmark; of an RL plan a log.",
 )  # fmt: skip
 @click.option("--memory", metavar="BYTES", help="Peak memory of one GPU, like 71GiB.")
 @click.option(
@@ -42,6 +42,9 @@ def doctor(
     For a serve plan, --measured is the JSON of vllm bench serve, sglang.bench_serving, InferenceX or plan validate: the largest
     deviations are named, at the load that was measured, with what would explain them.
 
+    For an RL plan, --measured is the log of verl, NeMo RL, OpenRLHF, TRL, slime, AReaL or prime-rl: the phases of its steps are
+    compared with the plan's, and the largest gap is named.
+
     \b
     Examples:
       plan doctor plan.yaml --measured 14.2s
@@ -50,10 +53,16 @@ def doctor(
       plan doctor plan.yaml --trace rank0.json.gz
       plan doctor plan.yaml --trace 'traces/*.json.gz' --measured 14.2s
       plan doctor serve.yaml --measured bench.json
+      plan doctor rl.yaml --measured run.log
     """
     from planner import api
-    from planner.api import serving_files
+    from planner.api import rl_files, serving_files
 
+    if rl_files.is_rl_file(file):
+        if measured is None or memory is not None or trace:
+            raise click.UsageError(f"{file} is an RL plan: give --measured with the log of its framework, and nothing else")
+        emit(rl_files.doctor_rl(file, measured), as_json)
+        return
     if serving_files.is_serve_file(file):
         if measured is None or memory is not None or trace:
             raise click.UsageError(f"{file} is a serve plan: give --measured with the JSON of a benchmark, and nothing else")

@@ -1,0 +1,52 @@
+"""RL plans as files: what ``plan export``, ``plan import`` and ``plan doctor`` do with them, and logs of RL frameworks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.api.results import Answer, File
+
+if TYPE_CHECKING:
+    from planner.rl.export.rl_folder import RlExport
+    from planner.rl.rl_doctor import RlComparison
+    from planner.rl.rl_log import RlLog
+
+
+def is_rl_file(path: File) -> bool:
+    """Whether a file says that it is an RL plan. Raises PlannerError where it cannot be read."""
+    from planner.library import read_yaml
+    from planner.rl.rl_plan import is_rl_plan
+
+    return is_rl_plan(read_yaml(Path(path)))
+
+
+def export_rl_file(plan: File, to: str, output: File, *, force: bool = False) -> RlExport:
+    """Write an RL plan as a folder for one of the frameworks. Raises PlannerError when it cannot run there."""
+    from planner.rl.export.rl_folder import export_rl
+    from planner.rl.rl_plan import load_rl_plan
+
+    return export_rl(load_rl_plan(Path(plan)), to, Path(output), force=force)
+
+
+def check_rl_export(made: RlExport, folder: File) -> str:
+    """What the framework's own configuration code says of an exported folder, where it is installed."""
+    from planner.rl.export.framework_check import check_export
+
+    return check_export(made, Path(folder)).text()
+
+
+def read_rl_log(path: File, framework: str = "") -> RlLog:
+    """Phase times of every step of a log of verl, NeMo RL, OpenRLHF, TRL, slime, AReaL or prime-rl. Raises PlannerError."""
+    from planner.rl import rl_log
+
+    return rl_log.read_rl_log(Path(path), framework)
+
+
+def doctor_rl(plan: File, measured: File, framework: str = "") -> Answer[RlComparison]:
+    """The phases of a log compared with an RL plan: the largest gap, and what usually makes it. Raises PlannerError."""
+    from planner.questions.measured.show_rl import print_rl_comparison
+    from planner.rl.rl_doctor import compare_log
+    from planner.rl.rl_plan import load_rl_plan
+
+    return Answer(compare_log(load_rl_plan(Path(plan)), read_rl_log(measured, framework)), print_rl_comparison)

@@ -1,0 +1,126 @@
+"""What every target of an RL plan is made of: facts for templates, settings, how a folder is started, flags and TOML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.rl.export.framework_job import FrameworkJob
+from planner.trainers.bundle.quoting import yaml_from
+from planner.trainers.megatron import core_settings as mcore
+
+HERE = "planner.rl.export"
+Settings = dict[str, Any]
+"""Name of a setting -> value, or nested."""
+Variable = tuple[str, str | None, str]
+"""Name of a shell variable, its default (None: it must be set), what it is."""
+MODEL: Variable = ("MODEL", None, "Folder or hub name of the model in Hugging Face format")
+PROMPTS: Variable = ("TRAIN_FILES", None, "Prompts with what rewards need, in the form that the framework reads")
+ESTIMATORS: Mapping[str, Mapping[str, str]] = {
+    "verl": {
+        "grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "rloo": "rloo", "reinforce++": "reinforce_plus_plus", "ppo": "gae",
+    },
+    "nemo-rl": {"grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "reinforce++": "reinforce_plus_plus"},
+    "openrlhf": {
+        "grpo": "group_norm", "dapo": "group_norm", "gspo": "group_norm", "rloo": "rloo", "reinforce++": "reinforce_baseline",
+        "ppo": "gae",
+    },
+    "trl": {"grpo": "grpo", "dapo": "dapo", "gspo": "grpo"},
+    "slime": {"grpo": "grpo", "dapo": "grpo", "gspo": "gspo", "reinforce++": "reinforce_plus_plus_baseline", "ppo": "ppo"},
+    "areal": {"grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "ppo": "ppo"},
+    "prime-rl": {"grpo": "grpo"},
+}  # fmt: skip
+"""Framework -> algorithm of a plan -> its word for how advantages are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """The files of one framework and how they are started."""
+
+    settings: Mapping[str, Any]
+    """Names that are held against those of the framework; nested, or flat with dots or dashes."""
+    files: Mapping[str, str]
+    """Name in the folder -> text."""
+    entry: tuple[str, ...]
+    """Words that start it; ``$NAME`` and ``${NAME[@]}`` are expanded."""
+    prepare: tuple[str, ...] = ()
+    """Shell lines before it."""
+    ray: bool = True
+    """It runs on a Ray cluster, which the script starts where there are several nodes; else every node runs the words."""
+    starts_ray: bool = False
+    """A cluster is started on one node as well."""
+    variables: tuple[Variable, ...] = (MODEL, PROMPTS)
+    install: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlTarget:
+    """One framework."""
+
+    title: str
+    render: Callable[[FrameworkJob], Started]
+    refusals: Callable[[FrameworkJob], list[str]] = field(default=lambda _: [])
+    """Sentences on what it cannot run."""
+
+
+def facts(job: FrameworkJob) -> Settings:
+    """What templates may name."""
+    place, layout = job.plan.placement, job.layout
+    nodes, gpus = job.train_pool
+    out_nodes, out_gpus = job.rollout_pool
+    core = mcore.recompute(job.actor) if job.backend.name == "megatron" else {}
+    unset = ("recompute_modules", "recompute_method", "recompute_num_layers", "recompute_granularity")
+    chunk = dict.fromkeys(unset) | core
+    return {
+        **{name: value for name, value in layout.to_dict().items() if name != "order"}, "shard": int(layout.shard),
+        "job": job, "work": job.work, "model": job.work.model, "backend": job.backend.name, "engine": job.engine.name,
+        "rollout": job.rollout, "train_nodes": nodes, "train_gpus": gpus, "rollout_nodes": out_nodes, "rollout_gpus": out_gpus,
+        "critic": job.work.critic is not None, "sync": place.sync, "partial": place.partial,
+        "offload": job.colocated and job.framework.offload,
+        "estimator": ESTIMATORS[job.framework.name].get(job.work.algorithm, ""), "bucket": int(job.framework.bucket),
+        "fully_async": place.staleness > 1 or place.partial, "transformer": chunk,
+        "engine_nodes": max(-(-int(job.rollout.engine_gpus) // job.per_node), 1), "zero": int(layout.zero),
+    }  # fmt: skip
+
+
+def settings_of(job: FrameworkJob, file: str, **more: Any) -> Settings:
+    """The data in a template of this folder."""
+    return yaml_from(HERE, file, {**facts(job), **more})
+
+
+def flag_words(settings: Mapping[str, Any]) -> list[str]:
+    """Flags of a command line: True is a bare flag, False and None are left out."""
+    found: list[str] = []
+    for name, value in settings.items():
+        if value is True:
+            found.append(name)
+        elif value is not None and value is not False:
+            found += [name, *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return found
+
+
+def toml_text(data: Mapping[str, Any], place: str = "") -> str:
+    """TOML of nested plain data; a text is written as JSON writes it, which TOML's basic strings are."""
+    plain = {key: one for key, one in data.items() if not _is_table(one)}
+    lines = [f"{key} = {_toml(value)}" for key, value in plain.items() if value is not None]
+    text = (f"[{place}]\n" if place and (lines or not data) else "") + "".join(f"{line}\n" for line in lines)
+    for key, value in data.items():
+        inner = f"{place}.{key}" if place else key
+        if isinstance(value, Mapping):
+            text += toml_text(value, inner)
+        elif _is_table(value):
+            text += "".join(toml_text(one, inner).replace(f"[{inner}]\n", f"[[{inner}]]\n", 1) for one in value)
+    return text
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value))
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+

@@ -1,0 +1,142 @@
+"""Weight syncs and updates of trainers as published rows describe them, predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.cost.estimate import estimate
+from planner.errors import PlannerError, shown
+from planner.hardware import load_hardware
+from planner.hardware.names import profile_named
+from planner.layout import Layout
+from planner.model import ModelSpec, load_model
+from planner.model_names import preset_named, spellings
+from planner.rl.rl_framework import framework_names, load_framework
+from planner.rl.weight_sync import SyncSides, sync_seconds
+from planner.trainer import load_trainer
+from planner.units import GIB
+from planner.workload import Workload
+
+METHODS = (
+    ("delta", "delta"), ("reshard", "reshard"), ("nixl", "rdma"), ("checkpoint-engine", "rdma"), ("mooncake", "rdma"),
+    ("p2p", "rdma"), ("broadcast", "bucketed"), ("bucket", "bucketed"), ("ipc", "ipc"), ("colocated", "ipc"), ("disk", "disk"),
+    ("tensor", "tensor"),
+)  # fmt: skip
+"""Words of a row's method, and which of SYNC_METHODS they mean; the first that stands in it counts."""
+OWN = {
+    "nemo": "nemo-rl", "verl": "verl", "slime": "slime", "miles": "slime", "openrlhf": "openrlhf", "areal": "areal",
+    "prime": "prime-rl",
+}  # fmt: skip
+"""Beginnings of ids of rows -> framework."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRow:
+    """A sync, predicted."""
+
+    values: dict[str, float]
+    fits: bool = True
+    assumed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRow(SyncRow):
+    """An update of a trainer, predicted."""
+
+
+def model_of(row: Mapping[str, Any]) -> ModelSpec:
+    """The model of a row by name, spelt in any way. Raises PlannerError."""
+    name = row.get("model")
+    if not isinstance(name, str):
+        raise PlannerError("the row names no model")
+    found = next((preset for one in spellings(name) if (preset := preset_named(one))), None)
+    return load_model(found or name)
+
+
+def number(data: Mapping[str, Any], name: str, default: float = 1) -> float:
+    """A positive number of a row, or the default."""
+    value = data.get(name)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else float(default)
+
+
+def framework_of(text: str) -> str:
+    """The framework that a text begins with, with its version where it has one; '' = none of the library."""
+    words = text.lower().replace("_", "-").split()
+    name = next((one for one in framework_names() if words and words[0] in (one, one.replace("-", ""))), "")
+    version = next((one.lstrip("v@") for one in words[1:2] if one.lstrip("v@")[:1].isdigit()), "")
+    return f"{name}@{version}" if name and version else name
+
+
+def sync_row(row: Mapping[str, Any], where: str) -> SyncRow:
+    """Predict one sync. Raises PlannerError where the row does not say enough."""
+    said = str(row["method"]).lower()
+    method = next((name for word, name in METHODS if word in said), None)
+    if method is None:
+        raise PlannerError(f"{where}: the method {shown(said)} is not known")
+    measured = row["measured"]
+    if "sync_s" not in measured and "full_broadcast_s" in measured:
+        method = "bucketed"
+    model = model_of(row)
+    hardware = load_hardware(profile_named(str(row["hardware"])) if row.get("hardware") else "h100-sxm")
+    framework = next((name for start, name in OWN.items() if str(row["id"]).startswith(start)), "")
+    train, generate = row["train"], row["generate"]
+    nodes = hardware.gpus_per_node
+    over = number(train, "tp") * number(train, "pp") * max(number(train, "ep"), 1.0)
+    sharded = number(train, "fsdp", number(train, "dp_shard", 1))
+    trainers = number(train, "gpus", number(train, "nodes", 0) * nodes or over * number(train, "dp"))
+    engine = number(generate, "tp") * number(generate, "pp")
+    rollouts = number(generate, "gpus", number(generate, "nodes", 0) * nodes or engine * number(generate, "dp"))
+    over = max(over, sharded, trainers if framework == "verl" else 1.0)
+    sides = SyncSides(
+        train=Cluster(hardware=hardware, num_gpus=int(max(trainers, 1))),
+        generate=Cluster(hardware=hardware, num_gpus=int(max(rollouts, 1))),
+        trained_over=over, generated_over=engine, engines=max(rollouts / engine, 1.0),
+    )  # fmt: skip
+    said = str(row.get("precision", ""))
+    weights = "fp8_block" if "fp8" in said else "nvfp4" if "fp4" in said else "bf16"
+    seconds = sync_seconds(method, model, sides, framework=framework, weights=weights, offloaded=bool(row.get("offload")))
+    return SyncRow(values={"sync_s": float(np.ravel(seconds)[0])})
+
+
+def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
+    """Predict one optimizer step of a trainer. Raises PlannerError where the row does not say enough."""
+    train, batch = row["train"], row["batch"]
+    named = framework_of(framework.replace("(", " "))
+    trainer = load_trainer(_update_trainer(load_framework(named).trainer if named else "fsdp", row, train))
+    model, hardware = model_of(row), load_hardware(profile_named(str(row.get("hardware") or "h100-sxm")))
+    if not number(batch, "global", 0) or not number(batch, "length", 0):
+        raise PlannerError(f"{where}: the batch is not stated")
+    gpus, dp = int(number(train, "gpus")), int(number(train, "dp", number(train, "gpus")))
+    sequences, micro = int(number(batch, "global")), int(number(train, "micro"))
+    layout = Layout(
+        tp=int(number(train, "tp")), pp=int(number(train, "pp")), cp=int(number(train, "cp")), ep=int(number(train, "ep")), dp=dp,
+        micro_batch_size=micro, num_microbatches=max(sequences // (dp * micro), 1), zero=int(number(train, "zero", 1)),
+        recompute=2 if train.get("recompute") in ("full", "offload_activations") else 0,
+        offload_activations=int(train.get("recompute") == "offload_activations"),
+    )  # fmt: skip
+    rank = int(number(train, "lora_rank", 0))
+    work = Workload(
+        model=model, sequence_length=int(number(batch, "length")), global_batch_size=sequences, lora_rank=rank,
+        expert_imbalance=1.0,
+    )  # fmt: skip
+    found = estimate(work, Cluster(hardware=hardware, num_gpus=gpus), trainer, layout)
+    memory = float(found.memory_reserved[0])
+    return UpdateRow(
+        values={"train_s": float(found.step_time[0]), "memory_gb": memory / GIB},
+        fits=bool(found.out_of_memory_probability[0] <= 0.5), assumed="fake data: experts evenly loaded",
+    )  # fmt: skip
+
+
+def _update_trainer(trainer: str, row: Mapping[str, Any], train: Mapping[str, Any]) -> str:
+    """The trainer with the options that a row states: losses of RL take log-probs of a fused head; kernels of attention."""
+    if trainer != "fsdp":
+        return trainer
+    options = "" if row.get("phase") == "sft" else "+loss=fused_linear"
+    return trainer + options + ("+attention_kernel=fa2" if train.get("attention") == "fa2" else "")
+
+

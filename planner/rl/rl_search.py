@@ -1,0 +1,380 @@
+"""Search: every placement of a step: sizes of the pools, layouts of trainer and rollout, staleness; the fastest that fit.
+
+Both sides of every size of pool are priced once, as columns; every pair of a legal trainer's layout with a legal engine's layout is
+then put together. Nothing is left out but layouts whose own update cannot fit, so the result is the optimum of the cost model over
+that space (a test compares with pricing one by one). Engines are whole replicas; what a pool cannot use stays idle.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from planner.errors import PlannerError, listed
+from planner.layout import FIELDS, Layout, Recompute, Schedule
+from planner.rl.generation import Sampler
+from planner.rl.rl_job import RlJob
+from planner.rl.rl_layout import Placement, RlLayouts
+from planner.rl.rl_memory import PhaseMemory, memory_of
+from planner.rl.rl_step import RolloutSide, Step, TrainSide, rollout_side, sampler_of, step_of, train_side
+from planner.rl.training_phase import Learning, priced
+from planner.rules import Job, allowed
+from planner.search import SAFE
+from planner.serving.candidates import engine_layouts
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_rules import legal
+from planner.space import Pins, base_layouts
+from planner.workload import Workload
+
+STEPS = (0, 1, 2, 4, 8)
+"""Staleness that is tried, within what is asked for; the ends of the range as well."""
+NEAR = 0.01
+"""Placements this much slower than the fastest are as good: the one with the least staleness is taken."""
+TIE = 1e-6
+"""Of equal steps, as the other pool decides them, the trainer that is done first."""
+LARGEST_ENGINE = 64
+"""GPUs of one engine."""
+ALONE = {"pp": 1, "attn_dp": 1, "dcp": 1}
+"""Degrees of an engine that frameworks of RL leave at 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user fixed of a placement; the search varies the rest."""
+
+    gpus: int
+    """GPUs at most."""
+    modes: tuple[str, ...] = ()
+    """Of MODES; empty = those of the framework."""
+    staleness: tuple[int, int] = (0, 8)
+    """Least and most."""
+    train_gpus: int = 0
+    """0 = any."""
+    generate_gpus: int = 0
+    """0 = any; of two kinds: those of the kind that generates."""
+    sync: str = ""
+    """Method of weight sync; empty = the framework's."""
+    train: Mapping[str, int] = field(default_factory=dict)
+    """Fields of the trainer's layout."""
+    rollout: Mapping[str, int] = field(default_factory=dict)
+    """Fields of the rollout's layout."""
+    apart: bool = False
+    """Pools are of two kinds: both sizes are given, and only split placements are possible."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One priced placement."""
+
+    placement: Placement
+    layouts: RlLayouts
+    train: TrainSide
+    """One row."""
+    rollout: RolloutSide
+    """One row."""
+    step: Step
+    memory: PhaseMemory
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return float(np.ravel(self.step.seconds)[0])
+
+    @property
+    def chance(self) -> float:
+        """Largest chance of running out of memory of all phases."""
+        return float(np.ravel(self.memory.worst)[0])
+
+    @property
+    def fits(self) -> bool:
+        """Every phase fits."""
+        return self.chance <= SAFE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search found."""
+
+    best: tuple[Candidate, ...]
+    """Best first; where none fits, those that miss by the least."""
+    by_mode: Mapping[str, Candidate]
+    """The best of every mode and of synchronous and asynchronous split placements, by name."""
+    fit: bool
+    searched: int
+    """Placements that were priced."""
+    fitting: int
+    seconds: float
+    """Wall time."""
+
+
+def price(job: RlJob, placement: Placement, layouts: RlLayouts) -> Candidate:
+    """One placement. No legality is checked."""
+    train = train_side(job, placement, layouts.actor)
+    rollout = rollout_side(job, placement, sampler_of(job, placement, layouts.rollout))
+    return Candidate(
+        placement=placement, layouts=layouts, train=train, rollout=rollout,
+        step=step_of(job, placement, train, rollout), memory=memory_of(job, placement, train, rollout),
+    )  # fmt: skip
+
+
+def search(job: RlJob, asked: Asked, top: int = 5) -> Found:
+    """The ``top`` fastest placements that fit, or those that miss by the least. Raises PlannerError where none is legal."""
+    started, rows = clock.perf_counter(), list[_Row]()
+    places = placements(job, asked)
+    sides = _Sides(job, asked, places)
+    searched = fitting = 0
+    for placement in places:
+        train, rollout = sides.train(placement), sides.rollout(placement)
+        if train is None or rollout is None:
+            continue
+        found = _pairs(job, placement, train, rollout)
+        searched, fitting = searched + found.count, fitting + found.fitting
+        rows += found.rows
+    if not rows:
+        raise PlannerError(_nothing(job, asked))
+    rows = _ranked(rows)
+    best = [_whole(job, one) for one in _varied(rows, top)]
+    named: dict[str, Candidate] = {}
+    for one in rows:
+        name = _name(one.placement)
+        if name not in named and one.fits:
+            named[name] = _whole(job, one)
+    return Found(
+        best=tuple(best), by_mode=named, fit=rows[0].fits, searched=searched, fitting=fitting,
+        seconds=clock.perf_counter() - started,
+    )  # fmt: skip
+
+
+def placements(job: RlJob, asked: Asked) -> list[Placement]:
+    """Sizes of pools, modes and staleness that the framework has and the question allows. Raises PlannerError."""
+    found, modes = [], asked.modes or job.framework.modes
+    if unknown := [one for one in modes if one not in job.framework.modes]:
+        raise PlannerError(f"{job.framework.label} has no {unknown[0]} placement; it has {listed(job.framework.modes)}")
+    for mode in modes:
+        if asked.apart and mode != "split":
+            continue
+        for train, generate in sizes(job, asked, mode):
+            apart = (0, train) if job.workload.critic is not None and train + generate + train <= asked.gpus else (0,)
+            for critic in apart:
+                for staleness in _steps(asked) if mode != "colocated" else [0]:
+                    offered = next((one for one in job.framework.placements if one.holds(mode, staleness)), None)
+                    if offered is None or (mode == "colocated" and asked.staleness[0] > 0):
+                        continue
+                    found.append(
+                        Placement(
+                            mode=mode, train_gpus=train, generate_gpus=generate, critic_gpus=critic, staleness=staleness,
+                            partial=offered.partial and staleness > 0, sync=asked.sync or offered.sync[0],
+                        )
+                    )  # fmt: skip
+    return found
+
+
+def sizes(job: RlJob, asked: Asked, mode: str) -> list[tuple[int, int]]:
+    """(train, generate) GPUs: whole nodes where there are several, any number inside of one."""
+    gpus, node = asked.gpus, int(job.hardware.gpus_per_node)
+    if asked.apart:
+        return [(asked.train_gpus, asked.generate_gpus)]
+    if mode == "colocated":
+        return [(gpus, gpus)] if asked.train_gpus in (0, gpus) and asked.generate_gpus in (0, gpus) else []
+    unit = node if gpus > node and gpus % node == 0 else 1
+    trains = [asked.train_gpus] if asked.train_gpus else list(range(unit, gpus, unit))
+    found = [(train, gpus if mode == "hybrid" else asked.generate_gpus or gpus - train) for train in trains]
+    return [(a, b) for a, b in found if a >= 1 and b >= 1 and (a < b if mode == "hybrid" else a + b <= gpus)]
+
+
+def _steps(asked: Asked) -> list[int]:
+    low, high = asked.staleness
+    return sorted({low, high, *(one for one in STEPS if low <= one <= high)})
+
+
+def train_candidates(job: RlJob, gpus: int, pins: Mapping[str, int]) -> Layout | None:
+    """Legal layouts of the trainer on so many GPUs, with and without recompute; None = there is none."""
+    work = job.workload
+    batch = max(gpus, 1)
+    one = Workload(
+        model=work.model, sequence_length=work.max_length, global_batch_size=batch, precision=work.precision,
+        lora_rank=work.lora_rank, expert_imbalance=job.host.expert_imbalance if work.model.is_moe else 1.0,
+    )  # fmt: skip
+    rules = Job(workload=one, cluster=job.cluster(gpus), trainer=job.trainer)
+    fixed = {"micro_batch_size": 1, "vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B), **pins}
+    fixed = {name: value for name, value in fixed.items() if name not in ("recompute", "num_microbatches")}
+    base = base_layouts(rules, Pins(values=fixed))
+    answers = work.trained // work.updates * work.epochs
+    base = base.take(_usual(job, base, pins, answers)) if len(base) else base
+    kinds = [pins["recompute"]] if "recompute" in pins else [int(Recompute.NONE), int(Recompute.FULL)]
+    both = [base.replace(recompute=np.full(len(base), kind)) for kind in kinds]
+    columns = {name: np.concatenate([np.broadcast_to(getattr(one, name), len(base)) for one in both]) for name in vars(base)}
+    layout = Layout(**columns)
+    kept = np.flatnonzero(allowed(rules, layout)) if len(layout) and len(base) else np.zeros(0, dtype=int)
+    return layout.take(kept) if len(kept) else None
+
+
+def _usual(job: RlJob, layout: Layout, pins: Mapping[str, int], answers: int) -> Any:
+    """Rows that are worth a look where nothing else is fixed: replicas that have an answer, tensor ranks with a fast link, states
+    sharded as far as the trainer does it, over all replicas; whole experts."""
+    column = {name: np.broadcast_to(np.asarray(value), (len(layout),)) for name, value in layout.columns().items()}
+    rules, alone = job.trainer.legal, column["dp"] * column["cp"] == 1
+    level = np.where(column["pp"] > 1, max(rules.zero_with_pp or (0,)), max(rules.zero))
+    kept = column["dp"] <= answers
+    if "zero" not in pins:
+        kept &= alone | (column["zero"] == level)
+    if "tp" not in pins:
+        kept &= column["tp"] <= job.hardware.scale_up_domain
+    if "dp_shard" not in pins:
+        kept &= column["dp_shard"] == 0
+    if "etp" not in pins and rules.etp:
+        kept &= column["etp"] == 1
+    return np.flatnonzero(kept)
+
+
+def rollout_candidates(job: RlJob, placement: Placement, pins: Mapping[str, int]) -> ServingLayout | None:
+    """Legal layouts of the engines on the GPUs of a placement, as many replicas as they hold; None = there is none."""
+    served, gpus = job.served(placement.mode), placement.generate_gpus
+    fixed = {**ALONE, **{name: value for name, value in pins.items() if name != "max_batch"}}
+    layout = engine_layouts(served.model, min(gpus, LARGEST_ENGINE), fixed)
+    count = int(np.size(layout.tp))
+    if not count:
+        return None
+    batch = pins.get("max_batch") or job.max_batch(placement.mode, not placement.synchronous)
+    tokens = served.engine.default_max_tokens(served.hardware, layout)
+    layout = replace(
+        layout, max_batch=np.full(count, batch) * np.asarray(layout.attn_dp),
+        max_tokens=np.broadcast_to(np.asarray(tokens, dtype=np.int64), (count,)),
+        replicas=np.maximum(gpus // np.asarray(layout.engine_gpus), 1),
+    )  # fmt: skip
+    good = legal(served.model, served.hardware, served.engine, served.precision, layout)
+    kept = np.flatnonzero(np.broadcast_to(good, (count,)) & (np.asarray(layout.num_gpus) <= gpus))
+    return layout.take(kept) if len(kept) else None
+
+
+class _Sides:
+    """Both sides of every size of pool, priced once."""
+
+    def __init__(self, job: RlJob, asked: Asked, places: Sequence[Placement]) -> None:
+        self.job, self.asked = job, asked
+        gpus = sorted({one.train_gpus for one in places})
+        found = {one: train_candidates(job, one, asked.train) for one in gpus}
+        self.layouts = {one: layout for one, layout in found.items() if layout is not None}
+        self.actors = _together(job, self.layouts)
+        self.trains: dict[tuple[int, int, bool], TrainSide | None] = {}
+        self.samplers: dict[tuple[bool, bool, int], Sampler | None] = {}
+
+    def train(self, placement: Placement) -> TrainSide | None:
+        """Of the pool that trains; layouts whose update cannot fit at all are left out where others can."""
+        key = (placement.train_gpus, placement.critic_gpus, placement.synchronous)
+        if key not in self.trains:
+            layout, actor = self.layouts.get(placement.train_gpus), self.actors.get(placement.train_gpus)
+            self.trains[key] = None
+            if layout is not None and actor is not None:
+                rows = _possible(actor)
+                self.trains[key] = train_side(self.job, placement, layout.take(rows), actor.take(rows))
+        return self.trains[key]
+
+    def rollout(self, placement: Placement) -> RolloutSide | None:
+        """Of the pool that generates."""
+        key = (placement.mode == "split", placement.synchronous, placement.generate_gpus)
+        if key not in self.samplers:
+            layout = rollout_candidates(self.job, placement, self.asked.rollout)
+            self.samplers[key] = None if layout is None else sampler_of(self.job, placement, layout)
+        sampler = self.samplers[key]
+        return None if sampler is None else rollout_side(self.job, placement, sampler)
+
+
+def _together(job: RlJob, layouts: Mapping[int, Layout]) -> dict[int, Learning]:
+    """The actor on the layouts of all sizes of pool, priced as one table."""
+    if not layouts:
+        return {}
+    columns = {name: np.concatenate([getattr(one, name) for one in layouts.values()]) for name in FIELDS}
+    whole = priced(job.learner(max(layouts)), Layout(**columns), job.workload)
+    ends = np.cumsum([len(one) for one in layouts.values()])
+    pieces = zip(layouts, ends - [len(one) for one in layouts.values()], ends, strict=True)
+    return {gpus: whole.take(slice(start, end)) for gpus, start, end in pieces}
+
+
+def _possible(actor: Learning) -> Any:
+    """Rows of layouts that can fit by themselves; the nearest where none can."""
+    rows = np.flatnonzero(actor.estimate.out_of_memory_probability <= SAFE)
+    return rows if len(rows) else np.argsort(actor.estimate.memory_needed)[:8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    placement: Placement
+    actor: Layout
+    rollout: ServingLayout
+    seconds: float
+    chance: float
+
+    @property
+    def fits(self) -> bool:
+        return self.chance <= SAFE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    rows: list[_Row]
+    count: int
+    fitting: int
+
+
+def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutSide, keep: int = 4) -> _Pairs:
+    """Every trainer's layout with every engine's; the best few of them."""
+    n, m = len(train.layout), len(np.asarray(rollout.layout.tp))
+    a, b = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
+    left, right = train.take(a), rollout.take(b)
+    step = step_of(job, placement, left, right)
+    seconds = step.seconds
+    chance = np.broadcast_to(memory_of(job, placement, left, right).worst, seconds.shape)
+    good = chance <= SAFE
+    order = np.argsort(np.where(good, seconds + TIE * step.busy["train"], np.inf)) if good.any() else np.argsort(chance)
+    rows = [
+        _Row(
+            placement=placement, actor=left.layout.row(int(i)), rollout=right.layout.row(int(i)),
+            seconds=float(seconds[i]), chance=float(chance[i]),
+        )
+        for i in order[:keep]
+    ]  # fmt: skip
+    return _Pairs(rows=rows, count=len(a), fitting=int(good.sum()))
+
+
+def _ranked(rows: list[_Row]) -> list[_Row]:
+    """Those that fit by time, the least stale of the nearly fastest first; the others by their chance."""
+    good = sorted((one for one in rows if one.fits), key=lambda one: one.seconds)
+    if not good:
+        return sorted(rows, key=lambda one: one.chance)
+    near = [one for one in good if one.seconds <= good[0].seconds * (1.0 + NEAR)]
+    first = min(near, key=lambda one: (one.placement.staleness, one.seconds))
+    return [first, *(one for one in good if one is not first)]
+
+
+def _varied(rows: Sequence[_Row], top: int) -> list[_Row]:
+    """The first few, of placements that differ in more than the staleness."""
+    found: dict[tuple[object, ...], _Row] = {}
+    for one in rows:
+        place = one.placement
+        key = (place.mode, place.train_gpus, place.synchronous, one.actor.tp, one.actor.pp, one.rollout.tp, one.rollout.ep)
+        found.setdefault(key, one)
+        if len(found) == top:
+            break
+    return list(found.values())
+
+
+def _name(placement: Placement) -> str:
+    if placement.mode == "colocated":
+        return "colocated"
+    return f"{placement.mode}, {'synchronous' if placement.synchronous else 'asynchronous'}"
+
+
+def _whole(job: RlJob, row: _Row) -> Candidate:
+    return price(job, row.placement, RlLayouts(actor=row.actor, rollout=row.rollout, rollout_precision=job.precision))
+
+
+def _nothing(job: RlJob, asked: Asked) -> str:
+    return (
+        f"no layout of {job.workload.model.name} is legal on {asked.gpus} GPUs with {job.framework.label}, trainer "
+        f"{job.trainer.name} and {job.engine.label}; change --gpus, a fixed degree, or the framework"
+    )

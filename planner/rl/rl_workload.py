@@ -1,0 +1,147 @@
+"""What one step of RL works on: algorithm, prompts and samples, lengths, and what runs beside the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from planner import model as models
+from planner.errors import PlannerError, UnknownNameError
+from planner.model import ModelSpec
+from planner.rl.answer_lengths import AnswerLengths
+from planner.schema import Line, check, plain_fields, read, within
+from planner.serving.traffic import Speculation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What an algorithm runs in a step."""
+
+    what: str
+    critic: bool = False
+    """A value model of the policy's size is trained and evaluated."""
+    reference: bool = False
+    """Log-probs of a frozen reference are part of the loss."""
+    samples: int = 16
+    """Usual answers to a prompt."""
+    generated: float = 1.0
+    """Answers that are sampled for one that is trained on: groups that are all right or all wrong are sampled again."""
+
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "grpo": Algorithm(what="group-relative advantages, KL to a reference", reference=True),
+    "dapo": Algorithm(what="GRPO without KL; groups without a gradient are sampled again", generated=2.0),
+    "gspo": Algorithm(what="GRPO with ratios of whole sequences", reference=True),
+    "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4),
+    "reinforce++": Algorithm(what="REINFORCE with a batch baseline, KL to a reference", reference=True, samples=4),
+    "ppo": Algorithm(what="a value model gives advantages, KL to a reference", critic=True, reference=True, samples=1),
+    "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2),
+}
+"""GRPO [arXiv 2402.03300], DAPO [2503.14476, dynamic sampling], GSPO [2507.18071], RLOO [2402.14740], REINFORCE++ [2501.03262], PPO
+[2203.02155], online DPO [2402.04792]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlWorkload:
+    """One step of RL, without saying where or how it runs."""
+
+    model: ModelSpec
+    """The policy."""
+    algorithm: Line = "grpo"
+    """One of ALGORITHMS."""
+    prompts: Annotated[int, within(1, 2**22)] = 64
+    """Prompts of a step."""
+    samples: Annotated[int, within(1, 2**16)] = 16
+    """Answers to each."""
+    prompt_length: Annotated[float, within(1, 1e7)] = 512
+    """Tokens of a prompt, mean."""
+    answers: AnswerLengths
+    """Tokens of an answer."""
+    max_length: Annotated[int, within(2, 1e8)] = 8192
+    """Tokens of prompt and answer at most: what a sequence is packed to."""
+    train_batch: Annotated[int, within(0, 2**24)] = 0
+    """Answers of one optimizer step; 0 = all of the step."""
+    epochs: Annotated[int, within(1, 64)] = 1
+    """Passes over the answers of a step."""
+    generated: Annotated[float, within(1, 100)] = 1.0
+    """Answers that are sampled for one that is trained on."""
+    reference: bool = True
+    """Log-probs of a frozen reference are part of the loss."""
+    critic: ModelSpec | None = None
+    """The value model; None: none."""
+    reward_model: ModelSpec | None = None
+    """A model that scores answers; None: a rule."""
+    reward_s: Annotated[float, within(0, 1e5)] = 0.0
+    """Seconds that rewards take after the last answer (sandboxes, rules on hosts)."""
+    turns: Annotated[int, within(1, 10_000)] = 1
+    """Turns of an answer; between two of them a tool runs."""
+    tool_s: Annotated[float, within(0, 1e5)] = 0.0
+    """Seconds of a tool call, mean."""
+    tool_tokens: Annotated[float, within(0, 1e7)] = 0.0
+    """Tokens that a tool call adds to the context, mean."""
+    speculation: Speculation | None = None
+    """Draft tokens in generation."""
+    precision: Line = "bf16"
+    """Of training, as ``workload.PRECISIONS``."""
+    lora_rank: Annotated[int, within(0, 65536)] = 0
+    """Rank of adapters; 0 = every weight is trained."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.algorithm not in ALGORITHMS:
+            raise UnknownNameError("algorithm", self.algorithm, ALGORITHMS)
+        if self.prompt_length + self.answers.most > self.max_length * (1.0 + 1e-9) + 1.0:
+            raise PlannerError(
+                f"prompts of {self.prompt_length:g} tokens and answers of up to {self.answers.most:g} exceed max_length "
+                f"{self.max_length}; raise --max-length or cut the answers"
+            )
+        if self.train_batch > self.trained:
+            raise PlannerError(
+                f"train_batch is {self.train_batch}, but a step trains on {self.trained} answers; lower it or sample more"
+            )
+        if self.train_batch and self.trained % self.train_batch:
+            raise PlannerError(f"train_batch {self.train_batch} does not divide the {self.trained} answers of a step")
+
+    @property
+    def trained(self) -> int:
+        """Answers that a step trains on."""
+        return self.prompts * self.samples
+
+    @property
+    def sampled(self) -> float:
+        """Answers that are generated."""
+        return self.trained * self.generated
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of a step."""
+        return self.epochs * (self.trained // self.train_batch if self.train_batch else 1)
+
+    @property
+    def context_tokens(self) -> float:
+        """Tokens of a prompt and of what tools add, mean."""
+        return self.prompt_length + (self.turns - 1) * self.tool_tokens
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that a step trains on, prompts included."""
+        return self.trained * (self.context_tokens + self.answers.mean)
+
+    def replace(self, **changes: Any) -> RlWorkload:
+        """With some fields changed. Raises PlannerError."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; ``from_dict`` reads it back."""
+        found = plain_fields(self)
+        for name in ("model", "critic", "reward_model"):
+            if name in found:
+                found[name] = models.to_dict(getattr(self, name))
+        return found
+
+    @classmethod
+    def from_dict(cls, data: object, *, where: str = "workload") -> RlWorkload:
+        """From plain data. Raises PlannerError."""
+        return read(cls, data, where)

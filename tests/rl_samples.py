@@ -1,0 +1,41 @@
+"""RL plans for tests of exports and imports: one of each placement that frameworks have, not priced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.layout import Layout
+from planner.model import load_model
+from planner.rl.answer_lengths import read_answers
+from planner.rl.rl_framework import load_framework
+from planner.rl.rl_layout import Placement, RlLayouts
+from planner.rl.rl_plan import RlPlan
+from planner.rl.rl_workload import RlWorkload
+from planner.serving.serving_layout import ServingLayout
+
+
+def rl_plan(framework: str = "verl", staleness: int | None = 0, gpus: int = 16, **changes: Any) -> RlPlan:
+    """A plan of GRPO for Qwen3 8B; ``staleness`` None = colocated."""
+    found = load_framework(framework)
+    split = staleness is not None
+    each = gpus // 2 if split else gpus
+    mode = "split" if split else "colocated"
+    offered = found.placement(mode, staleness or 0)
+    placement = Placement(
+        mode=mode, train_gpus=each, generate_gpus=each, staleness=staleness or 0, sync=offered.sync[0],
+        partial=offered.partial and bool(staleness),
+    )  # fmt: skip
+    trainer = changes.pop("trainer", found.trainer)
+    mega = trainer.startswith("megatron")
+    zero = {"deepspeed": 3, "megatron": 1, "megatron-bridge": 1}.get(trainer, 3)
+    degrees = {"tp": 2, "sequence_parallel": 1} if mega else {}
+    actor = Layout(**{"dp": each // degrees.get("tp", 1), "zero": zero, "recompute": 2, **degrees, **changes.pop("actor", {})})
+    rollout = ServingLayout(**{"tp": 2, "replicas": each // 2, "max_batch": 128, "max_tokens": 8192, **changes.pop("rollout", {})})
+    work: dict[str, Any] = {
+        "model": load_model("qwen3-8b"), "prompts": 64, "samples": 8, "prompt_length": 512, "max_length": 5120,
+        "answers": read_answers("mean=1200,p99=4096", 4096), "reference": True, **changes.pop("work", {}),
+    }  # fmt: skip
+    return RlPlan(
+        workload=RlWorkload(**work), hardware="h100-sxm", gpus=gpus, framework=found.label, trainer=trainer,
+        engine=changes.pop("engine", found.engine), placement=placement, layouts=RlLayouts(actor=actor, rollout=rollout), **changes,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""Proof on processors: predicted phases of an RL step against those of a tiny policy, and weights that arrive unchanged."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.proofs.forked_ranks import run_ranks
+from tests.proofs.rl_step import BOUND, COMPARED, POOL, compare, resharded
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("split", [False, True], ids=["colocated", "split"])
+def test_phases_of_a_real_step(split):
+    """Generation, log-probs, training and the step within 15 %; the weight sync, some hundredths of it, within twice.
+
+    The run itself compares every tensor after each sync.
+    """
+    found = compare(split)
+    for name in (*COMPARED[:3], "step", "ahead"):
+        assert abs(found.errors[name]) < BOUND, f"{name}: {found.errors}"
+    assert 0.5 < found.predicted["sync"] / found.measured["sync"] < 2.0, found.errors
+
+
+@pytest.mark.proof
+def test_resharded_weights_arrive():
+    """Rows of two trainers become columns of two engines, tensor by tensor."""
+    checked = run_ranks(resharded, 2 * POOL)
+    assert checked[POOL:] == [11, 11] and checked[:POOL] == [0, 0]
