@@ -26,8 +26,8 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
-    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
-    "is_serve_plan", "load", "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare",
-    "serve_estimate", "serve_what_if", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "RlPlan",
+    "RlPlans", "ServePlan", "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate",
+    "estimate_rl", "import_config", "is_serve_plan", "load", "load_rl", "load_serve", "plan", "plan_rl", "plot_profile",
+    "sensitivity", "serve", "serve_cheapest", "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "what_if",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
+from planner.api.rl_calls import *  # noqa: F403
 from planner.api.said import seconds_of, texts
 from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
@@ -364,8 +365,8 @@ def import_config(
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
-    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
-    "is_serve_plan", "load", "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare",
-    "serve_estimate", "serve_what_if", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "RlPlan",
+    "RlPlans", "ServePlan", "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate",
+    "estimate_rl", "import_config", "is_serve_plan", "load", "load_rl", "load_serve", "plan", "plan_rl", "plot_profile",
+    "sensitivity", "serve", "serve_cheapest", "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "what_if",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ COMMANDS = {
     "search": ("commands.plans", "Search every legal layout, print the best plans (default)."),
     "estimate": ("commands.plans", "Price one explicit layout, with the whole breakdown."),
     "serve": ("questions.serve.command", "How to serve a model: the best deployments, one priced, compared, changed."),
+    "rl": ("questions.rl.command", "RL post-training: where to train and where to generate, the step by phase."),
     "report": ("questions.report.command", "A plan as one page to look at; also Markdown, JSON, a trace, pictures."),
     "compare": ("questions.compare.command", "Plan files side by side: what differs, and what each difference does."),
     "what-if": ("questions.what_if.command", "The same job with one thing changed; fewest GPUs, cheapest hardware."),

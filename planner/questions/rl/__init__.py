@@ -1,0 +1,1 @@
+"""``plan rl``: the command, its tables, the trace of a step."""

@@ -1,0 +1,149 @@
+"""The search of RL placements against brute force, its command, its API."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from planner import api
+from planner.commands.main import main
+from planner.errors import PlannerError
+from planner.rl.rl_layout import RlLayouts
+from planner.rl.rl_question import RlRequest, ask, read_fields, read_staleness
+from planner.rl.rl_search import Asked, placements, price, rollout_candidates, search, train_candidates
+from planner.search import SAFE
+
+SMALL = {
+    "model": "qwen3-4b", "gpus": 4, "hardware": "h100-sxm", "framework": "nemo-rl@0.5", "prompts": 16, "samples": 8,
+    "answers": "mean=600,p99=2000", "max_length": 4096, "prompt_length": 128,
+}  # fmt: skip
+
+
+def run(*words: str) -> Any:
+    """A command in this process."""
+    return CliRunner().invoke(main, ["rl", *words], catch_exceptions=False)
+
+
+def brute(request: dict[str, Any], **asked: Any) -> tuple[float, int]:
+    """The fastest placement that fits, every one priced by itself; and how many were priced."""
+    job = ask(RlRequest(**request)).job
+    question = Asked(gpus=request["gpus"], **asked)
+    best, count = float("inf"), 0
+    for place in placements(job, question):
+        trains, rollouts = train_candidates(job, place.train_gpus, {}), rollout_candidates(job, place, {})
+        if trains is None or rollouts is None:
+            continue
+        for a, b in itertools.product(range(len(trains)), range(len(rollouts.tp))):  # type: ignore[arg-type]
+            one = price(job, place, RlLayouts(actor=trains.row(a), rollout=rollouts.row(b), rollout_precision=job.precision))
+            count += 1
+            if one.chance <= SAFE:
+                best = min(best, one.seconds)
+    return best, count
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("model", "gpus"), [("qwen3-4b", 4), ("qwen3-8b", 3)])
+def test_the_search_finds_the_optimum_of_brute_force(model: str, gpus: int) -> None:
+    request = {**SMALL, "model": model, "gpus": gpus}
+    fastest, count = brute(request, staleness=(0, 1))
+    job = ask(RlRequest(**request)).job
+    found = search(job, Asked(gpus=gpus, staleness=(0, 1)), 3)
+    assert found.searched == count > 20
+    assert found.best[0].seconds <= fastest * 1.011  # of the nearly fastest the least stale one
+    assert min(one.seconds for one in (*found.best, *found.by_mode.values())) == pytest.approx(fastest, rel=1e-9)
+
+
+def test_tables_and_single_placements_agree() -> None:
+    """What the search prices as columns is what one placement costs by itself."""
+    job = ask(RlRequest(**SMALL)).job
+    found = search(job, Asked(gpus=4, modes=("colocated",)), 2)
+    for one in found.best:
+        assert one.seconds == pytest.approx(price(job, one.placement, one.layouts).seconds, rel=1e-9)
+    assert found.best[0].seconds <= found.best[-1].seconds
+
+
+def test_more_staleness_and_more_gpus_are_never_slower() -> None:
+    job = ask(RlRequest(**SMALL)).job
+    times = [search(job, Asked(gpus=4, modes=("split",), staleness=(s, s)), 1).best[0].seconds for s in (0, 1, 2, 8)]
+    assert times == sorted(times, reverse=True)
+    few, many = (search(job, Asked(gpus=n, modes=("split",), staleness=(1, 1)), 1).best[0].seconds for n in (4, 8))
+    assert many < few
+
+
+def test_command_prints_what_json_says(tmp_path: Path) -> None:
+    flags = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    file, trace = tmp_path / "rl.yaml", tmp_path / "step.json"
+    shown = run(*flags, "--output", str(file), "--trace", str(trace))
+    assert shown.exit_code == 0
+    assert "Best placements" in shown.output
+    data = json.loads(run(*flags, "--json").stdout)
+    assert data["fits"]
+    plan = api.load_rl(file)
+    assert plan.step_time == pytest.approx(data["plans"][0]["row"]["step_s"])
+    assert sum(plan.file.prediction.parts_s.values()) == pytest.approx(plan.step_time)  # type: ignore[union-attr]
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert sum(one.get("dur", 0) for one in events if one["pid"] == 0) == pytest.approx(3e6 * plan.step_time, rel=1e-3)
+    again = run("estimate", str(file), "--json")
+    assert json.loads(again.stdout)["row"]["step_s"] == pytest.approx(plan.step_time, rel=0.02)
+    slower = json.loads(run("estimate", str(file), "--prompts", "64", "--json").stdout)
+    assert slower["row"]["step_s"] > plan.step_time
+
+
+def test_explicit_placement() -> None:
+    found = api.estimate_rl(**SMALL, mode="split", train_gpus=2, staleness=1, actor="tp=2", rollout="tp=1")
+    place, layouts = found.file.placement, found.file.layouts
+    assert (place.mode, place.train_gpus, place.generate_gpus, place.staleness) == ("split", 2, 2, 1)
+    assert (layouts.actor.tp, layouts.rollout.tp, layouts.rollout.replicas) == (2, 1, 2)
+
+
+def test_nothing_fits_says_what_would() -> None:
+    flags = ["--model", "qwen3-14b", "--gpus", "2", "--hardware", "h100-sxm", "--framework", "nemo-rl@0.5", "--max-length", "8k"]
+    found = run(*flags)
+    assert found.exit_code == 1
+    assert "Nothing fits" in found.output
+    assert "--gpus" in found.output or "--lora-rank" in found.output
+
+
+def test_pools_of_two_kinds(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "nodes:\n- {kind: h100, hardware: h100-sxm, count: 1, site: a}\n- {kind: a100, hardware: a100-sxm-80gb, count: 1, site: b}\n"
+        "links:\n- {between: [a, b], bandwidth: 10 Gb/s, latency: 1 ms}\n"
+    )
+    said = {name: value for name, value in SMALL.items() if name not in ("gpus", "hardware")}
+    found = api.plan_rl(**said, cluster=file, staleness=1)
+    plan = found[0].file
+    assert (plan.hardware, plan.generate_hardware) == ("h100-sxm", "a100-sxm-80gb")
+    assert (plan.placement.train_gpus, plan.placement.generate_gpus) == (8, 8)
+    assert plan.prediction is not None
+    assert plan.prediction.phases_s["sync"] > 8e9 / 1.25e9  # the weights over the link
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [], ["--model", "qwen3-4b"], ["--model", "qwen3-4b", "--gpus", "4", "--framework", "x"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--mode", "both"], ["--model", "qwen3-4b", "--gpus", "4", "--staleness", "8..0"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--actor", "tp=x"], ["--model", "qwen3-4b", "--gpus", "4", "--rollout", "zz=1"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--answers", "mean=9"," --algorithm"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--framework", "prime-rl", "--mode", "colocated"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--algorithm", "dpo"], ["estimate", "missing.yaml"],
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence(flags: list[str]) -> None:
+    found = CliRunner().invoke(main, ["rl", *flags])
+    assert found.exit_code == 2
+    assert "Traceback" not in found.output
+
+
+def test_reading_of_flags() -> None:
+    assert read_staleness("0..8") == (0, 8)
+    assert read_staleness(2) == (2, 2)
+    assert read_fields("tp=4, recompute=full", "--actor") == {"tp": 4, "recompute": 2}
+    with pytest.raises(PlannerError):
+        read_fields("tp", "--actor")
