@@ -72,14 +72,14 @@ def import_rl(
     answers: str | None = None,
     prompt_length: float | None = None,
 ) -> RlRead:
-    """A configuration of an RL framework as an RL plan, not priced, with what was taken for what.
+    """A configuration of an RL framework as an RL plan, priced, with what was taken for what.
 
     ``format``: a framework, or rl:NAME; None = by the file's content. Raises PlannerError with what decides time or memory and is
     said nowhere: the length of answers above all, of which configurations have the limit alone.
     """
     from planner.rl.readback.rl_found import RlSaid
-    from planner.rl.readback.rl_reading import read_rl
+    from planner.rl.readback.rl_reading import priced, read_rl
     from planner.trainers.reading.given import Given, parse_settings
 
     said = RlSaid(model=model, hardware=hardware, gpus=gpus, answers=answers, prompt_length=prompt_length)
-    return read_rl(Path(file), said, Given(settings=parse_settings(settings)), format)
+    return priced(read_rl(Path(file), said, Given(settings=parse_settings(settings)), format))

@@ -264,8 +264,7 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
 
 def _import_rl(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], said: dict[str, Any]) -> None:
     """A configuration of an RL framework as an RL plan: printed, and written where asked."""
-    from planner.api import rl_files
-    from planner.library import dump_yaml
+    from planner.api import rl_calls, rl_files
     from planner.units import parse_count
 
     taken = {name: said.pop(name) for name in ("model", "hardware", "gpus", "answers")}
@@ -280,7 +279,7 @@ def _import_rl(file: Path, from_: str | None, output: Path | None, settings: tup
     if output is not None:
         read.plan.save(output)
         click.echo(f"wrote {output}", err=True)
-    click.echo(dump_yaml(read.plan.to_dict()), nl=False)
+    emit(rl_calls.RlPlan(read.plan), as_json=False)
 
 
 def _import_server(file: Path, output: Path | None, settings: tuple[str, ...], said: dict[str, Any]) -> None:

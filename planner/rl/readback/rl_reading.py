@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.rl.readback.rl_found import RlRead, RlSaid, to_rl_plan
 from planner.rl.readback.rl_readers import READERS
+from planner.rl.rl_answer import plan_of, request_of_plan
+from planner.rl.rl_question import RlRequest
+from planner.rl.rl_question import ask as ask_rl
+from planner.rl.rl_search import price
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.given import Given, OpenQuestionsError, ask
 from planner.trainers.reading.interpolation import extended, override, resolved
@@ -65,6 +70,15 @@ def read_rl(path: Path, said: RlSaid, given: Given, name: str | None = None) -> 
     read = to_rl_plan(found, said, given)
     given.require_used(str(path))
     return read
+
+
+def priced(read: RlRead) -> RlRead:
+    """The plan with its prediction: placement and layouts exactly as the file says them. Raises PlannerError."""
+    plan = read.plan
+    question = ask_rl(request_of_plan(plan, RlRequest()))
+    found = price(question.job, plan.placement, plan.layouts)
+    made = plan_of(question, found, plan.why)
+    return replace(read, plan=replace(made, gpus=plan.gpus, assumptions=plan.assumptions))
 
 
 def settings_of(path: Path, framework: str, given: Given) -> tuple[Settings, str]:
