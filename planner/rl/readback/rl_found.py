@@ -21,6 +21,7 @@ from planner.serving.serving_layout import Precision, ServingLayout
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.values import percent
 
 MAX_TOKENS = 8192
 """Tokens that a step of an engine computes at most, where nothing is said."""
@@ -78,6 +79,8 @@ class RlFound:
     precision: str = "bf16"
     rollout_precision: str = "bf16"
     lora_rank: int = 0
+    memory_share: float = 0.0
+    """Of the engine; 0 = the framework's default."""
     notes: tuple[str, ...] = ()
 
 
@@ -127,7 +130,8 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
             mode=mode, train_gpus=train, generate_gpus=generate, staleness=found.staleness,
             partial=found.partial and found.staleness > 0, sync=found.sync or offered.sync[0],
         ),
-        layouts=_layouts(found, train, generate), assumptions=tuple(assumed),
+        layouts=_layouts(found, model, (train, generate)),
+        memory_share=found.memory_share, assumptions=tuple(assumed),
         why=f"read from a configuration of {found.framework.name}, not searched",
     )  # fmt: skip
     return RlRead(plan=plan, unread=(), notes=(*notes, *found.notes))
@@ -157,9 +161,9 @@ def _pools(found: RlFound, said: RlSaid) -> tuple[int, int]:
     return train, generate or train
 
 
-def _layouts(found: RlFound, train: int, generate: int) -> RlLayouts:
+def _layouts(found: RlFound, model: ModelSpec, pools: tuple[int, int]) -> RlLayouts:
     """dp of the actor and engines of the rollout follow from the GPUs. Raises PlannerError."""
-    actor, rollout = dict(found.actor), dict(found.rollout)
+    (train, generate), actor, rollout = pools, dict(found.actor), dict(found.rollout)
     inner = actor.get("tp", 1) * actor.get("pp", 1) * actor.get("cp", 1)
     engine = rollout.get("tp", 1) * rollout.get("pp", 1) * rollout.get("attn_dp", 1)
     where = found.given.path
@@ -179,7 +183,7 @@ def _layouts(found: RlFound, train: int, generate: int) -> RlLayouts:
             **{
                 **rollout,
                 "replicas": replicas,
-                "moe_tp": ranks // ep if ep > 1 else 1,
+                "moe_tp": ranks // ep if model.is_moe else 1,
                 "max_batch": batch,
                 "max_tokens": MAX_TOKENS,
             }
@@ -217,3 +221,10 @@ class Seen:
             if self.given.get(name) is not None:
                 return self.given.flag(name, default)
         return default
+
+    def share(self, *names: str) -> float:
+        """A share of the memory; 0 where nothing is said. Raises PlannerError."""
+        for name in names:
+            if self.given.get(name) is not None:
+                return percent(self.given.get(name), self.given.where(name)) / 100
+        return 0.0

@@ -91,6 +91,7 @@ def verl(given: Settings, program: str) -> RlFound:
         sync={"nixl": "rdma", "mooncake": "rdma", "delta_sharded": "delta"}.get(backend, ""),
         algorithm=_verl_algorithm(given), reference=actor.flag("use_kl_loss") or given.flag("algorithm.use_kl_in_reward"),
         critic=_algorithm(given, "algorithm.adv_estimator", "gae") == "ppo", lora_rank=model.size("lora_rank", 0, 0),
+        memory_share=seen.share("actor_rollout_ref.rollout.gpu_memory_utilization"),
     )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def nemo_rl(given: Settings, program: str) -> RlFound:
         train_batch=policy.size("train_global_batch_size"), prompt_limit=max(length - answer, 1), answer_limit=answer,
         staleness=ahead.size("max_trajectory_age_steps") if ahead.flag("enabled") else 0,
         partial=ahead.flag("enabled") and ahead.flag("in_flight_weight_updates"),
-        sync="reshard" if transport == "nccl_reshard" else "",
+        sync="reshard" if transport == "nccl_reshard" else "", memory_share=Seen(engine).share("gpu_memory_utilization"),
         algorithm="dapo" if grpo.flag("use_dynamic_sampling") else "gspo" if given.flag("loss_fn.sequence_level_importance_ratios")
         else _algorithm(given, "grpo.adv_estimator.name", "grpo"),
         reference=float(given.get("loss_fn.reference_policy_kl_penalty", 0.01)) > 0,
@@ -189,6 +190,7 @@ def openrlhf(given: Settings, program: str) -> RlFound:
         algorithm="gspo" if given.get("actor.policy_loss_type") == "gspo" else algorithm,
         reference=float(seen.first("algo.kl.init_coef", "init_kl_coef", default=0.01)) > 0, critic=algorithm == "ppo",
         lora_rank=given.number("ds.lora.rank", 0, 0) or 0,
+        memory_share=seen.share("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
     )  # fmt: skip
 
 
@@ -223,7 +225,7 @@ def slime(given: Settings, program: str) -> RlFound:
         prompt_limit=max(length - answer, 1), answer_limit=answer, staleness=(2 if own else 1) if late else 0, partial=own and late,
         sync="delta" if mode == "delta" else "disk" if carrier == "disk" else "",
         algorithm=_algorithm(given, "advantage_estimator", "grpo"), reference=seen.flag("use_kl_loss"),
-        critic=given.get("advantage_estimator") == "ppo",
+        critic=given.get("advantage_estimator") == "ppo", memory_share=seen.share("sglang_mem_fraction_static"),
     )  # fmt: skip
 
 
@@ -260,6 +262,7 @@ def areal(given: Settings, program: str) -> RlFound:
         rollout={"tp": serving.get("t", 1), "pp": serving.get("p", 1), "replicas": engines, "max_batch": batch},
         prompts=prompts, samples=samples, train_batch=prompts * samples // actor.size("ppo_n_minibatches"), prompt_limit=prompt,
         answer_limit=answer, staleness=min(rollout.number("max_head_offpolicyness", 0, 0) or 0, ASYNCHRONOUS),
+        memory_share=Seen(given.section(engine)).share("mem_fraction_static", "gpu_memory_utilization"),
         partial=not together, sync="disk" if actor.get("weight_update_mode") == "disk" else "",
         algorithm="gspo" if actor.get("importance_sampling_level") == "sequence" else "ppo" if critic else "grpo",
         reference=float(actor.get("kl_ctl", 0.1)) > 0 and bool(given.section("ref").data), critic=critic,
@@ -315,7 +318,8 @@ def prime_rl(given: Settings, program: str) -> RlFound:
         rollout={"tp": tp, "max_batch": max(running * tp // generate, 1)}, prompts=batch // group, samples=group,
         prompt_limit=length - answer,
         answer_limit=answer, staleness=orchestrator.number("max_off_policy_steps", 8, 0) or 0,
-        partial=True, sync={"filesystem": "disk", "nixl": "rdma"}.get(kind, ""),
+        partial=True, memory_share=Seen(vllm).share("gpu_memory_utilization"),
+        sync={"filesystem": "disk", "nixl": "rdma"}.get(kind, ""),
     )  # fmt: skip
 
 
@@ -345,7 +349,7 @@ def trl(given: Settings, program: str) -> RlFound:
         prompt_limit=max(length - answer, 1),
         answer_limit=answer, staleness=given.size("max_staleness") if late else 0, partial=late,
         algorithm="gspo" if given.get("importance_sampling_level") == "sequence" else "grpo",
-        reference=float(given.get("beta", 0.0)) > 0,
+        reference=float(given.get("beta", 0.0)) > 0, memory_share=Seen(given).share("vllm_gpu_memory_utilization"),
     )  # fmt: skip
 
 
