@@ -53,7 +53,7 @@ def test_the_search_finds_the_optimum_of_brute_force(model: str, gpus: int) -> N
     fastest, count = brute(request, staleness=(0, 1))
     job = ask(RlRequest(**request)).job
     found = search(job, Asked(gpus=gpus, staleness=(0, 1)), 3)
-    assert found.searched == count > 20
+    assert count >= found.searched > 20  # layouts whose own update cannot fit are left out before
     assert found.best[0].seconds <= fastest * 1.011  # of the nearly fastest the least stale one
     assert min(one.seconds for one in (*found.best, *found.by_mode.values())) == pytest.approx(fastest, rel=1e-9)
 
@@ -112,7 +112,8 @@ def test_nothing_fits_says_what_would() -> None:
 def test_pools_of_two_kinds(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
-        "nodes:\n- {kind: h100, hardware: h100-sxm, count: 1, site: a}\n- {kind: a100, hardware: a100-sxm-80gb, count: 1, site: b}\n"
+        "nodes:\n- {kind: h100, hardware: h100-sxm, count: 1, site: a}\n"
+        "- {kind: a100, hardware: a100-sxm-80gb, count: 1, site: b}\n"
         "links:\n- {between: [a, b], bandwidth: 10 Gb/s, latency: 1 ms}\n"
     )
     said = {name: value for name, value in SMALL.items() if name not in ("gpus", "hardware")}
