@@ -16,12 +16,17 @@ import numpy as np
 
 from planner.errors import PlannerError
 from planner.published_rows import DOES_NOT_FIT, NOT_RUN, PREDICTED, REFUSED, AnsweredRow, Quantity, rows_of, source_of
-from planner.rl.published_parts import SyncRow, UpdateRow, sync_row, update_row
+from planner.rl.published_parts import SyncRow, UpdateRow, number, sync_row, update_row
 from planner.rl.published_steps import StepRow, step_row
 from planner.rl.rl_ranges import RANGES
+from planner.schema import mapping
 
 QUANTITIES = ("step_s", "generate_s", "logprob_s", "train_s", "sync_s", "tokens_per_s_per_gpu", "memory_gb")
 """What is compared, as files name it."""
+
+
+GROUPS = ("measured", "placement", "train", "generate", "batch")
+"""Groups of a row's keys."""
 
 
 def answers(document: Mapping[str, Any], where: str) -> list[AnsweredRow]:
@@ -31,8 +36,12 @@ def answers(document: Mapping[str, Any], where: str) -> list[AnsweredRow]:
 
 
 def _answer(row: Mapping[str, Any], document: Mapping[str, Any], source: str, where: str) -> AnsweredRow:
-    measured = _measured(row)
     base: dict[str, Any] = {"source": source, "id": str(row["id"]), "topic": "rl", "counts": not row.get("suspect")}
+    try:
+        row = {**row, **{name: mapping(row.get(name) or {}, f"{where}: {name}") for name in GROUPS}}
+    except PlannerError as error:
+        return AnsweredRow(**base, status=REFUSED, reason=str(error))
+    measured = _measured(row)
     if row.get("ran") is False or not measured:
         return AnsweredRow(**base, status=NOT_RUN, reason="the source measured nothing of this row that is compared here")
     try:
@@ -60,14 +69,13 @@ def _predicted(row: Mapping[str, Any], document: Mapping[str, Any], where: str) 
 def _measured(row: Mapping[str, Any]) -> dict[str, float]:
     """What of QUANTITIES a row measured; a range is its middle."""
     found: dict[str, float] = {}
-    for name, value in (row.get("measured") or {}).items():
+    for name, value in row["measured"].items():
         numbers = value if isinstance(value, (list, tuple)) else [value]
         if numbers and all(isinstance(one, (int, float)) and not isinstance(one, bool) and one > 0 for one in numbers):
             found[str(name)] = float(np.mean(numbers))
     known = {name: value for name, value in found.items() if name in QUANTITIES}
-    batch = row.get("batch") or {}
     if "phase" in row and found.get("tokens_per_s") and "train_s" not in known:
-        known["train_s"] = float(batch.get("global", 0)) * float(batch.get("length", 0)) / found["tokens_per_s"]
+        known["train_s"] = number(row["batch"], "global", 0) * number(row["batch"], "length", 0) / found["tokens_per_s"]
     if "mem_gib" in found:
         known["memory_gb"] = found["mem_gib"]
     if "full_broadcast_s" in found and "sync_s" not in known:
@@ -85,8 +93,8 @@ def _range(name: str, value: float) -> tuple[float, float]:
 
 def _sweep(row: Mapping[str, Any], source: str) -> str:
     """Placements of one job on one kind of GPU compare: model, hardware, precision, and the batch."""
-    batch, train = row.get("batch") or {}, row.get("train") or {}
-    if "step_s" not in (row.get("measured") or {}) or not row.get("model"):
+    batch, train = row["batch"], row["train"]
+    if "step_s" not in row["measured"] or not row.get("model"):
         return ""
     parts = (source, row["model"], row.get("hardware"), train.get("precision"), batch.get("prompts"), batch.get("max_length"))
     return re.sub(r"\s+", " ", " ".join(str(one) for one in parts if one))

@@ -78,13 +78,13 @@ def sync_row(row: Mapping[str, Any], where: str) -> SyncRow:
     method = next((name for word, name in METHODS if word in said), None)
     if method is None:
         raise PlannerError(f"{where}: the method {shown(said)} is not known")
-    measured = row.get("measured") or {}
+    measured = row["measured"]
     if "sync_s" not in measured and "full_broadcast_s" in measured:
         method = "bucketed"
     model = model_of(row)
     hardware = load_hardware(profile_named(str(row["hardware"])) if row.get("hardware") else "h100-sxm")
     framework = next((name for start, name in OWN.items() if str(row["id"]).startswith(start)), "")
-    train, generate = row.get("train") or {}, row.get("generate") or {}
+    train, generate = row["train"], row["generate"]
     nodes = hardware.gpus_per_node
     over = number(train, "tp") * number(train, "pp") * max(number(train, "ep"), 1.0)
     sharded = number(train, "fsdp", number(train, "dp_shard", 1))
@@ -105,11 +105,11 @@ def sync_row(row: Mapping[str, Any], where: str) -> SyncRow:
 
 def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
     """Predict one optimizer step of a trainer. Raises PlannerError where the row does not say enough."""
-    train, batch = row.get("train") or {}, row.get("batch") or {}
+    train, batch = row["train"], row["batch"]
     named = framework_of(framework.replace("(", " "))
     trainer = load_trainer(_update_trainer(load_framework(named).trainer if named else "fsdp", row, train))
     model, hardware = model_of(row), load_hardware(profile_named(str(row.get("hardware") or "h100-sxm")))
-    if not batch.get("global") or not batch.get("length"):
+    if not number(batch, "global", 0) or not number(batch, "length", 0):
         raise PlannerError(f"{where}: the batch is not stated")
     gpus, dp = int(number(train, "gpus")), int(number(train, "dp", number(train, "gpus")))
     sequences, micro = int(number(batch, "global")), int(number(train, "micro"))
@@ -119,9 +119,9 @@ def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
         recompute=2 if train.get("recompute") in ("full", "offload_activations") else 0,
         offload_activations=int(train.get("recompute") == "offload_activations"),
     )  # fmt: skip
-    rank = int(train.get("lora_rank") or 0)
+    rank = int(number(train, "lora_rank", 0))
     work = Workload(
-        model=model, sequence_length=int(batch["length"]), global_batch_size=sequences, lora_rank=rank,
+        model=model, sequence_length=int(number(batch, "length")), global_batch_size=sequences, lora_rank=rank,
         expert_imbalance=1.0,
     )  # fmt: skip
     found = estimate(work, Cluster(hardware=hardware, num_gpus=gpus), trainer, layout)

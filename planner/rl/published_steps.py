@@ -40,7 +40,7 @@ class StepRow(SyncRow):
 
 def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
     """Predict one step. Raises PlannerError where the row does not say enough."""
-    placement, generate = row.get("placement") or {}, row.get("generate") or {}
+    placement, generate = row["placement"], row["generate"]
     named = framework_of(framework) or FRAMEWORK
     known = load_framework(named)
     work, assumed = _workload(row, where)
@@ -65,30 +65,31 @@ def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
 
 def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
     """The batch of a row; what it leaves out is assumed and said."""
-    batch, algorithm = row.get("batch") or {}, str(row.get("algorithm") or "grpo").lower()
+    batch, algorithm = row["batch"], str(row.get("algorithm") or "grpo").lower()
     algorithm = algorithm if algorithm in ALGORITHMS else "grpo"
     rules, assumed = ALGORITHMS[algorithm], []
-    if not batch.get("max_length") and not batch.get("mean_length"):
+    longest = number(batch, "max_length", 0) or number(batch, "max_prompt", 0) + number(batch, "max_answer", 0)
+    if not longest and not number(batch, "mean_length", 0):
         raise PlannerError(f"{where}: neither lengths of answers nor the largest length are stated")
     samples = int(number(batch, "samples_per_prompt", rules.samples))
     sequences = number(batch, "generated_sequences", number(batch, "prompts", 64) * samples)
     prompt = number(batch, "prompt_length", PROMPT)
-    longest = int(number(batch, "max_length", 4 * number(batch, "mean_length", 1024)))
+    longest = int(longest or prompt + 4 * number(batch, "mean_length"))
     room = max(longest - prompt, 2.0)
     mean = number(batch, "mean_length", MEAN * room)
-    if not batch.get("mean_length"):
+    if not number(batch, "mean_length", 0):
         assumed.append(f"answers of {mean:.0f} tokens in the mean")
     said = batch.get("answers")
     answers = read_answers(str(said), room) if said else AnswerLengths.lognormal(min(mean, room), None, room)
     trained = max(round(sequences / samples), 1) * samples
     update = int(number(batch, "train_batch", trained))
-    train = row.get("train") or {}
+    train = row["train"]
     work = RlWorkload(
         model=model_of(row), algorithm=algorithm, prompts=trained // samples, samples=samples, prompt_length=prompt,
         answers=answers, max_length=max(longest, int(prompt + answers.most) + 1),
         train_batch=update if update < trained and trained % update == 0 else 0, generated=rules.generated,
         reference=rules.reference and row.get("reference", True) is not False, critic=model_of(row) if rules.critic else None,
-        precision=_training(train.get("precision")), lora_rank=int(train.get("lora_rank") or 0),
+        precision=_training(train.get("precision")), lora_rank=int(number(train, "lora_rank", 0)),
     )  # fmt: skip
     return work, "; ".join(assumed)
 
@@ -100,9 +101,11 @@ def _training(said: object) -> str:
 
 def _job(row: Mapping[str, Any], known: RlFramework, work: RlWorkload) -> RlJob:
     """Trainer by its back end, engine by the row or the framework, precision of the rollout."""
-    train, generate = row.get("train") or {}, row.get("generate") or {}
-    hardware = load_hardware(profile_named(str(row.get("hardware") or "h100-sxm")))
-    other = (row.get("placement") or {}).get("generate_hardware") or generate.get("hardware")
+    train, generate = row["train"], row["generate"]
+    if not row.get("hardware"):
+        raise PlannerError("the row names no hardware")
+    hardware = load_hardware(profile_named(str(row["hardware"])))
+    other = row["placement"].get("generate_hardware") or generate.get("hardware")
     backend = str(train.get("engine") or train.get("backend") or "").lower()
     split = number(train, "pp") > 1 or number(train, "ep") > 1
     wants = "megatron" if "megatron" in backend or split else "fsdp" if "fsdp" in backend else ""
@@ -140,7 +143,7 @@ def _placement(said: Mapping[str, Any], known: RlFramework, where: str) -> Place
 
 def _layouts(row: Mapping[str, Any], job: RlJob, place: Placement) -> tuple[Layout, ServingLayout]:
     """Both layouts; degrees that are not stated follow from the others."""
-    train, generate, moe = row.get("train") or {}, row.get("generate") or {}, job.workload.model.is_moe
+    train, generate, moe = row["train"], row["generate"], job.workload.model.is_moe
     tp, pp, cp = (int(number(train, name)) for name in ("tp", "pp", "cp"))
     zero = int(number(train, "zero", 3 if job.trainer.code_base in ("fsdp", "torchtitan") else 1))
     recompute = train.get("recompute")
