@@ -145,6 +145,15 @@ def test_doctor_folds_what_a_framework_prints_together():
     assert left.unmeasured == ("reward",)
 
 
+def test_doctor_takes_what_no_phase_explains_for_the_host():
+    """Steps of verl that are 5 s longer than their phases."""
+    lines = [verl(*one, number).replace(f"step:{sum(one) + 9.0}", f"step:{sum(one) + 14.0}") for number, one in enumerate(STEPS)]
+    text = "\n".join(lines)
+    found = compare_log(priced(prepare=3.0), parse_rl_log(text, "x.log"))
+    row = next(one for one in found.rows if one.phase == "prepare")
+    assert (row.measured, row.predicted) == pytest.approx((5.0, 3.0), abs=0.51)
+
+
 def test_doctor_where_generation_runs_ahead():
     """The trainer's log has what it waits for, not what engines take."""
     found = compare_log(priced(1), parse_rl_log(log_of("verl"), "x.log"))
@@ -196,7 +205,8 @@ def test_calibrated_phases_move_the_prediction(run, tmp_path):
     found = run("calibrate", *words, "--output", str(tmp_path / "own.yaml"))
     assert found.exit_code == 0, found.output
     base = ("rl", "estimate", str(tmp_path / "a.yaml"), "--json")
-    plain, own = (json.loads(run(*base, *more).stdout)["plan"]["estimate"] for more in ((), ("--calibrated", str(tmp_path / "own.yaml"))))
+    calibrated = ("--calibrated", str(tmp_path / "own.yaml"))
+    plain, own = (json.loads(run(*base, *more).stdout)["plan"]["estimate"] for more in ((), calibrated))
     factor = own["phases_s"]["generate"] / plain["phases_s"]["generate"]
     assert factor == pytest.approx(1.5)
     assert sum(own["parts_s"].values()) == pytest.approx(own["step_s"])

@@ -88,8 +88,8 @@ def fit_factors(runs: Sequence[tuple[str, RlComparison]]) -> PhaseFit:
     ):  # fmt: skip
         if len(values) > 1:
             raise PlannerError(f"the runs are of different {what}: {listed(sorted(values), 'and')}; calibrate each by itself")
-    ratios = {name: _ratios(one) for name, one in runs}
-    factors = _means(list(ratios.values()))
+    ratios = [_ratios(one) for _, one in runs]
+    factors = _means(ratios)
     if not factors:
         raise PlannerError("the logs have no phase that the plans predict by itself; nothing can be fitted")
     off = {name: factor for name, factor in factors.items() if not LEAST <= factor <= MOST}
@@ -97,16 +97,16 @@ def fit_factors(runs: Sequence[tuple[str, RlComparison]]) -> PhaseFit:
         name, factor = next(iter(off.items()))
         raise PlannerError(f"{name} takes {factor:.3g} times what is predicted: the plans are of other runs than the logs")
     fitted = []
-    for name, one in runs:
-        others = _means([ratio for other, ratio in ratios.items() if other != name])
+    for number, (name, one) in enumerate(runs):
+        others = _means([ratio for place, ratio in enumerate(ratios) if place != number])
         fitted.append(
             FittedRun(
                 name=name, measured=one.step.measured, before=one.step.predicted, after=_corrected(one, factors),
                 left_out=_corrected(one, others),
             )
         )  # fmt: skip
-    every = {phase: [ratio[phase] for ratio in ratios.values() if phase in ratio] for phase in factors}
-    source = ", ".join(f"{name}" for name, _ in runs)
+    every = {phase: [ratio[phase] for ratio in ratios if phase in ratio] for phase in factors}
+    source = ", ".join(name for name, _ in runs)
     first = runs[0][1]
     found = PhaseFactors(framework=first.log.framework, hardware=first.plan.hardware, factors=factors, source=source)
     return PhaseFit(found=found, spread={phase: (min(one), max(one)) for phase, one in every.items()}, runs=tuple(fitted))
