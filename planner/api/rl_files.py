@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from planner.api.results import Answer, File
 
 if TYPE_CHECKING:
     from planner.rl.export.rl_folder import RlExport
+    from planner.rl.phase_factors import PhaseFit
+    from planner.rl.readback.rl_found import RlRead
     from planner.rl.rl_doctor import RlComparison
     from planner.rl.rl_log import RlLog
 
@@ -50,3 +53,51 @@ def doctor_rl(plan: File, measured: File, framework: str = "") -> Answer[RlCompa
     from planner.rl.rl_plan import load_rl_plan
 
     return Answer(compare_log(load_rl_plan(Path(plan)), read_rl_log(measured, framework)), print_rl_comparison)
+
+
+def is_rl_configuration(path: File, format: str | None = None) -> bool:
+    """Whether a file is read as an RL plan: by ``--from rl:NAME``, else where its framework trains by RL alone."""
+    from planner.rl.readback.rl_reading import is_rl_configuration as is_one
+
+    return is_one(Path(path), format)
+
+
+def import_rl(
+    file: File,
+    *,
+    format: str | None = None,
+    settings: Mapping[str, str] | Sequence[str] = (),
+    model: str | None = None,
+    hardware: str | None = None,
+    gpus: int | None = None,
+    answers: str | None = None,
+    prompt_length: float | None = None,
+) -> RlRead:
+    """A configuration of an RL framework as an RL plan, priced, with what was taken for what.
+
+    ``format``: a framework, or rl:NAME; None = by the file's content. Raises PlannerError with what decides time or memory and is
+    said nowhere: the length of answers above all, of which configurations have the limit alone.
+    """
+    from planner.rl.readback.rl_found import RlSaid
+    from planner.rl.readback.rl_reading import priced, read_rl
+    from planner.trainers.reading.given import Given, parse_settings
+
+    said = RlSaid(model=model, hardware=hardware, gpus=gpus, answers=answers, prompt_length=prompt_length)
+    return priced(read_rl(Path(file), said, Given(settings=parse_settings(settings)), format))
+
+
+def calibrate_rl(runs: Sequence[tuple[File, File]], *, output: File) -> Answer[PhaseFit]:
+    """Factors of the phases of RL from logs of one's own runs, written to ``output`` for ``plan rl --calibrated``.
+
+    ``runs``: priced RL plans with the logs of their runs, two or more of one framework and kind of GPU. Raises PlannerError, and
+    then nothing is written.
+    """
+    from planner.questions.calibrate.rl_show import print_phase_fit
+    from planner.rl.phase_factors import fit_factors, write_factors
+    from planner.rl.rl_doctor import compare_log
+    from planner.rl.rl_plan import load_rl_plan
+
+    compared = [(Path(log).name, compare_log(load_rl_plan(Path(plan)), read_rl_log(log))) for plan, log in runs]
+    found = fit_factors(compared)
+    write_factors(found.found, Path(output))
+    return Answer(found, print_phase_fit)

@@ -197,6 +197,7 @@ def _export_rl(file: Path, to: str, output: Path, *, check: bool, force: bool) -
 @click.option("--output-tokens", metavar="N", help="Answer tokens of a server's requests, likewise.")
 @click.option("--concurrency", metavar="N", help="Requests in flight at a server.")
 @click.option("--rate", metavar="R", help="Requests that arrive at a server: 5/s, 300/min.")
+@click.option("--answers", metavar="DIST", help="Tokens of an answer of RL: mean=3200,p99=8192, a number, or @file.")
 @OUTPUT
 def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], **said: Any) -> None:
     """Read a trainer's configuration as a plan, and price it.
@@ -213,6 +214,9 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
     name, and Dynamo's DynamoGraphDeployment. What it does not say takes the engine's default; a benchmark in the same file says
     the load, else --input-tokens, --output-tokens, --concurrency or --rate.
 
+    Configurations of OpenRLHF, slime, AReaL and prime-rl become an RL plan, and with --from rl:verl, rl:nemo-rl or rl:trl those of
+    these: both pools, their layouts, staleness and weight sync. They have a limit of answers, not their length: --answers says it.
+
     \b
     Examples:
       plan import train.sh --gpus 64 --hardware h100-sxm --output plan.yaml
@@ -224,11 +228,18 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
       plan import serve.sh --hardware h200-sxm --input-tokens 2048 --output-tokens 256 --concurrency 64
       plan import dynamo.yaml --from dynamo --set acceptance=0.7 --output serve.yaml
+      plan import run_grpo.sh --from rl:verl --hardware h100-sxm --answers mean=1200,p99=4096 --output rl.yaml
     """
     from planner import api
-    from planner.api import serving_files
+    from planner.api import rl_files, serving_files
 
-    asked = {name: said.pop(name) for name in ("engine", "input_tokens", "output_tokens", "concurrency", "rate")}
+    asked = {name: said.pop(name) for name in ("engine", "input_tokens", "output_tokens", "concurrency", "rate", "answers")}
+    if rl_files.is_rl_configuration(file, from_):
+        _import_rl(file, from_, output, settings, {**said, **asked})
+        return
+    answers = asked.pop("answers")
+    if answers is not None:
+        raise click.UsageError(f"--answers is of RL, and {file} is read as another job; --from rl:NAME reads it as one")
     if serving_files.is_server_file(file, from_):
         for name in ("trainer", "sequence_length", "global_batch_size", "micro_batch_size"):
             if said.pop(name) is not None:
@@ -249,6 +260,26 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
         plan.save(output)
         click.echo(f"wrote {output}", err=True)
     emit(plan, as_json=False)
+
+
+def _import_rl(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], said: dict[str, Any]) -> None:
+    """A configuration of an RL framework as an RL plan: printed, and written where asked."""
+    from planner.api import rl_calls, rl_files
+    from planner.units import parse_count
+
+    taken = {name: said.pop(name) for name in ("model", "hardware", "gpus", "answers")}
+    tokens = said.pop("input_tokens")
+    for name, value in said.items():
+        if value is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} is not of an RL configuration, which {file} is")
+    prompt = None if tokens is None else float(parse_count(tokens, what="--input-tokens")[0])
+    read = rl_files.import_rl(file, format=from_, settings=settings, prompt_length=prompt, **taken)
+    for note in read.notes:
+        click.echo(f"note: {note}", err=True)
+    if output is not None:
+        read.plan.save(output)
+        click.echo(f"wrote {output}", err=True)
+    emit(rl_calls.RlPlan(read.plan), as_json=False)
 
 
 def _import_server(file: Path, output: Path | None, settings: tuple[str, ...], said: dict[str, Any]) -> None:

@@ -146,7 +146,7 @@ def plan_of(question: RlQuestion, one: Candidate, why: str) -> RlPlan:
         workload=job.workload, hardware=question.hardware, generate_hardware=question.generate_hardware, gpus=question.asked.gpus,
         framework=job.framework.label, trainer=question.trainer, engine=job.engine.label, placement=one.placement,
         layouts=replace(one.layouts, actor=_counted(one)), network_bandwidth=question.network_bandwidth,
-        prediction=predict(question, one), assumptions=question.assumptions, why=why,
+        memory_share=job.memory_share, prediction=predict(question, one), assumptions=question.assumptions, why=why,
     )  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def request_of_plan(plan: RlPlan, said: RlRequest) -> RlRequest:
         "precision": work.precision,
         "weights": layouts.rollout_precision.weights, "cache": layouts.rollout_precision.cache, "lora_rank": work.lora_rank,
         "mode": place.mode, "staleness": place.staleness, "sync": place.sync, "actor": actor, "rollout": rollout,
-        "speculation": work.speculation,
+        "speculation": work.speculation, "memory_share": plan.memory_share or None,
         "network_bandwidth": None if plan.network_bandwidth is None else f"{plan.network_bandwidth} B/s",
     }  # fmt: skip
     if not resized:

@@ -29,7 +29,7 @@ from planner.errors import PlannerError
 from planner.plan_file import Assumption
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_workload import RlWorkload
-from planner.schema import Count, Name, Number, Text, check_keys, keys, plain, read, value_of
+from planner.schema import Count, Name, Number, Text, check_keys, keys, plain, read, value_of, within
 
 KIND = "rl_plan"
 VERSION = 1
@@ -107,6 +107,8 @@ class RlPlan:
     layouts: RlLayouts
     network_bandwidth: float | None = None
     """Bytes/s per GPU; None = the profile's."""
+    memory_share: Annotated[float, within(0, 1)] = 0.0
+    """Engine's share of the memory of a GPU; 0 = the framework's default."""
     prediction: RlPrediction | None = None
     """None in a plan that was read from a configuration and not priced yet."""
     assumptions: tuple[Assumption, ...] = ()

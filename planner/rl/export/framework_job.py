@@ -147,6 +147,8 @@ class FrameworkJob:
     @property
     def cache_share(self) -> float:
         """The engine's share of the memory."""
+        if self.plan.memory_share:
+            return self.plan.memory_share
         return self.framework.cache_share if self.colocated else self.framework.cache_share_alone
 
     @property

@@ -84,6 +84,10 @@ def _notes(job: FrameworkJob) -> list[str]:
         found.append("The plan counts groups that are sampled again; the framework's own filter of groups is not switched on here.")
     if job.work.epochs > 1 and job.framework.name in ("nemo-rl", "slime", "areal", "prime-rl"):
         found.append(f"The plan has {job.work.epochs} epochs over the answers of a step; the framework makes one.")
+    if job.work.reference and job.framework.name == "prime-rl":
+        found.append("The plan counts log-probs of a frozen reference; prime-rl has none.")
+    if job.framework.name == "slime" and job.staleness > 1:
+        found.append(f"The plan is {job.staleness} steps ahead; slime's fully asynchronous rollout has no bound.")
     if job.work.turns > 1:
         found.append("Turns with tools need an agent loop of the framework: the plan counts their tokens and time only.")
     return found

@@ -1,0 +1,1 @@
+"""Configurations of RL frameworks as RL plans."""
