@@ -140,6 +140,7 @@ WRITTEN = {
     "planner_plan": "a plan, as --output writes it", "planner_serve_plan": "a serve plan, as --output of 'plan serve' writes it",
     "planner_mixed_plan": "a mixed plan, as --output of 'plan --cluster' writes it",
     "planner_rl_plan": "an RL plan, as --output of 'plan rl' writes it",
+    "planner_rl_factors": "factors of RL phases, as 'plan calibrate --rl' writes them",
 }  # fmt: skip
 """What a file is that has one of these keys."""
 

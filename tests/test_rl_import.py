@@ -146,7 +146,7 @@ def test_everything_that_is_missing_is_one_sentence(tmp_path):
     with pytest.raises(PlannerError, match="RL framework"):
         read(file, "rl:ray")
     file.write_text(file.read_text().replace("group_norm", "magic"))
-    with pytest.raises(PlannerError, match="estimator is 'magic'; an RL plan knows dapo"):
+    with pytest.raises(PlannerError, match="estimator is 'magic'; an RL plan knows cispo, dapo"):
         read(file)
 
 

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from planner.errors import PlannerError
+from planner.rl.phase_factors import fit_factors, load_factors, write_factors
 from planner.rl.rl_doctor import compare_log
 from planner.rl.rl_framework import PHASES
 from planner.rl.rl_log import parse_rl_log
@@ -144,6 +145,15 @@ def test_doctor_folds_what_a_framework_prints_together():
     assert left.unmeasured == ("reward",)
 
 
+def test_doctor_takes_what_no_phase_explains_for_the_host():
+    """Steps of verl that are 5 s longer than their phases."""
+    lines = [verl(*one, number).replace(f"step:{sum(one) + 9.0}", f"step:{sum(one) + 14.0}") for number, one in enumerate(STEPS)]
+    text = "\n".join(lines)
+    found = compare_log(priced(prepare=3.0), parse_rl_log(text, "x.log"))
+    row = next(one for one in found.rows if one.phase == "prepare")
+    assert (row.measured, row.predicted) == pytest.approx((5.0, 3.0), abs=0.51)
+
+
 def test_doctor_where_generation_runs_ahead():
     """The trainer's log has what it waits for, not what engines take."""
     found = compare_log(priced(1), parse_rl_log(log_of("verl"), "x.log"))
@@ -164,3 +174,42 @@ def test_command(run, tmp_path):
     rl_plan().save(plan)
     found = run("doctor", str(plan), "--measured", str(log))
     assert found.exit_code == 2 and "was not priced" in found.output
+
+
+def test_factors_of_phases_are_measured_over_predicted(tmp_path):
+    """Two runs of verl: generation takes 1.5 times and 1.2 times what is predicted, sqrt(1.8) in the mean."""
+    one = compare_log(priced(), parse_rl_log(log_of("verl"), "x.log"))
+    other = compare_log(priced(generate=25.0), parse_rl_log(log_of("verl"), "x.log"))
+    fit = fit_factors([("a.log", one), ("b.log", other)])
+    assert fit.found.factors["generate"] == pytest.approx((1.5 * 1.2) ** 0.5)
+    assert fit.found.factors["logprob"] == pytest.approx(1.0) and fit.spread["generate"] == pytest.approx((1.2, 1.5))
+    assert "reward" not in fit.found.factors
+    first = fit.runs[0]
+    assert (first.measured, first.before) == pytest.approx((49.0, 39.0), abs=0.51)
+    assert abs(first.after - first.measured) < abs(first.before - first.measured)
+    write_factors(fit.found, tmp_path / "own.yaml")
+    assert load_factors(tmp_path / "own.yaml") == fit.found
+    with pytest.raises(PlannerError, match="1 run of RL is given; factors of phases need 2 or more"):
+        fit_factors([("a.log", one)])
+    with pytest.raises(PlannerError, match="different frameworks: openrlhf and verl"):
+        fit_factors([("a.log", one), ("b.log", compare_log(priced(), parse_rl_log(log_of("openrlhf"), "x.log")))])
+
+
+def test_calibrated_phases_move_the_prediction(run, tmp_path):
+    """plan calibrate --rl writes what plan rl estimate --calibrated takes."""
+    log = tmp_path / "run.log"
+    log.write_text(log_of("verl"), encoding="utf-8")
+    for name in ("a", "b"):
+        priced().save(tmp_path / f"{name}.yaml")
+    words = [word for name in ("a", "b") for word in ("--rl", f"{tmp_path / name}.yaml={log}")]
+    found = run("calibrate", *words, "--output", str(tmp_path / "own.yaml"))
+    assert found.exit_code == 0, found.output
+    base = ("rl", "estimate", str(tmp_path / "a.yaml"), "--json")
+    calibrated = ("--calibrated", str(tmp_path / "own.yaml"))
+    plain, own = (json.loads(run(*base, *more).stdout)["plan"]["estimate"] for more in ((), calibrated))
+    factor = own["phases_s"]["generate"] / plain["phases_s"]["generate"]
+    assert factor == pytest.approx(1.5)
+    assert sum(own["parts_s"].values()) == pytest.approx(own["step_s"])
+    of_trl = ("--framework", "trl", "--trainer", "trl", "--calibrated", str(tmp_path / "own.yaml"))
+    assert run("rl", "estimate", str(tmp_path / "a.yaml"), *of_trl).exit_code == 2
+    assert run("calibrate", *words, "--hardware", "h100-sxm", "--output", str(tmp_path / "x.yaml")).exit_code == 2

@@ -10,6 +10,7 @@ from planner.api.results import Answer, File
 
 if TYPE_CHECKING:
     from planner.rl.export.rl_folder import RlExport
+    from planner.rl.phase_factors import PhaseFit
     from planner.rl.readback.rl_found import RlRead
     from planner.rl.rl_doctor import RlComparison
     from planner.rl.rl_log import RlLog
@@ -83,3 +84,20 @@ def import_rl(
 
     said = RlSaid(model=model, hardware=hardware, gpus=gpus, answers=answers, prompt_length=prompt_length)
     return priced(read_rl(Path(file), said, Given(settings=parse_settings(settings)), format))
+
+
+def calibrate_rl(runs: Sequence[tuple[File, File]], *, output: File) -> Answer[PhaseFit]:
+    """Factors of the phases of RL from logs of one's own runs, written to ``output`` for ``plan rl --calibrated``.
+
+    ``runs``: priced RL plans with the logs of their runs, two or more of one framework and kind of GPU. Raises PlannerError, and
+    then nothing is written.
+    """
+    from planner.questions.calibrate.rl_show import print_phase_fit
+    from planner.rl.phase_factors import fit_factors, write_factors
+    from planner.rl.rl_doctor import compare_log
+    from planner.rl.rl_plan import load_rl_plan
+
+    compared = [(Path(log).name, compare_log(load_rl_plan(Path(plan)), read_rl_log(log))) for plan, log in runs]
+    found = fit_factors(compared)
+    write_factors(found.found, Path(output))
+    return Answer(found, print_phase_fit)

@@ -37,6 +37,8 @@ FASTER = {
     "generate": "answers are shorter than planned, or fewer are sampled", "train": "answers are shorter than planned",
     "logprob": "log-probs are taken from the engine", "wait": "answers are shorter than planned",
 }  # fmt: skip
+LEAST_REST = 0.01
+"""Less of a step than this is no phase: medians of parts do not sum to the median of the whole."""
 NOTABLE = 0.1
 """Gaps below this part of the step are named no cause."""
 
@@ -110,7 +112,7 @@ def compare_log(plan: RlPlan, log: RlLog) -> RlComparison:
         raise PlannerError("the plan was not priced; 'plan rl estimate' prices it")
     folded = FOLDED.get(log.framework, {})
     rows, covered = [], set[str]()
-    for phase, seconds in log.phases.items():
+    for phase, seconds in _with_rest(plan, log).items():
         holds = folded.get(phase, (phase,))
         predicted = sum(_predicted(plan, found, one) for one in holds)
         rows.append(PhaseRow(phase=phase, measured=seconds, predicted=predicted, covers=holds))
@@ -123,6 +125,18 @@ def compare_log(plan: RlPlan, log: RlLog) -> RlComparison:
         notes.append(f"the log is of {log.framework}, the plan of {own}")
     step = PhaseRow(phase="step", measured=log.step, predicted=found.step_s, covers=("step",))
     return RlComparison(log=log, plan=plan, rows=tuple(rows), step=step, unmeasured=left, notes=tuple(notes))
+
+
+def _with_rest(plan: RlPlan, log: RlLog) -> dict[str, float]:
+    """The phases of a log; ``prepare`` is what of a step none of the others explains, where the log prints whole steps."""
+    found = log.phases
+    hidden = {"prepare", *(log.overlapped if plan.placement.staleness else ("wait",))}
+    rest = log.step - sum(seconds for name, seconds in found.items() if name not in hidden)
+    if any(one.total is not None for one in log.counted):
+        found.pop("prepare", None)
+        if rest >= LEAST_REST * log.step:
+            found["prepare"] = rest
+    return found
 
 
 def _predicted(plan: RlPlan, found: RlPrediction, phase: str) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from planner.cluster import Cluster
 from planner.hardware import HardwareProfile
@@ -32,6 +33,8 @@ class RlJob:
     """Of the pool that only generates."""
     precision: Precision
     """Of the rollout's weights and cache."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Phase -> measured over predicted, of runs of one's own (``phase_factors``)."""
     memory_share: float = 0.0
     """Engine's share of memory that was given; 0 = the framework's."""
     between: float = 0.0

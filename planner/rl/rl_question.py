@@ -16,6 +16,7 @@ from planner.layout import FIELDS, Layout
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.rl.answer_lengths import AnswerLengths, read_answers
+from planner.rl.phase_factors import load_factors
 from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, SYNC_METHODS
@@ -88,6 +89,8 @@ class RlRequest(AskedBatch):
     generate_gpus: int | None = None
     sync: str | None = None
     memory_share: float | None = None
+    calibrated: str | Path | None = None
+    """A file of ``plan calibrate --rl``."""
     network_bandwidth: object = None
     price: float | None = None
     actor: object = None
@@ -133,6 +136,12 @@ def ask(request: RlRequest) -> RlQuestion:
         engine=load_engine(engine), hardware=pools.train, generate_hardware=pools.generate,
         precision=_precision(request), memory_share=request.memory_share or 0.0, between=pools.between, price=request.price,
     )  # fmt: skip
+    if request.calibrated is not None:
+        own = load_factors(Path(request.calibrated))
+        if own.framework != framework.name:
+            raise PlannerError(f"{request.calibrated} is of runs of {own.framework}, and this is asked of {framework.name}")
+        job = replace(job, factors=own.factors)
+        assumed.append(Assumption("phases", str(request.calibrated), f"corrected by runs of {own.framework}", "--calibrated"))
     if framework.note:
         assumed.append(Assumption("framework", framework.label, framework.note, "--framework"))
     return RlQuestion(

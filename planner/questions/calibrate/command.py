@@ -25,6 +25,7 @@ from planner.terminal.flags import completed, emit, layout_options, progress
 @click.option(
     "--bench", multiple=True, metavar="PLAN=FILE", help="A serve plan with the JSON of its benchmark; may be repeated."
 )
+@click.option("--rl", multiple=True, metavar="PLAN=LOG", help="An RL plan with the log of its run; may be repeated.")
 @click.option(
     "--trainer", metavar="NAME", help="Trainer of the runs, or a YAML file. [by the framework of each run]",
     shell_complete=completed("trainer"),
@@ -45,6 +46,7 @@ def calibrate(
     output: Path,
     trace: tuple[str, ...],
     bench: tuple[str, ...],
+    rl: tuple[str, ...],
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -59,6 +61,9 @@ def calibrate(
     Benchmarks of servers (--bench) correct the host times of their engine instead, which differ between machines: two or more, of
     few and of many requests at once. --output is then an engine file for plan serve --engine.
 
+    Logs of RL (--rl) give a factor for each phase of a step that they print: two or more runs of one framework and kind of GPU.
+    --output is then a file for plan rl --calibrated.
+
     \b
     Examples:
       plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
@@ -67,10 +72,19 @@ def calibrate(
       plan calibrate runs.yaml --trace a.yaml=a/rank0.json.gz --hardware h100-sxm --output my-cluster.yaml
       plan calibrate ds-*.log --hardware a100-sxm-80gb --model llama-8b --sequence-length 4096 --output my-cluster.yaml
       plan --model llama-70b --gpus 64 --hardware my-cluster.yaml --trainer my-cluster.trainer.yaml
+      plan calibrate --rl a.yaml=a.log --rl b.yaml=b.log --output my-rl.yaml
       plan calibrate --bench serve.yaml=bench-8.json --bench serve.yaml=bench-64.json --output my-engine.yaml
     """
     from planner import api
 
+    if rl:
+        if runs or trace or hardware or bench:
+            raise click.UsageError("--rl fits factors of phases: give no RUNS, --trace, --bench or --hardware with it")
+        from planner.api.rl_files import calibrate_rl
+
+        emit(calibrate_rl([_plan_and_trace(one, "--rl") for one in rl], output=output), as_json, indent=1)
+        click.echo(f"wrote {output}", err=True)
+        return
     if bench:
         if runs or trace or hardware:
             raise click.UsageError("--bench fits an engine's host times: give no RUNS, --trace or --hardware with it")
@@ -93,7 +107,6 @@ def _plan_and_trace(text: str, flag: str = "--trace") -> tuple[str, str]:
     """The two files of --trace. A path may hold an equals sign: the plan ends with .yaml."""
     found = re.fullmatch(r"(.+?\.ya?ml)=(.+)", text)
     if found is None:
-        raise PlannerError(
-            f"{flag} {shown(text)}: write it like plan.yaml={'bench.json' if flag == '--bench' else 'rank0.json.gz'}"
-        )
+        like = {"--bench": "bench.json", "--rl": "run.log"}.get(flag, "rank0.json.gz")
+        raise PlannerError(f"{flag} {shown(text)}: write it like plan.yaml={like}")
     return found[1], found[2]
