@@ -133,10 +133,11 @@ def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
 
 
 def _update_trainer(trainer: str, row: Mapping[str, Any], train: Mapping[str, Any]) -> str:
-    """The trainer with the options that a row states: losses of RL take log-probs of a fused head; kernels of attention."""
-    if trainer != "fsdp":
+    """The trainer with the options that a row states: fine-tuning keeps its logits; kernels of attention."""
+    plain = trainer.partition("+")[0]
+    if plain != "fsdp":
         return trainer
-    options = "" if row.get("phase") == "sft" else "+loss=fused_linear"
-    return trainer + options + ("+attention_kernel=fa2" if train.get("attention") == "fa2" else "")
+    options = trainer.removeprefix(plain) if row.get("phase") != "sft" else ""
+    return plain + options + ("+attention_kernel=fa2" if train.get("attention") == "fa2" else "")
 
 

@@ -215,9 +215,9 @@ class RlFramework:
 
     def backend_of(self, trainer: str) -> TrainingBackend:
         """The back end that a trainer of profiles/trainers prices, whatever its options. Raises PlannerError."""
-        named = re.split(r"[@:]", trainer)[0]
+        named = re.split(r"[@:+]", trainer)[0]
         for one in self.backends:
-            if named == one.trainer:
+            if named == re.split(r"[@:+]", one.trainer)[0]:
                 return one
         have = listed([one.trainer for one in self.backends])
         raise PlannerError(f"{self.label} runs plans of trainer {have}, and this one was priced for {trainer}")

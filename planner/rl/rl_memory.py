@@ -4,7 +4,7 @@ generate   colocated: what the engine takes by its share, and what of training s
            communicators, fragments and the context; on GPUs of its own: the engine alone
 logprob    weights, workspace and what stays of the engine: its context, graphs and communicators where it sleeps, else all of it
 train      the peak of the update, the critic's too, and what stays of the engine
-sync       colocated: weights of both sides at once, and a bucket
+sync       colocated: weights of both sides at once, and a bucket; else the engine and a bucket
 Chances: ln(measured / predicted) of training is normal with the trainer's memory error, the cache of the engine with its spread.
 """
 
@@ -20,6 +20,7 @@ from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement
 from planner.rl.rl_step import RolloutSide, TrainSide
 from planner.serving.result import normal_share
+from planner.serving.serving_memory import LOOSE
 
 BUCKET = 1.0e9
 """Bytes of a bucket of weights where the framework's file says none."""
@@ -52,8 +53,9 @@ def memory_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollo
     stays = np.sum([found.memory[name] for name in STAYS], axis=0)
     if not job.framework.offload:
         stays = stays + states
-    taken = np.asarray(engine.usable - engine.reserve) + np.zeros_like(stays)
-    asleep = np.asarray(engine.graphs) + np.asarray(job.engine.accounting.context + job.engine.accounting.group)
+    runtime = np.where(np.asarray(rollout.layout.engine_gpus) > 1, job.engine.accounting.group, 0.0) + job.engine.accounting.context
+    taken = np.asarray(engine.usable - engine.reserve) + runtime + np.zeros_like(stays)
+    asleep = np.asarray(engine.graphs) + runtime
     left = (asleep if job.framework.engine_sleeps else taken) if together else 0.0
     critic = _critic(job, placement, train)
     reference = 0.0 if "reference" in job.framework.offloaded or not job.workload.reference else train.actor.weights
@@ -62,19 +64,24 @@ def memory_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollo
     if not job.framework.offload or not together:
         forward = forward + states - train.actor.weights
     bucket = job.framework.bucket or BUCKET
-    sync = np.asarray(engine.weights) + bucket + (train.actor.weights + stays if together else taken - np.asarray(engine.weights))
+    sync = bucket + (np.asarray(engine.weights) + runtime + train.actor.weights + stays if together else taken)
     peak = {"generate": taken + (stays if together else 0.0), "logprob": forward, "train": updating, "sync": sync}
-    error, usable = found.memory_error, found.usable_memory
+    error, usable, room = found.memory_error, found.usable_memory, float(np.max(engine.usable))
     starts = np.asarray(engine.start_chance) + np.zeros_like(stays)
     if together:
-        starts = starts * _below(peak["generate"], float(np.max(engine.usable)), error)
+        starts = starts * _below(peak["generate"], room, error)
     chance = {
         "generate": 1.0 - starts,
         "logprob": 1.0 - _below(forward, usable, error),
         "train": 1.0 - _below(updating, usable, error),
-        "sync": 1.0 - _below(sync, usable if together else float(np.max(engine.usable)), error),
+        "sync": 1.0 - (_below(sync, usable, error) if together else _spare(runtime, room - sync)),
     }
-    return PhaseMemory(peak=peak, chance=chance, usable={"train": usable, "generate": float(np.max(engine.usable))})
+    return PhaseMemory(peak=peak, chance=chance, usable={"train": usable, "generate": room})
+
+
+def _spare(runtime: Floats, left: Floats) -> Floats:
+    """Chance that an engine by itself has this room left: it keeps to its share, what is uncertain is its runtime outside of it."""
+    return np.asarray(normal_share(left / (LOOSE[2] * runtime)))
 
 
 def _below(size: Floats, usable: float, error: float) -> Floats:

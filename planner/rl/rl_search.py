@@ -7,6 +7,7 @@ that space (a test compares with pricing one by one). Engines are whole replicas
 
 from __future__ import annotations
 
+import itertools
 import time as clock
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -157,19 +158,28 @@ def placements(job: RlJob, asked: Asked) -> list[Placement]:
     for mode in modes:
         if asked.apart and mode != "split":
             continue
-        for train, generate in sizes(job, asked, mode):
-            apart = (0, train) if job.workload.critic is not None and train + generate + train <= asked.gpus else (0,)
-            for critic in apart:
-                for staleness in _steps(asked) if mode != "colocated" else [0]:
-                    offered = next((one for one in job.framework.placements if one.holds(mode, staleness)), None)
-                    if offered is None or (mode == "colocated" and asked.staleness[0] > 0):
-                        continue
-                    found.append(
-                        Placement(
-                            mode=mode, train_gpus=train, generate_gpus=generate, critic_gpus=critic, staleness=staleness,
-                            partial=offered.partial and staleness > 0, sync=asked.sync or offered.sync[0],
-                        )
-                    )  # fmt: skip
+        for (train, generate, critic), staleness in itertools.product(
+            _with_critic(job, asked, mode), _steps(asked) if mode != "colocated" else [0]
+        ):
+            offered = next((one for one in job.framework.placements if one.holds(mode, staleness)), None)
+            if offered is None or (mode == "colocated" and asked.staleness[0] > 0):
+                continue
+            found.append(
+                Placement(
+                    mode=mode, train_gpus=train, generate_gpus=generate, critic_gpus=critic, staleness=staleness,
+                    partial=offered.partial and staleness > 0, sync=asked.sync or offered.sync[0],
+                )
+            )  # fmt: skip
+    return found
+
+
+def _with_critic(job: RlJob, asked: Asked, mode: str) -> list[tuple[int, int, int]]:
+    """(train, generate, critic): a critic on the actor's GPUs, 0, or on as many of its own, which generation then lacks."""
+    pairs = sizes(job, asked, mode)
+    found = [(train, generate, 0) for train, generate in pairs]
+    if job.workload.critic is not None and mode == "split" and not asked.apart:
+        left = [(a, asked.generate_gpus or b - a) for a, b in pairs if b > a]
+        found += [(a, b, a) for a, b in left if 2 * a + b <= asked.gpus]
     return found
 
 
