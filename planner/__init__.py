@@ -29,5 +29,5 @@ __all__ = [
     "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Reshaped", "Resilient",
     "Result", "ServePlan", "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate",
     "import_config", "is_serve_plan", "load", "load_serve", "plan", "plot_profile", "reshape", "resilience", "sensitivity", "serve",
-    "serve_cheapest", "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "what_if",
+    "serve_cheapest", "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "watch", "what_if",
 ]  # fmt: skip

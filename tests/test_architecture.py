@@ -157,7 +157,7 @@ def test_imports_have_no_circle() -> None:
     assert not known, f"in a circle, or above one: {sorted(known)}"
 
 
-@pytest.mark.parametrize("name", ["lab/run", "serving"])
+@pytest.mark.parametrize("name", ["lab/run", "serving", "elastic"])
 def test_modules_import_from_their_own_line_and_from_lines_above(name: str) -> None:
     """As ``__init__.py`` of a room writes the order of its modules."""
     folder, dotted = PACKAGE / name, f"planner.{name.replace('/', '.')}"

@@ -92,6 +92,33 @@ def test_what_is_not_said_is_refused(row: dict[str, Any], says: str) -> None:
     assert found.status == REFUSED and says in found.reason
 
 
+def test_layouts_that_are_not_said_are_searched() -> None:
+    """A model and numbers of GPUs are enough; so is a model without the time of its step."""
+    found = answer(model="llama-3.2-1b", gpus=[4, 8], system="fsdp checkpoint", measured={"reconfigure_s": 30.0})
+    assert found.status == PREDICTED and found.quantities["reconfigure_s"].predicted > 10.0
+    assert answer(model="llama-3.2-1b", gpus=8, system="fsdp", measured={"recover_s": 30.0}).status == PREDICTED
+    kept = answer(model="llama-3.2-1b", gpus=8, system="fsdp", mtbf_h=0.1, measured={"steps_kept": 0.9})
+    assert 0.0 < kept.quantities["steps_kept"].predicted < 1.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"lost_gpus": 99}, {"gpus_per_node": 0}, {"gpus_per_node": 1.5}, {"from": {"tp": "a"}}, {"from": {"tp": 0}},
+     {"model": 3}, {"gpu": "none"}],
+)  # fmt: skip
+def test_strange_rows_are_refused(row: dict[str, Any]) -> None:
+    plain = {"model": "llama-8b", "from": {"tp": 4, "pp": 2}, "lost_gpus": 4, "measured": {"recover_s": 20.0}}
+    assert answer(**{**plain, **row}).status == REFUSED
+
+
+def test_network_of_a_node() -> None:
+    """8 cards of 400 Gb/s, as text; one number is that of the node."""
+    moved = {"model": "llama-70b", "from": {"tp": 8}, "to": {"tp": 8, "dp": 2}, "measured": {"reconfigure_s": 9.0}}
+    found = [answer(network=text, system="host", **moved) for text in ("8x NDR 400 Gb/s", "400 Gb/s", "x")]
+    times = [one.quantities["reconfigure_s"].predicted for one in found]
+    assert times[0] < times[1] and times[2] == times[0]  # the profile says 8 x 400 Gb/s too
+
+
 def test_damaged_files() -> None:
     assert answer(measured={"ran": False}).status == NOT_RUN
     with pytest.raises(PlannerError, match="measured is"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -201,6 +203,35 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text())["to"]["gpus"] == 48
     text = CliRunner().invoke(main, command).output
     assert "too short" in text and "Pay-back" in text and "Engine" in text
+
+
+def test_elastic_folder_goes_on_with_the_plan_of_its_world(plan: Path, tmp_path: Path) -> None:
+    """torchrun gets MIN:MAX, a process the folder and words of its world; another world stops with a sentence."""
+    folder, tools = tmp_path / "elastic", tmp_path / "bin"
+    found = planner.reshape(plan, gpus=48)
+    written = found.export("torchtitan", folder)
+    assert {"elastic.sh", "worker.sh", "gpus-48", "gpus-64"} <= set(written)
+    assert planner.load(folder / "gpus-48" / "plan.yaml").layout == found.plan.layout
+    tools.mkdir()
+    for name in ("python", "torchrun"):
+        (tools / name).write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$PWD" "$@"\n')
+        (tools / name).chmod(0o755)
+
+    def started(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        own = {"PATH": f"{tools}:{os.environ['PATH']}", "HF_ASSETS": "a", "DATASET": "d", "STEPS": "3", **variables}
+        return subprocess.run(
+            ["bash", str(folder / script), "--checkpoint.folder", "a b"], env=own, capture_output=True, text=True, check=False
+        )
+
+    words = started("elastic.sh", HOST="host0").stdout.splitlines()
+    assert words[1:3] == ["--nnodes", "6:8"] and words[-4:] == ["bash", "worker.sh", "--checkpoint.folder", "a b"]
+    assert "c10d" in words and "HOST" in started("elastic.sh").stderr
+    for world in (48, 64):
+        done = started("worker.sh", WORLD_SIZE=str(world)).stdout.splitlines()
+        assert done[0] == str(folder / f"gpus-{world}") and done[1:3] == ["-m", "torchtitan.train"]
+        assert done[-2:] == ["--checkpoint.folder", "a b"]
+    other = started("worker.sh", WORLD_SIZE="40")
+    assert other.returncode == 1 and "no plan for 40 GPUs" in other.stderr
 
 
 def test_nothing_fits(plan: Path, tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from planner.hardware import load_hardware
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan of 64 GPUs as a file."""
+    """A plan of 32 GPUs as a file."""
     path = tmp_path_factory.mktemp("plan") / "plan.yaml"
-    planner.plan(model="llama-8b", gpus=64, top=1)[0].save(path)
+    planner.plan(model="llama-8b", gpus=32, trainer="fsdp", top=1)[0].save(path)
     return path
 
 
@@ -182,7 +182,7 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
     trace, cluster = tmp_path / "trace.csv", tmp_path / "cluster.yaml"
     trace.write_text(BAMBOO)
     cluster.write_text(
-        "nodes: [{kind: h, hardware: h100-sxm, count: 8, price: 40 USD/h, mtbf: 900 h}]\n"
+        "nodes: [{kind: h, hardware: h100-sxm, count: 4, price: 40 USD/h, mtbf: 900 h}]\n"
         "storage: {read: 20 GB/s, write: 10 GB/s, per_node: 2 GB/s}\nspares: 1\n"
     )
     command = ["resilience", str(plan), "--cluster", str(cluster), "--trace", str(trace)]
@@ -190,7 +190,7 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["job"]["node_mtbf_s"] == 900 * 3600 and found["job"]["spares"] == 1
-    assert found["answers"][0]["usd"] == pytest.approx(found["answers"][0]["days"] * 24 * 72 * 5.0)
+    assert found["answers"][0]["usd"] == pytest.approx(found["answers"][0]["days"] * 24 * 40 * 5.0)
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
     text = CliRunner().invoke(main, command).output
     assert "Save every" in text and "Best answer" in text and "trace.csv" in text

@@ -1,83 +1,242 @@
-"""Ranks that watch each other: what is said of one that dies, hangs or falls silent. No torch, no other process."""
+"""``plan watch``: what is read, which rank is slow, what it costs, what pays."""
 
 from __future__ import annotations
 
-import contextlib
-import time
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from planner.lab.launch.watch import Watch
+import planner
+from planner.commands.main import main
+from planner.elastic import prometheus
+from planner.elastic.observed import of_metrics, of_table, table_of
+from planner.elastic.prometheus import from_query, from_text, metrics_of
+from planner.elastic.stragglers import levels
+from planner.errors import PlannerError
+from planner.questions.watch.watched import one_stage, shared_out
+
+GPUS = 16
 
 
-def entry(kind: str, doing: str = "all_reduce of 4 MiB", text: str = "", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Any:
-    return {"kind": kind, "doing": doing, "text": text, "ranks": list(ranks)}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plan of 16 GPUs."""
+    path = tmp_path_factory.mktemp("watch")
+    planner.plan(model="llama-8b", gpus=GPUS, trainer="torchtitan", top=1)[0].save(path / "plan.yaml")
+    return path
+
+
+def ranks(path: Path, slow: dict[int, float], noise: float = 0.004, ranks: int = GPUS, planned: float = 1.0) -> Path:
+    """A table of 20 steps: compute of each rank, the rest of the step waited for the slowest."""
+    rng = np.random.default_rng(1)
+    lines = ["step,rank,node,step_s,compute_s,wait_s"]
+    for step in range(20):
+        busy = [planned * slow.get(rank, 1.0) * (1.0 + noise * rng.standard_normal()) for rank in range(ranks)]
+        lines += [f"{step},{r},n{r // 8},{max(busy) + 0.1},{b},{max(busy) + 0.1 - b}" for r, b in enumerate(busy)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def kinds(found: Any) -> list[tuple[str, str]]:
+    """What was found."""
+    return [(one.found.kind, one.found.who) for one in found.found.findings]
+
+
+def test_equal_ranks_are_as_planned(folder: Path) -> None:
+    found = planner.watch(folder / "plan.yaml", ranks(folder / "even.csv", {}))
+    assert kinds(found) == [] and found.found.actions == ()
+
+
+def test_slow_rank_is_named_and_priced(folder: Path) -> None:
+    losses = []
+    for size in (1.1, 1.3):
+        found = planner.watch(folder / "plan.yaml", ranks(folder / "slow.csv", {5: size}), price=2.0)
+        assert kinds(found) == [("slow_rank", "rank 5 on n0")]
+        [one] = found.found.findings
+        assert one.found.size == pytest.approx(size, rel=0.02)
+        assert 0 < one.loss <= 1.0 - 1.0 / (size * 1.02)
+        assert one.usd_per_day == pytest.approx(one.loss * GPUS * 2.0 * 24)
+        losses.append(one.loss)
+    assert losses[1] > losses[0]
+
+
+def test_waits_name_the_rank_that_waits_least(folder: Path) -> None:
+    """Without compute times: the step less its waits."""
+    text = ranks(folder / "waits.csv", {9: 1.2}).read_text().replace("compute_s", "other")
+    (folder / "waits.csv").write_text(text)
+    assert kinds(planner.watch(folder / "plan.yaml", folder / "waits.csv")) == [("slow_rank", "rank 9 on n1")]
+
+
+def test_a_whole_node_is_one_finding(folder: Path) -> None:
+    table = ranks(folder / "node.csv", {rank: 1.2 for rank in range(5)})
+    assert len(kinds(planner.watch(folder / "plan.yaml", table))) == 5
+    big = folder / "big.yaml"
+    planner.plan(model="llama-8b", gpus=32, trainer="torchtitan", top=1)[0].save(big)
+    table = ranks(folder / "node.csv", {rank: 1.2 for rank in range(8, 16)}, ranks=32)
+    assert kinds(planner.watch(big, table)) == [("slow_node", "n1")]
+
+
+def test_levels_by_hand() -> None:
+    found = levels({0: [1.0, 2.0], 1: [1.0, 2.0], 2: [1.5, 3.0], 3: [4.0, 4.0]}, {0: 0, 1: 0, 2: 0, 3: 1})
+    assert found == {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.0}
+
+
+def test_one_stage_by_hand() -> None:
+    """p 4, m 5: of all stages' 8 units five are the slow one's."""
+    assert one_stage(2.0, 1.0, 4, 5) == pytest.approx(1.0 + 5 / 8)
+    assert one_stage(2.0, 1.0, 1, 5) == 2.0
+
+
+@pytest.mark.parametrize(("slow", "replicas", "microbatches"), [(1.25, 64, 8), (2.0, 2, 6), (1.5, 4, 10), (3.0, 3, 4)])
+def test_shares_by_brute_force(slow: float, replicas: int, microbatches: int) -> None:
+    total = replicas * microbatches
+    best = min(
+        max(k * slow, -(-(total - k) // (replicas - 1))) for k in range(1, microbatches + 1)
+    )  # fmt: skip
+    k, ratio = shared_out(slow, replicas, microbatches)
+    assert ratio == pytest.approx(best / (microbatches * slow)) and 1 <= k <= microbatches
+    assert shared_out(1.0, replicas, microbatches) == (microbatches, 1.0)
+
+
+def test_a_change_pays_only_in_time(folder: Path) -> None:
+    table = ranks(folder / "slow.csv", {5: 1.3})
+    long = planner.watch(folder / "plan.yaml", table, spares=1, remaining="10days").found
+    short = planner.watch(folder / "plan.yaml", table, spares=1, remaining="1s").found
+    assert any(one.pays for one in long.actions) and not any(one.pays for one in short.actions)
+    assert short.verdict == "nothing that would pay for its move"
+    for one in long.actions:
+        assert one.pays_after is None or one.pays_after == pytest.approx(one.cost / one.gain)
+    assert all(one.gain <= long.findings[0].loss + 1e-9 for one in long.actions)
+
+
+SMI = """timestamp, index, clocks.sm [MHz], power.draw [W], temperature.gpu, clocks_event_reasons.active
+2026/11/23 06:00:00.000, 0, 1755 MHz, 650.1 W, 60, 0x0000000000000000
+2026/11/23 06:00:00.000, 1, 1400 MHz, 480.0 W, 88, 0x0000000000000020
+2026/11/23 06:00:00.000, 2, 1755 MHz, [N/A], 61, 0x0000000000000001
+"""
+EXPORTER = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock
+DCGM_FI_DEV_SM_CLOCK{gpu="0",Hostname="a"} 1755
+DCGM_FI_DEV_SM_CLOCK{gpu="1",Hostname="a"} 1200
+DCGM_FI_DEV_SM_CLOCK{gpu="0",Hostname="b"} 1755
+DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="b"} 79
+my_train_compute_seconds{rank="0"} 1.5
+my_train_compute_seconds{rank="1"} NaN
+unknown_metric 3
+"""
+
+
+def test_tables_of_nvidia_smi() -> None:
+    rows = table_of(SMI)
+    assert rows is not None
+    gpus = of_table(rows, "gpus.csv").gpus
+    assert [one.clock for one in gpus] == [1755.0, 1400.0, 1755.0]
+    assert gpus[1].reasons == ("software thermal slowdown",) and gpus[2].reasons == () and gpus[2].power is None
+
+
+def test_metrics_of_an_exporter() -> None:
+    seen = of_metrics(from_text(EXPORTER, "here"), "here")
+    assert {one.name: one.clock for one in seen.gpus} == {"a/GPU 0": 1755.0, "a/GPU 1": 1200.0, "b/GPU 0": 1755.0}
+    assert next(one for one in seen.gpus if one.name == "b/GPU 0").xid == 79
+    assert seen.ranks["compute"] == {0: (1.5,)}
+    with pytest.raises(PlannerError, match="no metric"):
+        from_text("up 1\n", "here")
+
+
+def test_logs_of_trainers_are_read(folder: Path) -> None:
+    lines = "\n".join(
+        f" [2026-01-01 00:00:0{i}] iteration {i:8d}/ 100 | consumed samples: {i * 64:12d} | "
+        "elapsed time per iteration (ms): 25000.0 | "
+        f"throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 1.0E-04 | global batch size: {64:5d} | lm loss: 2.0E+00 |"
+        for i in range(1, 9)
+    )  # fmt: skip
+    (folder / "train.log").write_text(lines)
+    found = planner.watch(folder / "plan.yaml", folder / "train.log").found
+    assert found.measured == pytest.approx(25.0)
+    assert "as planned" in found.verdict or "slower" in found.verdict
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, dict[str, bytes]]]:
+    """An endpoint on this machine: its address, and what it answers by path."""
+    answers: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answers.get(self.path.split("?")[0])
+            self.send_response(404 if body is None else 302 if body == b"elsewhere" else 200)
+            if body == b"elsewhere":
+                self.send_header("Location", "/metrics")
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    httpd = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}", answers
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_endpoints(server: tuple[str, dict[str, bytes]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, answers = server
+    answers["/metrics"] = EXPORTER.encode()
+    clocks = enumerate((900, 1755, 1755))
+    result = [{"metric": {"__name__": "DCGM_FI_DEV_SM_CLOCK", "gpu": str(i)}, "value": [0, str(v)]} for i, v in clocks]
+    answers["/api/v1/query"] = json.dumps({"status": "success", "data": {"result": result}}).encode()
+    answers["/away"] = b"elsewhere"
+    assert len(metrics_of(f"{url}/metrics")) == 5
+    assert len(metrics_of(url)) == 3
+    found = planner.watch(folder / "plan.yaml", url=url)
+    assert kinds(found) == [("throttled", "GPU 0")]
+    for path in ("/none", "/away"):
+        with pytest.raises(PlannerError, match="does not answer"):
+            metrics_of(url + path)
+    monkeypatch.setattr(prometheus, "MOST_BYTES", 100)
+    with pytest.raises(PlannerError, match="more than 100 bytes"):
+        metrics_of(f"{url}/metrics")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"data": {"result": 3}}'])
+def test_answers_of_other_servers(text: str) -> None:
+    with pytest.raises(PlannerError, match=r"data\.result"):
+        from_query(text, "here")
+
+
+def test_command_for_cron(folder: Path) -> None:
+    table = ranks(folder / "slow.csv", {5: 1.3})
+    done = CliRunner().invoke(main, ["watch", str(folder / "plan.yaml"), str(table), "--once", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["ranks"] == GPUS and found["findings"][0]["who"] == "rank 5 on n0"
+    text = CliRunner().invoke(main, ["watch", str(folder / "plan.yaml"), str(table)]).output
+    assert "slow rank" in text and "Verdict" in text
 
 
 @pytest.mark.parametrize(
-    ("posts", "gone", "words"),
-    [
-        ({0: entry("lost"), 1: entry("lost")}, [3], "rank 3 (b) died during all_reduce of 4 MiB"),
-        ({0: entry("late"), 1: entry("stopped")}, [3], "rank 3 (b) stopped answering for 30 s during all_reduce of 4 MiB"),
-        ({0: entry("lost")}, [2, 3], "rank 2 (b) and rank 3 (b) died during all_reduce of 4 MiB"),
-        ({0: entry("lost"), 2: entry("error", text="out of memory")}, [],
-         "rank 2 (b) failed at all_reduce of 4 MiB: out of memory"),
-        ({0: entry("late"), 2: entry("late")}, [], "did not end although all ranks are alive (no answer within 30 s): "
-         "the link between ranks 0, 1, 2, 3 on a, b hangs"),
-        ({1: entry("said", text="wrong data on rank 1")}, [], "wrong data on rank 1"),
-        ({1: entry("silent"), 0: entry("lost")}, [2, 3], "rank 3 (b) gave no sign of life for 30 s during all_reduce"),
-        ({3: entry("silent"), 0: entry("stopped")}, [], "rank 0 (a) gave no sign of life for 30 s during all_reduce"),
-    ],
+    ("text", "says"),
+    [("rank,step_s\n", "no rows"), ("rank,step_s\nx,1\n", "no number"), ("rank,step_s\n-1,1\n", "whole number"),
+     ("rank,node\n0,a\n", "no column of times"), ("rank,compute_s\n99,1.0\n", "the plan has 16 GPUs"), ("what,ever\n1,2\n", "log")],
 )  # fmt: skip
-def test_sentences(posts: Any, gone: list[int], words: str) -> None:
-    watch = Watch(None, 0, ["a", "a", "b", "b"], 30.0, ended=lambda _: None, leave=lambda _: None)
-    assert words in watch.judge(posts, gone).sentence
+def test_bad_tables_are_a_sentence(folder: Path, text: str, says: str) -> None:
+    (folder / "bad.csv").write_text(text)
+    done = CliRunner().invoke(main, ["watch", str(folder / "plan.yaml"), str(folder / "bad.csv")])
+    assert done.exit_code == 2 and says in done.output
 
 
-class Shared:
-    """One rank's client of a store of this process."""
-
-    def __init__(self, kept: dict[str, bytes]) -> None:
-        self.kept, self.cut = kept, False
-
-    def set(self, key: str, value: str) -> None:
-        if self.cut:
-            raise OSError("no route to host")
-        self.kept[key] = value.encode()
-
-    def get(self, key: str) -> bytes:
-        return self.kept[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.kept for key in keys)
-
-    def add(self, key: str, number: int) -> int:
-        self.kept[key] = b"%d" % (int(self.kept.get(key, b"0")) + number)
-        return int(self.kept[key])
-
-
-def test_a_rank_whose_machine_is_gone_is_named_without_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is closed, nothing comes any more, and the operation may take much longer: all others end, one says why."""
-    monkeypatch.setattr("planner.lab.launch.watch.SILENT", 1.0)
-    kept: dict[str, bytes] = {}
-    said: dict[int, str] = {}
-    stores = [Shared(kept) for _ in range(3)]
-    ranks = [
-        Watch(store, rank, ["a", "b", "c"], 600.0, ended=lambda words, rank=rank: said.update({rank: words}),
-              leave=lambda _: None)
-        for rank, store in enumerate(stores)
-    ]  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        for one in ranks:
-            one.begin()
-            stack.enter_context(one.doing("step 3", [0, 1, 2]))
-        time.sleep(2.5)
-        assert said == {}
-        stores[1].cut = True
-        until = time.monotonic() + 30
-        while not {0, 2} <= set(said) and time.monotonic() < until:
-            time.sleep(0.05)
-    found = [words for rank, words in said.items() if rank != 1]
-    assert sorted(map(bool, found)) == [False, True]
-    assert "rank 1 (b) gave no sign of life for 1 s during step 3" in max(found)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [([], "nothing to watch"), (["--url", "file:///etc/passwd"], "http"), (["--url", "http://"], "http")],
+)
+def test_bad_input_is_a_sentence(folder: Path, flags: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, ["watch", str(folder / "plan.yaml"), *flags])
+    assert done.exit_code == 2 and says in done.output

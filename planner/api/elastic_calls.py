@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.elastic.elastic_job import Surroundings
     from planner.elastic.reshape import Reshape
     from planner.elastic.resilience import Resilience
+    from planner.questions.watch.watched import Watched
 
 AROUND = ("mtbf", "spares", "price", "spot", "synchronous", "cluster")
 """Keywords about what a plan file does not say."""
@@ -167,6 +168,18 @@ class Reshaped(Result):
         """Write the new plan. Raises PlannerError."""
         self._move.plan.save(Path(path))
 
+    def export(self, trainer: str, folder: File, *, force: bool = False) -> tuple[str, ...]:
+        """Write a folder for each number of nodes between the old plan and the new one, and a script that starts them with
+        ``torchrun --nnodes MIN:MAX``; returns what was written. Raises PlannerError."""
+        from planner.elastic.worlds_between import worlds_between
+        from planner.trainers.bundle.elastic_folder import write_elastic
+        from planner.trainers.bundle.target import ExportJob
+        from planner.trainers.targets import load_target
+
+        target = load_target(trainer)
+        jobs = [ExportJob.of(one) for one in worlds_between(self._move.job.plan, self._move.plan)]
+        return write_elastic(target, jobs, Path(folder), force=force)
+
     def save_recipe(self, path: File) -> None:
         """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""
         from planner import library
@@ -212,4 +225,24 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
     return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress), gpus)
 
 
-__all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience"]
+def watch(plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, **said: Any) -> Answer[Watched]:
+    """What holds a running job up, and what would pay: ``watch("plan.yaml", "ranks.csv", "gpus.csv")``.
+
+    ``logs``: training logs, tables of ranks' times, CSV of nvidia-smi; ``url``: a Prometheus endpoint. Keywords: ``remaining``,
+    ``spares``, ``price`` and a ``cluster`` file. Raises PlannerError.
+    """
+    from planner.elastic.elastic_job import ElasticJob
+    from planner.elastic.observed import observe
+    from planner.questions.watch.show import print_watched
+    from planner.questions.watch.watched import REMAINING, watched
+
+    require_known("watch", said, (*AROUND, "remaining"))
+    file = _plan(plan)
+    job = ElasticJob(plan=file, around=surroundings(file, said))
+    remaining = _seconds(said.get("remaining"), "--remaining", "24h") or REMAINING
+    work = file.workload
+    seen = observe([Path(one) for one in logs], url, work.global_batch_size, work.tokens, file.num_gpus)
+    return Answer(watched(job, seen, remaining, progress), print_watched)
+
+
+__all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience", "watch"]

@@ -32,6 +32,7 @@ COMMANDS = {
     "resilience": (
         "questions.resilience.command", "What failures cost: when to save, goodput, spares, the best answer to a failure.",
     ),
+    "watch": ("questions.watch.command", "What holds a running job up: slow rank, link, experts; and what would pay."),
     "export": ("commands.plans", "Write a plan as a folder that a trainer runs."),
     "import": ("commands.plans", "Read a trainer's configuration as a plan."),
     "profile": ("lab.profile.command", "Measure this machine and write a hardware profile."),

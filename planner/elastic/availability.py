@@ -156,6 +156,8 @@ class Job:
     """Machines of one replica group; 0 = the plan has no such groups."""
     away: float
     """Seconds until a group is back."""
+    group_rate: float = 1.0
+    """Rate with such groups over that of the plan: states that are not shared out over all replicas cost time."""
     speed: Callable[[int], float]
     """Rate on some machines over that of the plan."""
 
@@ -294,7 +296,7 @@ def _groups(counts: Floats, removed: Floats, job: Job) -> Run:
         joined = sum(left <= MINUTE for left in joining)
         stops += hit > 0 and up == 0
         lost = min(job.step_time * hit / MINUTE, 1.0) if up else 0.0
-        rates[minute] = up / total * (1.0 - lost)
+        rates[minute] = up / total * (1.0 - lost) * job.group_rate
         shares["work"] += up / total * (1.0 - lost)
         shares["lost_work"] += up / total * lost
         shares["restarts"] += len(joining) / total

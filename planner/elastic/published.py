@@ -1,157 +1,36 @@
 """Answers to published runs of elastic jobs: changes of layout, recoveries, goodput under failures, traces of machines.
 
-The state's bytes come from the model, the boxes from the two layouts, rates from the hardware; nothing is fitted to a row. What a
-source does not state is taken the same for all and said in the answer:
-- the network card of a node where the profile's is below it: EDR InfiniBand, 100 Gb/s, as clusters of several nodes have;
-- storage: as fast as the network card of a node;
-- a recovery counts from when the loss is known; the machines with the highest numbers are lost.
+State bytes come from the model, boxes from the two layouts, rates from the hardware; nothing is fitted to a row. A recovery counts
+from when the loss is known, and the machines with the highest numbers are lost, one node where the source names no number. What
+else a source leaves open: ``published_job``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from planner.cluster_file import Storage
+from planner.costs import HOUR
 from planner.elastic.checkpoints import transfer_seconds, wall_over_work
-from planner.elastic.elastic_job import COPIES, TENSORS_OF_LAYER, load_seconds, start_parts
+from planner.elastic.elastic_job import load_seconds, start_parts
 from planner.elastic.failure_answers import group_shares, kept_steps
 from planner.elastic.move_costs import exchange_seconds, host_exchange_seconds, to_devices
-from planner.elastic.moves import Move, move_of
-from planner.elastic.shards import Places, Saved, places_of, saved_of
+from planner.elastic.published_job import Row, number_of
 from planner.errors import PlannerError, shown
-from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
-from planner.model import ModelSpec, load_model
 from planner.published_rows import NOT_RUN, PREDICTED, REFUSED, AnsweredRow, Quantity, rows_of, source_of
-from planner.trainer import Trainer, load_trainer
-from planner.units import GIGA, parse
-from planner.workload import Workload
 
-LEAST_NETWORK = parse("100 Gb/s", "bytes/s")
-"""Bytes/s of a node's network card where neither source nor profile say more."""
 RANGE = 1.5
 """Nine of ten are expected within this factor: start of processes and set-up of communicators differ so much between sites."""
 SHARES = ("goodput", "utilisation", "utilization", "ettr", "steps_kept", "kept", "work_kept", "efficiency", "useful_work")
 """Names of shares of the wall time, or of the steps."""
-DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "dp_shard", "vpp")
-TRAINERS = (
-    ("megatron-deepspeed", "megatron-deepspeed"), ("deepspeed", "deepspeed"), ("torchtitan", "torchtitan"), ("fsdp", "fsdp"),
-)  # fmt: skip
-"""Words of a framework -> trainer, whose states these are; the first that fits, else Megatron."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One published row with what its file says of all."""
-
-    row: Mapping[str, Any]
-    document: Mapping[str, Any]
-    where: str
-
-    def value(self, *names: str) -> Any:
-        """The first of some keys that the row, its hardware, or the file gives; None where none does."""
-        groups = (self.row, self.row.get("hardware"), self.row.get("cluster"), self.document.get("hardware"), self.document)
-        for group in groups:
-            for name in names:
-                if isinstance(group, Mapping) and group.get(name) is not None:
-                    return group[name]
-        return None
-
-    def number(self, *names: str) -> float | None:
-        """The same as a number; None for what is none."""
-        found = self.value(*names)
-        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found) else None
-
-    @property
-    def system(self) -> str:
-        """What moved the state, in the source's words."""
-        return f"{self.row.get('system') or ''} {self.value('framework') or ''}".lower()
-
-    @cached_property
-    def hardware(self) -> HardwareProfile:
-        """The profile with the node and the network that the source states. Raises PlannerError."""
-        name = self.value("gpu")
-        if not isinstance(name, str):
-            raise PlannerError(f"{self.where}: the source names no GPU")
-        profile = load_hardware(name)
-        changes: dict[str, float] = {}
-        gpus = self.number("gpus_per_node")
-        if gpus:
-            changes["gpus_per_node"] = gpus
-        stated = self.value("network", "network_bandwidth", "inter_node")
-        each = parse(stated, "bytes/s", what=self.where) if isinstance(stated, str) and re.search(r"b/s|bps|bit", stated) else 0.0
-        node = each or max(profile.network_bandwidth * profile.gpus_per_node, LEAST_NETWORK)
-        changes["network_bandwidth"] = node / (gpus or profile.gpus_per_node)
-        return dataclasses.replace(profile, **changes)  # type: ignore[arg-type]
-
-    @property
-    def node_bandwidth(self) -> float:
-        """Bytes/s of a node's network card."""
-        return self.hardware.network_bandwidth * self.hardware.gpus_per_node
-
-    @cached_property
-    def trainer(self) -> Trainer:
-        """Whose states these are."""
-        named = next((trainer for word, trainer in TRAINERS if word in self.system), "megatron")
-        return load_trainer(named)
-
-    @cached_property
-    def workload(self) -> Workload:
-        """The model, with what else decides its states. Raises PlannerError."""
-        name = self.value("model")
-        if isinstance(name, Mapping):
-            name = name.get("name")
-        if not isinstance(name, str):
-            raise PlannerError(f"{self.where}: the source does not say which model")
-        precision = self.value("precision")
-        precision = precision if isinstance(precision, str) else "bf16"
-        return Workload(model=_model(name), sequence_length=2048, global_batch_size=1, precision=precision)
-
-    @cached_property
-    def saved(self) -> Saved:
-        """What is saved."""
-        return saved_of(self.workload, self.trainer)
-
-    def layout(self, key: str) -> Layout | None:
-        """The layout under a key; None where there is none."""
-        said = self.row.get(key)
-        if not isinstance(said, Mapping):
-            return None
-        return Layout.from_dict({name: said[name] for name in DEGREES if said.get(name) is not None}, where=f"{self.where}: {key}")
-
-    def places(self, layout: Layout) -> Places:
-        """Where a layout puts what is saved."""
-        return places_of(self.workload, self.trainer, layout)
-
-    def move(self, old: Layout, new: Layout, left: range | None = None) -> Move:
-        """What a change moves."""
-        return move_of(self.saved, self.places(old), self.places(new), int(self.hardware.gpus_per_node), left)
-
-    @property
-    def storage(self) -> Storage:
-        """As fast as the network card of each node, where the source says nothing."""
-        said = self.number("storage_gb_per_s")
-        rate = said * GIGA if said else 1e4 * self.node_bandwidth
-        return Storage(read=rate, write=rate, per_node=self.node_bandwidth)
-
-    def start(self, layout: Layout) -> dict[str, float]:
-        """Seconds of a new start, in parts."""
-        tensors = self.workload.model.num_layers * TENSORS_OF_LAYER * sum(COPIES.values())
-        return start_parts(layout, float(tensors), float(self.places(layout).shards["optimizer_states"][0]))
-
-
-def _model(name: str) -> ModelSpec:
-    """The model of a name; a GPT of some size is that of the GPT-3 paper. Raises PlannerError.  [Brown 2020, table 2.1]"""
-    found = re.fullmatch(r"(?i)(?:megatron-)?gpt[-_ ]?(?:3[-_ ])?(\d+(?:\.\d+)?[mb])", name.strip())
-    return load_model(f"gpt3-{found[1].lower()}" if found else name)
+MTBF = {
+    1.0: ("mtbf_s", "mtbf_job_s", "failure_every_s", "failure_interval_s"), 60.0: ("mtbf_min", "failure_every_min"),
+    HOUR: ("mtbf_h", "mtbf_job_h", "failure_every_h"),
+}  # fmt: skip
+"""Names of the time between failures of a job, by seconds of their unit."""
 
 
 def _after_loss(old: Layout, left: int) -> Layout:
@@ -161,14 +40,19 @@ def _after_loss(old: Layout, left: int) -> Layout:
         pp = max(n for n in range(1, pp) if pp % n == 0)
     while tp > 1 and tp * pp * int(old.cp) > left:
         tp //= 2
-    return old.replace(tp=tp, pp=pp, dp=max(left // (tp * pp * int(old.cp)), 1), dp_shard=0)
+    cp = int(old.cp) if tp * pp * int(old.cp) <= left else 1
+    dp = max(left // (tp * pp * cp), 1)
+    return Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=math.gcd(int(old.ep), tp * cp * dp), zero=old.zero, order=old.order)
 
 
 def reconfigure(row: Row) -> float:
     """Seconds of a change of layout. Raises PlannerError where the source does not say enough."""
-    old, new = row.layout("from"), row.layout("to")
+    old, new = row.layout("from", "before", "old"), row.layout("to", "after", "new")
+    sizes = row.row.get("gpus")
+    if (old is None or new is None) and isinstance(sizes, (list, tuple)) and len(sizes) == 2 and row.value("model") is not None:
+        old, new = (row.searched(int(number_of(one) or 0))[0] for one in sizes)
     if old is None or new is None:
-        raise PlannerError(f"{row.where}: the source does not say both layouts")
+        raise PlannerError(f"{row.where}: the source does not say both layouts, nor a model with both numbers of GPUs")
     move, start = row.move(old, new), row.start(new)
     ranks = int(row.hardware.gpus_per_node)
     if re.search(r"nccl|rdma|live|p2p", row.system):
@@ -182,15 +66,19 @@ def reconfigure(row: Row) -> float:
 
 def recover(row: Row) -> float:
     """Seconds from a known loss of GPUs until training goes on: new processes, and the state of survivors or of a checkpoint."""
-    old = row.layout("from") or row.layout("parallel")
-    lost = row.number("lost_gpus", "failed_gpus")
-    if old is None or lost is None:
-        raise PlannerError(f"{row.where}: the source does not say the layout and how many GPUs were lost")
+    old = row.layout("from", "before", "parallel")
+    if old is None and row.gpus and row.value("model") is not None:
+        old = row.searched(row.gpus)[0]
+    if old is None:
+        raise PlannerError(f"{row.where}: the source does not say the layout, nor a model with its number of GPUs")
+    node = int(row.hardware.gpus_per_node)
+    nodes = row.number("lost_nodes", "failed_nodes")
+    lost = row.number("lost_gpus", "failed_gpus") or (nodes * node if nodes else min(node, int(old.num_gpus) // 2))
     left = int(old.num_gpus) - int(lost)
-    if left < 1:
-        raise PlannerError(f"{row.where}: no GPU is left")
-    new = row.layout("to") or _after_loss(old, left)
-    move, ranks = row.move(old, new, range(left)), int(row.hardware.gpus_per_node)
+    if lost < 1 or left < 1:
+        raise PlannerError(f"{row.where}: {lost:g} GPUs are lost of {old.num_gpus}; one or more must be left")
+    new = row.layout("to", "after") or _after_loss(old, left)
+    move, ranks = row.move(old, new, range(left)), node
     start = sum(row.start(new).values())
     if move.complete:
         return start + host_exchange_seconds(move, row.node_bandwidth) + to_devices(move, row.hardware)
@@ -199,9 +87,8 @@ def recover(row: Row) -> float:
 
 def share(row: Row, name: str) -> float:
     """A share of the wall time that stays, or of the steps: of replica groups, else of a job that restarts from checkpoints."""
-    step, mtbf = row.number("step_s", "step_time_s", "t_step_s"), row.number("mtbf_s", "mtbf_job_s")
-    hours, minutes = row.number("mtbf_h"), row.number("mtbf_min")
-    mtbf = mtbf or (hours * 3600.0 if hours else None) or (minutes * 60.0 if minutes else None)
+    step = row.number("step_s", "step_time_s", "t_step_s")
+    mtbf = next((unit * value for unit, names in MTBF.items() if (value := row.number(*names))), None)
     if mtbf is None:
         raise PlannerError(f"{row.where}: the source does not say the time between failures")
     interval = row.number("interval_s", "checkpoint_interval_s")
@@ -209,8 +96,10 @@ def share(row: Row, name: str) -> float:
         stall, behind = row.number("stall_s", "save_s") or 0.0, row.number("behind_s") or 0.0
         restart = row.number("restart_s", "recover_s") or sum(start_parts(Layout(dp=2), 0.0, 1.0).values())
         return 1.0 / float(wall_over_work(interval, stall=stall, mtbf=mtbf, restart=restart, behind=behind))
+    if step is None and row.gpus and row.value("model") is not None:
+        step = row.searched(row.gpus)[1]
     if step is None:
-        raise PlannerError(f"{row.where}: the source says neither the time of a step nor an interval between checkpoints")
+        raise PlannerError(f"{row.where}: the source says neither the time of a step nor an interval between saves nor a model")
     groups = row.number("groups", "replica_groups", "replicas")
     if groups is None or "kept" in name:
         return kept_steps(step, mtbf)
@@ -218,24 +107,20 @@ def share(row: Row, name: str) -> float:
     return group_shares(step_time=step, mtbf=mtbf, groups=int(groups), away=away)["work"]
 
 
-def _measured(value: Any) -> float | None:
-    """One measured number: a range by its middle; None for what is none, or zero."""
-    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(one, (int, float)) for one in value):
-        value = float(np.mean(value))
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if plain and math.isfinite(value) and value > 0 else None
+TIMES: Mapping[str, Callable[[Row], float]] = {"reconfigure_s": reconfigure, "recover_s": recover}
+"""Times of a source -> what predicts them."""
 
 
 def _quantities(row: Row, measured: Mapping[str, Any]) -> tuple[dict[str, Quantity], list[str]]:
     """What can be predicted of what was measured, and why the rest cannot."""
     found, reasons = dict[str, Quantity](), list[str]()
     for name, raw in measured.items():
-        value = _measured(raw)
+        value = number_of(raw)
         base = re.sub(r"_(share|percent|pct)$", "", str(name))
-        if value is None or not (name in ("reconfigure_s", "recover_s") or base in SHARES):
+        if value is None or value <= 0 or not (name in TIMES or base in SHARES):
             continue
         try:
-            predicted = {"reconfigure_s": reconfigure, "recover_s": recover}[name](row) if base not in SHARES else share(row, base)
+            predicted = share(row, base) if base in SHARES else TIMES[name](row)
         except PlannerError as error:
             reasons.append(str(error))
             continue

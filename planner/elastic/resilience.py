@@ -218,6 +218,7 @@ def replayed(
         nodes=job.nodes, step_time=step_time or job.step_time, restart=sum(found.restart_parts.values()),
         save=job.times.stall + job.times.behind, interval=found.interval, behind=job.times.behind,
         group_nodes=job.nodes // groups if groups else 0, away=sum(found.restart_parts.values()), speed=fewer.speed,
+        group_rate=min(job.step_time / step_time, 1.0) if step_time else 1.0,
     ))  # fmt: skip
 
 

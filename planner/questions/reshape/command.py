@@ -39,8 +39,16 @@ NOTHING_FITS = 1
     "--run", "to", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="Rewrite --checkpoint in the new split with its own engine, and check every tensor.",
 )  # fmt: skip
+@click.option("--to", "target", metavar="NAME", help="Trainer to export for, as of 'plan export --to'; with --export.")
+@click.option(
+    "--export", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Folder for torchrun --nnodes MIN:MAX: a plan for every number of nodes between the two.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
-def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None, to: Path | None, **flags: Any) -> None:
+def reshape(
+    file: Path, as_json: bool, output: Path | None, recipe: Path | None, to: Path | None, target: str | None, folder: Path | None,
+    **flags: Any,
+) -> None:
     """The best plan on another number of GPUs, counting the move: bytes that ranks read and send, seconds, pay-back time.
 
     FILE is the plan that runs, of --output. The new plan keeps the global batch, or says by how much it differs. Layouts are
@@ -53,10 +61,13 @@ def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None,
       plan reshape run.yaml --gpus 48 --drain 120s --output next.yaml --recipe recipe.yaml
       plan reshape run.yaml --nodes 7 --lost --cluster cluster.yaml
       plan reshape run.yaml --gpus 128 --remaining 3days --step 12000 --json
+      plan reshape run.yaml --gpus 48 --to torchtitan --export elastic/
       plan reshape run.yaml --gpus 48 --checkpoint run/checkpoints --run resharded --output next.yaml
     """
     from planner import api
 
+    if (target is None) != (folder is None):
+        raise click.UsageError("an export needs --to, the trainer, and --export, the folder")
     if to is not None and flags["checkpoint"] is None:
         raise click.UsageError("--run rewrites a checkpoint: say which with --checkpoint DIR")
     with progress("looking for layouts") as say:
@@ -66,6 +77,8 @@ def reshape(file: Path, as_json: bool, output: Path | None, recipe: Path | None,
             if path is not None:
                 write(path)
                 click.echo(f"wrote {path}", err=True)
+    if found.fits and target is not None and folder is not None:
+        click.echo(f"wrote {folder}: {', '.join(found.export(target, folder))}", err=True)
     emit(found, as_json)
     if found.found is not None and to is not None:
         from planner.lab.elastic.reshard import reshard

@@ -1,0 +1,1 @@
+"""``plan watch``: what holds a running job up, and whether another plan would pay."""

@@ -1,0 +1,63 @@
+"""``plan watch``: what holds a running job up, and whether another plan would pay."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.errors import PlannerError
+from planner.terminal.flags import console, emit, progress
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("logs", nargs=-1, metavar="[LOG ...]", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--url", metavar="URL", help="Prometheus server, or an exporter's /metrics (DCGM, own metrics of ranks).")
+@click.option("--once", is_flag=True, help="Look once and stop, for cron; the default where no person looks.")
+@click.option("--every", type=click.FloatRange(1.0, 86400.0), default=10.0, metavar="S", help="Seconds between two looks. [10]")
+@click.option("--remaining", metavar="TIME", help="Training that is left, like 3days: what a change must pay for itself in. [24h]")
+@click.option("--spares", type=int, metavar="N", help="Nodes that wait. [of the cluster file, else 0]")
+@click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the cluster file, else the profile]")
+@click.option(
+    "--cluster", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Cluster file: storage, spares, price.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables; looks once.")
+def watch(
+    file: Path, logs: tuple[Path, ...], url: str | None, once: bool, every: float, as_json: bool, **flags: Any
+) -> None:
+    """What holds a running job up: slow rank, node, stage or link, throttled GPU, uneven experts; its cost, and what would pay.
+
+    FILE is the plan that runs. LOGs are training logs (Megatron, torchtitan, DeepSpeed, nanotron, transformers), CSV tables with a
+    column rank and seconds (step_s, compute_s, comm_s, wait_s, expert_tokens; node), or CSV of nvidia-smi --query-gpu. A slow rank
+    shows in compute_s: the step itself is as long on all of them. Nothing is changed: commands are printed.
+
+    \b
+    Examples:
+      plan watch plan.yaml train.log
+      plan watch plan.yaml ranks.csv gpus.csv --once --json
+      plan watch plan.yaml --url http://prometheus:9090 --every 30
+    """
+    from planner import api
+
+    def look() -> Any:
+        return api.watch(file, *logs, url=url, **flags)
+
+    if once or as_json or not sys.stdout.isatty():
+        with progress("looking"):
+            found = look()
+        emit(found, as_json)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    from planner.questions.watch.show import view
+
+    with Live(Text("looking"), console=console(), refresh_per_second=2) as live:
+        while True:
+            try:
+                live.update(view(look().found))
+            except PlannerError as error:  # a log that is being written, an endpoint that starts: said, and looked at again
+                live.update(Text(f"{error}; looking again in {every:g} s"))
+            time.sleep(every)

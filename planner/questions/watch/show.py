@@ -1,0 +1,63 @@
+"""Tables of ``plan watch``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from planner.explain import layout_text
+from planner.questions.resilience.show import spell
+from planner.questions.watch.watched import Costed, Watched
+from planner.terminal.tables import assumptions_table, percent, seconds, table
+
+KINDS = {
+    "slow_rank": "slow rank", "slow_node": "slow node", "slow_stage": "slow stage", "slow_link": "slow link",
+    "expert_imbalance": "uneven experts", "throttled": "throttled GPU", "broken": "driver error",
+}  # fmt: skip
+SHOWN = 8
+"""Findings in the table, the most expensive first."""
+
+
+def parts(found: Watched) -> Iterator[RenderableType]:
+    """What is shown, from above."""
+    job = found.job
+    yield Text(f"{job.plan.workload.model.name} on {job.plan.num_gpus} x {job.plan.hardware}", style="bold")
+    yield Text(layout_text(job.plan.layout))
+    low, high = found.interval
+    planned = f"planned {seconds(job.step_time)}, nine of ten runs {seconds(low)} to {seconds(high)}"
+    step = "no step time was read" if found.measured is None else f"step {seconds(found.measured)}"
+    yield Text(f"{step}; {planned}; read: {', '.join(found.seen.sources)}")
+    if found.findings:
+        yield table("what", "who", "measured", ">costs", ">USD a day", rows=[_row(one) for one in found.findings[:SHOWN]])
+    if found.actions:
+        rows = [
+            (one.what, percent(one.gain), spell(one.cost), "never" if one.pays_after is None else spell(one.pays_after),
+             "yes" if one.pays else "no", one.how)
+            for one in found.actions
+        ]  # fmt: skip
+        yield table("what could be done", ">gains", ">stands still", ">repaid after", "pays", "how", rows=rows)
+    for one in found.findings[:1]:
+        if one.check:
+            yield Text(f"Check: {one.check}")
+    yield Text.assemble(("Verdict: ", "bold"), found.verdict)
+
+
+def _row(one: Costed) -> tuple[str, ...]:
+    usd = "" if one.usd_per_day is None or not one.loss else f"{one.usd_per_day:,.0f}"
+    return KINDS[one.found.kind], one.found.who, one.found.evidence, percent(one.loss) if one.loss else "", usd
+
+
+def view(found: Watched) -> Group:
+    """All of it as one thing that a live display shows."""
+    return Group(*parts(found))
+
+
+def print_watched(console: Console, found: Watched) -> None:
+    """Print all of it."""
+    for one in parts(found):
+        console.print(one)
+    if found.assumptions:
+        console.print()
+        console.print(assumptions_table(found.assumptions))
