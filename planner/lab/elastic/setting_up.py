@@ -47,6 +47,7 @@ class Asked:
     nproc_per_node: int = 0
     rdzv_endpoint: str = ""
     rdzv_id: str = "plan-run"
+    rdzv_conf: str = ""
     world: str | None = None
     notice: str | None = None
     interval: str = "auto"
@@ -146,8 +147,8 @@ def _counts(asked: Asked) -> tuple[Meeting, int, list[int]]:
     if most - least >= MOST_WORLDS:
         raise PlannerError(f"--nnodes {asked.nnodes}: {most - least + 1} plans are too many; at most {MOST_WORLDS}")
     meeting = Meeting(
-        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, restarts=asked.restarts
-    )
+        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, conf=asked.rdzv_conf, restarts=asked.restarts,
+    )  # fmt: skip
     return meeting, ranks, [ranks * nodes for nodes in range(least, most + 1)]
 
 
