@@ -27,6 +27,8 @@ from planner.units import GIGA, parse
 from planner.workload import Workload
 
 TRAINERS = (
+    ("deepspeed (2020)", "megatron-deepspeed@2020"),
+    ("sailor", "megatron-deepspeed+dropout=off"),
     ("deepspeed", "megatron-deepspeed"),
     ("aceso", "megatron-2021@2021.12"),
     ("megatron", "megatron-2021"),
@@ -121,16 +123,17 @@ def _number(group: Mapping[str, Any], key: str, place: str) -> int:
 
 
 @cache
-def _base() -> ModelSpec:
-    return load_model(BASE)
+def _base(preset: str) -> ModelSpec:
+    return load_model(preset)
 
 
 def _workload(document: Mapping[str, Any], row: Mapping[str, Any], nodes: Sequence[NodeKind], place: str) -> Workload:
     """The job that a row ran."""
     said = document.get("model") or (document.get("models") or {}).get(row.get("model")) or {}
     sizes = {key: _number(said, key, f"{place}: model") for key in ("hidden", "layers", "heads", "vocab", "seq")}
+    base = _base("opt-1.3b" if str(said.get("name") or row.get("model")).startswith("opt") else BASE)
     model = replace(
-        _base(), name=str(said.get("name") or row.get("model")), num_layers=sizes["layers"], hidden_size=sizes["hidden"],
+        base, name=str(said.get("name") or row.get("model")), num_layers=sizes["layers"], hidden_size=sizes["hidden"],
         num_heads=sizes["heads"], num_kv_heads=sizes["heads"], head_dim=sizes["hidden"] // sizes["heads"],
         ffn_size=said.get("ffn") or 4 * sizes["hidden"], vocab_size=sizes["vocab"], max_sequence_length=sizes["seq"],
         published_parameters=0.0,
