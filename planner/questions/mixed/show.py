@@ -67,6 +67,8 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
     crossing = plan.between_sites()
     if crossing is not None:
         print_sites(console, crossing)
+    elif len(plan.cluster.sites) > 1:
+        console.print("The plan stays in one site: nothing crosses between them.")
     for text in who_runs(plan.layout, plan.job().trainer):
         console.print(f"runs on: {text}", markup=False, soft_wrap=not console.is_terminal)
     if any(abs(scale - 1.0) > 1e-9 for scale in one.loss_scales):
