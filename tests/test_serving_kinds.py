@@ -134,3 +134,16 @@ def test_the_command(tmp_path: Path) -> None:
         assert wrong.exit_code == 2 and sentence in (wrong.output + str(wrong.exception)), wrong.output
     none = CliRunner().invoke(main, [*said[:-1], "1us"])
     assert none.exit_code == 1 and "No way keeps the limits" in none.output
+
+
+def test_links_of_known_regions_are_assumed(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    sites = "us-east-1", "us-west-2"
+    lines = [f"- {{kind: {kind}, hardware: l40s, count: 1, site: {site}}}" for kind, site in zip("ab", sites, strict=True)]
+    file.write_text("\n".join(["nodes:", *lines]))
+    found = planner.serve_cluster(file, model="llama-8b", engine="vllm", tpot="50ms").to_dict()
+    assert any(one["text"] == "prefill on a, decode on b" for one in found["ways"])
+    assert "us-east-1 - us-west-2: no link is given; by what is known of these regions" in found["notes"][-1]
+    file.write_text(file.read_text().replace("us-west-2", "our-lab"))
+    found = planner.serve_cluster(file, model="llama-8b", engine="vllm", tpot="50ms").to_dict()
+    assert not any("prefill" in one["text"] for one in found["ways"]) and "no link between" in found["notes"][0]

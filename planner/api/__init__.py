@@ -89,6 +89,20 @@ def plan(
     return replace(found, training=training(budget, found.resolved, found[0].estimate.step_time))
 
 
+def plan_mixed(
+    cluster: File, *, outer: str | None = None, top: int = 3, progress: Progress = silent, **keywords: Any
+) -> Plans | MixedPlans:  # fmt: skip
+    """The best plans on the nodes of a cluster file: ``plan_mixed("cluster.yaml", model="llama-70b")``.
+
+    A file with one kind at one speed is the ordinary question, and gives ``Plans``. ``outer``: local updates between sites,
+    METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8. Raises PlannerError.
+    """
+    from planner.api.mixed_calls import mixed_plans
+
+    found = mixed_plans(cluster, top, progress, keywords, outer)
+    return found if isinstance(found, MixedPlans) else plan(top=top, progress=progress, **found)
+
+
 def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -> Plan:
     """One explicit layout, priced: ``estimate(model="llama-8b", gpus=8, tp=2, recompute="full")``.
 

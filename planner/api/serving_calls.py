@@ -181,14 +181,16 @@ def serve_cluster(cluster: File, *, progress: Progress = silent, **keywords: Any
     PlannerError.
     """
     from planner.cluster_file import read_cluster
+    from planner.mixed.known_links import linked
     from planner.questions.serve.show_kinds import ServedKinds, print_kinds
     from planner.serving.kinds_answer import serve_kinds
 
     for name in ("gpus", "nodes", "hardware", "intra_node", "network_bandwidth", "price", "disaggregated"):
         if keywords.get(name) is not None:
             raise PlannerError(f"{flag_of(name)} stands beside a cluster file, which says it of every kind; leave it out")
-    found = serve_kinds(request_of("serve_cluster", keywords), read_cluster(Path(cluster)), progress)
-    return Answer(ServedKinds(found), print_kinds)
+    nodes, notes = linked(read_cluster(Path(cluster)), needed=False)
+    found = serve_kinds(request_of("serve_cluster", keywords), nodes, progress)
+    return Answer(ServedKinds(replace(found, notes=(*found.notes, *notes))), print_kinds)
 
 
 def request_of(call: str, keywords: dict[str, Any], further: Sequence[str] = ()) -> ServeRequest:

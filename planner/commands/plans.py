@@ -23,7 +23,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.command()
 @job_options(required=True)
 @layout_options(SEARCHED)
-@click.option("--cluster", type=YAML_FILE, help="Nodes of several kinds and sites, in place of --hardware and --gpus (docs/clusters.md).")
+@click.option("--cluster", type=YAML_FILE, help="Nodes of several kinds and sites: a YAML file (docs/clusters.md).")
 @click.option(
     "--outer", metavar="METHOD:N", help="Of a cluster of several sites: local updates, like diloco:100:8 (steps, bits)."
 )

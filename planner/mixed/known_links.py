@@ -13,6 +13,7 @@ from planner.mixed.region_links import (
     Machine,
     Region,
     flows_of,
+    is_region,
     machine_of,
     region_cap,
     region_of,
@@ -24,17 +25,19 @@ from planner.schema import read
 from planner.units import GIGA, format_seconds, parse
 
 
-def linked(cluster: ClusterFile) -> tuple[ClusterFile, tuple[str, ...]]:
+def linked(cluster: ClusterFile, *, needed: bool = True) -> tuple[ClusterFile, tuple[str, ...]]:
     """The cluster with a link between every two sites, and a sentence for each that was added. Raises PlannerError.
 
     Sites that are cloud regions (us-east-1, us-central1-a) need none in the file: latency, limit of a node, connections and
-    price are those of ``region_links``. Others do.
+    price are those of ``region_links``. Others do, where links are ``needed``; else they stay without one.
     """
     found, notes = list(cluster.links), list[str]()
     for a, b in combinations(cluster.sites, 2):
         try:
             site_link(cluster, a, b)
         except PlannerError:
+            if not needed and not (is_region(a) and is_region(b)):
+                continue
             link = region_link(cluster, a, b)
             found.append(link)
             speed, both = 8.0 * link.speed() / GIGA, format_seconds(2.0 * link.latency)

@@ -26,7 +26,7 @@ from planner.units import format_seconds as seconds_text
 PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "cp", "ep")
 """Fields of a layout that a mixed search can pin."""
 SAID_BY_CLUSTER = ("hardware", "num_gpus", "nodes", "network_bandwidth", "intra_node")
-LOCAL = "Local updates: each site steps alone. It is another algorithm than averaging gradients every step: compare losses, not steps."
+LOCAL = "Local updates: each site steps alone. That is another algorithm than averaging gradients every step: compare losses."
 LITTLE = 0.05
 """What a kind adds to the throughput below which leaving it out is advised: less than the next change of the job moves."""
 
@@ -122,7 +122,8 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     resolved = resolve(request)
     kept = tuple(one for one in resolved.assumptions if one.flag not in ("--hardware", "--network-bandwidth", "--hardware FILE"))
     if not said.get("trainer"):
-        kept = (Assumption("trainer", chosen, "the default" if not old else f"{old[0].name} has no flash attention", "--trainer"), *kept)
+        why = "the default" if not old else f"{old[0].name} has no flash attention"
+        kept = (Assumption("trainer", chosen, why, "--trainer"), *kept)
     for note in notes:
         ends, _, why = note.partition(": ")
         kept = (*kept, Assumption("link", ends, why, "links in the cluster file"))
@@ -233,5 +234,6 @@ def slowed(cluster: ClusterFile, node: str, factor: float) -> ClusterFile:
             changed.append(one)
     if all(one is other for one, other in zip(changed, cluster.nodes, strict=True)):
         every = [name for one in cluster.nodes for name in (one.kind, *cluster.names_of(one.kind))]
-        raise PlannerError(f"--slowdown names {shown(node)}; the cluster has {listed(every[:6])}" + (", ..." if len(every) > 6 else ""))
+        more = ", ..." if len(every) > 6 else ""
+        raise PlannerError(f"--slowdown names {shown(node)}; the cluster has {listed(every[:6])}{more}")
     return replace(cluster, nodes=tuple(changed))

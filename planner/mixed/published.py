@@ -6,7 +6,6 @@ replica, then by tensor rank, node by node.  [DeepSpeed, runtime/pipe/topology.p
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from planner.cluster_file import ClusterFile, Link, NodeKind
 from planner.error_bars import QUANTITIES, error_bar, kind_of
 from planner.errors import PlannerError, shown
 from planner.hardware import OVER
+from planner.mixed import published_links
 from planner.mixed.mixed_estimate import MixedEstimate, estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
@@ -44,8 +44,7 @@ BASE = "gpt3-350m"
 def answers(document: Mapping[str, Any], where: str) -> list[AnsweredRow]:
     """One answer per row of a file. Raises PlannerError where the file is no list of runs."""
     if document.get("topic") == "geo":
-        found: list[AnsweredRow] = importlib.import_module("planner.mixed.published_links").answers(document, where)
-        return found
+        return published_links.answers(document, where)
     source = source_of(document, where)
     return [_answer(document, row, source, where) for row in rows_of(document, where)]
 

@@ -11,6 +11,7 @@ from planner import library, units
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.mixed.region_links import (
+    is_region,
     machine_bandwidth,
     machine_of,
     pair_bandwidth,
@@ -76,7 +77,7 @@ def _bandwidth(row: Mapping[str, Any], numbers: Mapping[str, float]) -> tuple[fl
     """GB/s between two machines. A delay that the row gives is what a user would know from ``ping``."""
     ends, gpu, gpus = _ends(row), row.get("gpu"), row.get("gpus_per_vm")
     stated = gpu and isinstance(gpus, int) and gpus > 0
-    if ends[0] == ends[1] and not _is_region(ends[0]):
+    if ends[0] == ends[1] and not is_region(ends[0]):
         if not stated:
             raise PlannerError(f"{ends[0]} is no cloud region and its machines are not said; give gpu and gpus_per_vm")
         return _own_cluster(ends[0], str(gpu), int(str(gpus))) / units.GIGA, NEAR
@@ -90,13 +91,6 @@ def _bandwidth(row: Mapping[str, Any], numbers: Mapping[str, float]) -> tuple[fl
     if a.name == b.name:
         return machine_bandwidth(machine, machine.gpus) / units.GIGA, NEAR
     return region_bandwidth(machine, machine.gpus, rtt) / units.GIGA, FAR
-
-
-def _is_region(name: str) -> bool:
-    try:
-        return bool(region_of(name))
-    except PlannerError:
-        return False
 
 
 def _own_cluster(name: str, gpu: str, gpus: int) -> float:

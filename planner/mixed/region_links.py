@@ -167,6 +167,14 @@ def region_of(name: str) -> Region:
     raise PlannerError(f"no cloud region is called {shown(name)}; known: {listed(nearest_first(name, known)[:6])}, ...")
 
 
+def is_region(name: str) -> bool:
+    """Whether a name means a region that is known."""
+    try:
+        return bool(region_of(name))
+    except PlannerError:
+        return False
+
+
 def great_circle(a: Place, b: Place) -> float:
     """Metres between two places over the sphere. [haversine formula; Sinnott 1984]"""
     (north, east), (other, further) = ((math.radians(one[0]), math.radians(one[1])) for one in (a, b))

@@ -36,6 +36,11 @@ from planner.mixed.wide_links import (
 
 EVERY, BITS = (1, 10, 50, 100, 500), (32, 16, 8, 4)
 """Intervals and widths of the table of local updates."""
+WHO_REDUCES = (
+    "Two levels: hybrid sharding of FSDP (replicate across sites, shard inside), Megatron's --num-distributed-optimizer-instances. "
+    "fp16 and PowerSGD: communication hooks of torch's DDP; they change gradients, so compare losses."
+)
+"""Trainers of the ways to reduce gradients."""
 FRAGMENTS = 24
 """Of streaming DiLoCo in that table."""
 
@@ -145,6 +150,8 @@ def site_report(job: MixedJob, layout: MixedLayout, estimate: MixedEstimate) -> 
         raise PlannerError(NOT_WHOLE)
     else:
         notes.append("Pipelines span the sites: local updates (DiLoCo) need a whole replica in each of two sites.")
+    if groups and layout.outer is None:
+        notes.insert(0, WHO_REDUCES)
     return SiteReport(
         sites=used, traffic=traffic, in_flight=tuple(_in_flight(job, layout, estimate)),
         reductions=_reductions(job, layout, groups), local=local, outer=outer,
