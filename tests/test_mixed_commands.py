@@ -28,7 +28,9 @@ def test_a_mixed_plan_is_exported_by_the_command(tmp_path: Path) -> None:
     path, folder = plan_file(tmp_path, UNEQUAL), tmp_path / "run"
     done = CliRunner().invoke(main, ["export", str(path), "--to", "pytorch", "--output", str(folder), "--check"])
     assert done.exit_code == 0, done.output
-    assert "mixed_train.py" in done.output and "note: Loss scales R m b / G of the pipelines: 1, 1.5, 0.5" in done.output
+    assert (
+        "mixed_train.py" in done.output and "note: Loss scales R m b / G of the pipelines: 1, 1.5, 0.5" in done.output
+    )
     assert "not checked: planner runs no code of pytorch on mixed plans" in done.output
     assert [one["loss_scale"] for one in json.loads((folder / "plan.json").read_text())["replicas"]] == [1.0, 1.5, 0.5]
     assert api.is_mixed_plan(folder / "plan.yaml") and api.load_mixed(folder / "plan.yaml").file.layout == UNEQUAL
@@ -40,7 +42,9 @@ def test_a_refusal_is_one_sentence_with_the_nearest_plan(tmp_path: Path) -> None
     path = plan_file(tmp_path, UNEQUAL)
     done = CliRunner().invoke(main, ["export", str(path), "--to", "torchtitan", "--output", str(tmp_path / "run")])
     assert done.exit_code == 2 and "The nearest plan that it runs is" in done.output and not (tmp_path / "run").exists()
-    done = CliRunner().invoke(main, ["export", str(path), "--to", "pytorch", "--output", str(tmp_path / "x"), "--launcher", "ray"])
+    done = CliRunner().invoke(
+        main, ["export", str(path), "--to", "pytorch", "--output", str(tmp_path / "x"), "--launcher", "ray"]
+    )
     assert done.exit_code == 2 and "starts on each node by hand, or by srun" in done.output
     with pytest.raises(PlannerError, match="target of a mixed plan"):
         api.load_mixed(path).export("deepspeed", tmp_path / "y")

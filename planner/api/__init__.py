@@ -15,10 +15,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from planner.api.cluster_calls import *  # noqa: F403
 from planner.api.mixed_calls import *  # noqa: F403
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
 from planner.api.said import seconds_of, texts
-from planner.api.cluster_calls import *  # noqa: F403
 from planner.api.serving_calls import *  # noqa: F403
 from planner.errors import PlannerError, shown
 from planner.keywords import (

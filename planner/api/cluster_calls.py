@@ -55,7 +55,8 @@ def cluster_of_nodes(
 ) -> Answer[ReadCluster]:
     """The cluster file of a node list: ``sinfo``, ``scontrol show nodes`` or ``kubectl get nodes -o json``.
 
-    ``hardware``: profile by the list's word for a GPU, or under "" of nodes that do not say theirs. ``output``: where it is written.
+    ``hardware``: profile by the list's word for a GPU, or under "" of nodes that do not say theirs. ``output``: where it is
+    written.
     Raises PlannerError.
     """
     from planner.library import write_whole

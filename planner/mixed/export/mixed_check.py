@@ -16,6 +16,9 @@ def check_text(mixed: MixedExport, to: str, folder: Path) -> str:
     if TARGETS[to].limits is not REPLICAS_ALIKE:
         return f"not checked: planner runs no code of {to} on mixed plans; what its options mean was read in {TARGETS[to].source}"
     if mixed.layout.outer:
-        parts = [(f"{one.site}: ", cut_job(one.mixed), folder / site_folder(number)) for number, one in enumerate(sites(mixed))]
+        parts = [
+            (f"{one.site}: ", cut_job(one.mixed), folder / site_folder(number))
+            for number, one in enumerate(sites(mixed))
+        ]
         return "\n".join(name + check_folder(to, job, path).text() for name, job, path in parts)
     return check_folder(to, cut_job(mixed), folder).text()

@@ -112,7 +112,8 @@ TARGETS = {
 }  # fmt: skip
 """By the name after --to."""
 TORCHFT = MixedTarget(
-    name="torchtitan", title="torchtitan with torchft (local updates of sites)", trainers=("torchtitan",), source=torchft_sites.SOURCE,
+    name="torchtitan", title="torchtitan with torchft (local updates of sites)", trainers=("torchtitan",),
+    source=torchft_sites.SOURCE,
     limits=Limits(outer=True, cp=True, ep=True), reasons=torchft_sites.refusals,
     render=lambda mixed: MixedRendered(
         rendered=torchft_sites.render(mixed),
