@@ -71,7 +71,6 @@ def validate(
     Examples:
       plan --model llama-70b --gpus 64 --trainer torchtitan --output plan.yaml
       plan validate plan.yaml --rung meta
-      plan validate plan.yaml --rung meta --rank 63 --output validation.yaml
       plan validate plan.yaml --rung rank --rank 0 --rank 63
       plan validate plan.yaml --print-commands --nodes 8
       plan validate plan.yaml --steps 10 --output validation.yaml
