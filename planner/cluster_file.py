@@ -54,6 +54,8 @@ class NodeKind:
     """Region, zone or data centre."""
     price: HourlyPrice | None = None
     """Dollars of one node for an hour; None = the profile's, per GPU."""
+    network: Bandwidth | None = None
+    """Bytes/s of one GPU's share of its node's network cards, one direction; None = the profile's."""
     slowdown: Annotated[dict[str, float], Rule(reader=_slowdown)] = field(default_factory=dict)
     """Measured time over that of the profile: by node, or of all under ``""``."""
     mtbf: Seconds | None = None
@@ -65,6 +67,8 @@ class NodeKind:
     def profile(self) -> HardwareProfile:
         """The hardware profile, with the GPUs of a node that the file says."""
         found = load_hardware(self.hardware)
+        if self.network is not None:
+            found = replace(found, network_bandwidth=self.network)
         if self.gpus in (0, found.gpus_per_node):
             return found
         domain = found.scale_up_domain

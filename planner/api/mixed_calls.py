@@ -129,7 +129,7 @@ def plan_mixed(cluster: File, *, top: int = 3, progress: Progress = silent, **ke
     read = read_cluster(Path(cluster))
     said = request_fields(keywords)
     only = read.uniform
-    plain = only is not None and only.gpus in (0, int(only.profile.gpus_per_node))
+    plain = only is not None and only.network is None and only.gpus in (0, int(only.profile.gpus_per_node))
     if plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
         return api.plan(top=top, progress=progress, **{**keywords, "hardware": only.hardware, "gpus": only.num_gpus})
     return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress))

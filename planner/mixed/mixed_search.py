@@ -84,16 +84,20 @@ def search_mixed(
                 found = columns_of(space, some, apart)
                 if found is not None:
                     columns.append((space, found))
-    kept, several, cut, bound = _cut_in_order(columns, max(FINALISTS, 4 * top), gap)
+    wanted = max(FINALISTS, 4 * top)
+    several = _cut_in_order([one for one in columns if len(one[1].kinds) > 1], wanted, gap)
+    single = _cut_in_order([one for one in columns if len(one[1].kinds) == 1], wanted, gap)
+    kept = sorted([*several.kept[:wanted], *single.kept[:wanted]], key=lambda one: one.seconds)
+    bound = min(several.bound, single.bound)
     best = list[tuple[MixedLayout, MixedEstimate]]()
-    for one in [*kept, *(one for one in several if one not in kept)]:
+    for one in kept:
         estimate = estimate_mixed(job, one.layout)
         if estimate.out_of_memory <= SAFE:
             best.append((one.layout, estimate))
     best.sort(key=lambda pair: pair[1].step_time)
     mixed = next((pair for pair in best if len(kinds_of(pair[0])) > 1), None)
     return MixedFinding(
-        best=best[:top], mixed=mixed, candidates=sum(len(one.bound) for _, one in columns), cut=cut, gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
+        best=best[:top], mixed=mixed, candidates=sum(len(one.bound) for _, one in columns), cut=several.cut + single.cut, gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
         seconds=clock.process_time() - started,
     )  # fmt: skip
 
@@ -148,31 +152,37 @@ def kinds_of(layout: MixedLayout) -> set[str]:
     return {stage.kind for one in layout.pipelines for stage in one.stages}
 
 
-def _cut_in_order(
-    columns: list[tuple[Space, Columns]], wanted: int, gap: float
-) -> tuple[list[Found], list[Found], int, float]:
-    """The best layouts in closed form, the best of several kinds, how many candidates were cut, and the bound of the others."""
+@dataclass(frozen=True)
+class _InOrder:
+    """What came of some candidates."""
+
+    kept: list[Found]
+    """The best, in closed form."""
+    cut: int
+    """How many were cut."""
+    bound: float
+    """Of those that were not."""
+
+
+def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float) -> _InOrder:
+    """Candidates cut in the order of their bounds, after the most promising of every set of kinds, which show what is reached."""
     if not columns:
-        return [], [], 0, np.inf
+        return _InOrder([], 0, np.inf)
     bounds = np.concatenate([one.bound for _, one in columns])
     owner = np.concatenate([np.full(len(one.bound), number) for number, (_, one) in enumerate(columns)])
     row = np.concatenate([np.arange(len(one.bound)) for _, one in columns])
     ranked = np.argsort(bounds, kind="stable")
-    first = np.zeros(len(bounds), dtype=bool)  # the most promising of every set come first: what cannot be better is then left out
+    first = np.zeros(len(bounds), dtype=bool)
     for number in range(len(columns)):
         first[ranked[owner[ranked] == number][:EACH]] = True
-    kept, several = list[Found](), list[Found]()
+    kept = list[Found]()
     for number, at in enumerate([*ranked[first[ranked]], *ranked[~first[ranked]]]):
         below = kept[wanted - 1].seconds if len(kept) >= wanted else np.inf
-        if not first[at]:
-            enough = number >= CUTS or bounds[at] >= (1.0 - gap) * kept[0].seconds if kept else number >= CUTS
-            if enough or bounds[at] >= below:
-                return kept[:wanted], several, number, float(bounds[at])
-        space, some = columns[owner[at]]
-        enough = len(some.kinds) > 1 and len(several) >= EACH
-        if bounds[at] < below or (first[at] and len(some.kinds) > 1):
-            fresh = list(layouts_of(space, some.row(int(row[at])), below if enough else np.inf))
-            if len(some.kinds) > 1:
-                several = sorted([*several, *fresh], key=lambda one: one.seconds)[:EACH]
+        near = (1.0 - gap) * kept[0].seconds if kept else np.inf
+        if not first[at] and (number >= CUTS or bounds[at] >= min(below, near)):
+            return _InOrder(kept[:wanted], number, float(bounds[at]))
+        if bounds[at] < below:
+            space, some = columns[owner[at]]
+            fresh = list(layouts_of(space, some.row(int(row[at])), below))
             kept = sorted([*kept, *fresh], key=lambda one: one.seconds)[: 2 * wanted] if fresh else kept
-    return kept[:wanted], several, len(ranked), np.inf
+    return _InOrder(kept[:wanted], len(ranked), np.inf)

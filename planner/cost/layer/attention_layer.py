@@ -134,9 +134,9 @@ def _core_attention(shard: Shard) -> list[Operator]:
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)
     launches = ((1 + mask) * passes, (1 + mask) * passes)
-    if "softmax" in shard.trainer.kernels.unfused:
-        row = EAGER["softmax"]
-        bytes_each = row.forward.bytes(e), row.backward.bytes(e), row.saved[e > 2]
+    if "softmax" in shard.trainer.kernels.unfused or e > 2:
+        row = EAGER["softmax" if "softmax" in shard.trainer.kernels.unfused else "softmax_fp32"]
+        bytes_each = row.forward.as_plain(e), row.backward.as_plain(e), row.saved[e > 2]
         launches = row.launches[0][e > 2] + mask, row.launches[1][e > 2] + mask
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads

@@ -90,6 +90,12 @@ EAGER: dict[str, Series] = {
     # mask 1.
     "softmax": Series(forward=Moved(plain=(28.0, 28.0)), backward=Moved(plain=(32.0, 32.0)), saved=(7.0, 7.0),
                       launches=((5.0, 5.0), (5.0, 5.0))),
+    # The same in fp32, for which there is no fused kernel: scale 4 + 4, masked fill with a mask that all heads share 4 + 1 + 4,
+    # softmax 4 + 4. Backward: softmax 8 + 4, fill 4 + 1 + 4, scale 4 + 4. Kept: softmax 4.
+    # [Megatron-LM, fused_softmax.py, is_kernel_available: input_in_float16]
+    "softmax_fp32": Series(forward=Moved(plain=(16.0, 16.0), strided=(9.0, 9.0)),
+                           backward=Moved(plain=(20.0, 20.0), strided=(9.0, 9.0)), saved=(4.0, 4.0),
+                           launches=((3.0, 3.0), (3.0, 3.0))),
 }  # fmt: skip
 """By name in ``Trainer.kernels.unfused``."""
 UNCOMPILED: dict[str, Series] = {

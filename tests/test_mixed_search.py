@@ -1,0 +1,144 @@
+"""Search over mixed layouts: its optimum against every layout of small cases, its bounds, what it says."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.cluster_file import ClusterFile, NodeKind
+from planner.errors import PlannerError
+from planner.mixed.candidates import Space, columns_of, layouts_of
+from planner.mixed.mixed_estimate import estimate_mixed
+from planner.mixed.mixed_job import MixedJob
+from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
+from planner.mixed.mixed_search import MixedPins, axes_of, search_mixed
+from planner.model import load_model
+from planner.search import SAFE
+from planner.trainer import load_trainer
+from planner.workload import Workload
+
+
+def small_job(layers: int = 4, batch: int = 4, usable: float | None = None, length: int = 2048) -> MixedJob:
+    model = replace(load_model("gpt3-1.3b"), num_layers=layers, published_parameters=0.0)
+    nodes = (NodeKind(kind="a100", hardware="a100-sxm-80gb", count=1, gpus=2), NodeKind(kind="l40s", hardware="l40s", count=1, gpus=2))
+    trainer = load_trainer("megatron")
+    workload = Workload(model=model, sequence_length=length, global_batch_size=batch, precision="bf16")
+    job = MixedJob(workload=workload, cluster=ClusterFile(nodes=nodes), trainers={one.kind: trainer for one in nodes})
+    if usable is not None:
+        one = job.clusters["l40s"]
+        job.clusters["l40s"] = replace(one, hardware=replace(one.hardware, usable_memory=usable))
+    return job
+
+
+def cuts(layers: int, p: int):
+    """Layers of p stages; only the ends may be empty."""
+    for some in itertools.product(range(layers + 1), repeat=p):
+        if sum(some) == layers and all(some[1:-1]):
+            yield some
+
+
+def shares(total: int, replicas: int):
+    for some in itertools.product(range(1, total + 1), repeat=replicas):
+        if sum(some) == total:
+            yield some
+
+
+def every_layout(job: MixedJob):
+    """Every pipeline through one or both kinds with all replicas that the GPUs allow, and pipelines of each kind side by side."""
+    layers, batch = job.workload.model.num_layers, job.workload.global_batch_size
+    degrees = [(1, 1), (1, 2), (2, 1)]  # (tp, stages) on two GPUs
+    for kinds in (("a100",), ("l40s",), ("a100", "l40s"), ("l40s", "a100")):
+        for some, b in itertools.product(itertools.product(degrees, repeat=len(kinds)), (1, 2, 4)):
+            count = min(2 // (tp * p) for tp, p in some)
+            if batch // b < count or batch % b:
+                continue
+            places = [(kind, tp) for kind, (tp, p) in zip(kinds, some, strict=True) for _ in range(p)]
+            for cut, given in itertools.product(cuts(layers, len(places)), shares(batch // b, count)):
+                stages = tuple(Stage(kind=kind, tp=tp, layers=n) for (kind, tp), n in zip(places, cut, strict=True))
+                yield MixedLayout(pipelines=tuple(Pipeline(stages=stages, micro_batch_size=b, num_microbatches=m) for m in given))
+    for some, b in itertools.product(itertools.product(degrees, repeat=2), (1, 2, 4)):
+        counts = [2 // (tp * p) for tp, p in some]
+        if batch // b < sum(counts):
+            continue
+        for one, other in itertools.product(cuts(layers, some[0][1]), cuts(layers, some[1][1])):
+            shapes = [
+                tuple(Stage(kind=kind, tp=tp, layers=n) for n in cut)
+                for kind, (tp, _), cut in zip(("a100", "l40s"), some, (one, other), strict=True)
+            ]
+            for given in shares(batch // b, sum(counts)):
+                owners = [shapes[0]] * counts[0] + [shapes[1]] * counts[1]
+                yield MixedLayout(pipelines=tuple(
+                    Pipeline(stages=stages, micro_batch_size=b, num_microbatches=m) for stages, m in zip(owners, given, strict=True)
+                ))  # fmt: skip
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("batch", "usable"), [(4, None), (3, None), (4, 6.5e9)])
+def test_nothing_is_faster_than_what_is_found(batch: int, usable: float | None) -> None:
+    job = small_job(layers=3, batch=batch, usable=usable)
+    best = np.inf
+    for layout in every_layout(job):
+        found = estimate_mixed(job, layout)
+        if found.out_of_memory <= SAFE:
+            best = min(best, found.step_time)
+    found = search_mixed(job, MixedPins(recompute="none"), top=50, gap=0.0)
+    assert found.best[0][1].step_time == pytest.approx(best, rel=1e-9)
+    assert found.gap == 0.0
+
+
+def test_no_layout_is_below_the_bound_of_its_degrees() -> None:
+    job = small_job(layers=6, batch=16)
+    space = Space(job, axes_of(job, MixedPins())[0])
+    seen = 0
+    for kinds, apart in ((("a100",), False), (("a100", "l40s"), False), (("a100", "l40s"), True)):
+        columns = columns_of(space, kinds, apart)
+        for row in range(0, len(columns.bound), 3):
+            for found in layouts_of(space, columns.row(row), np.inf):
+                assert found.seconds >= columns.bound[row] * (1.0 - 1e-12)
+                seen += 1
+    assert seen > 30
+
+
+def test_closed_form_and_exact_price_agree() -> None:
+    """The search prices with tables and closed forms what the finalists are walked with; what stragglers and overhead add is left out."""
+    job = small_job(layers=6, batch=16)
+    space = Space(job, axes_of(job, MixedPins())[0])
+    columns = columns_of(space, ("a100", "l40s"), False)
+    order = np.argsort(columns.bound)[:12]
+    for row in order:
+        for found in layouts_of(space, columns.row(int(row)), np.inf):
+            exact = estimate_mixed(job, found.layout)
+            walked = exact.step_time - exact.time["stragglers"] - exact.time["overhead"]
+            assert walked <= found.seconds * 1.001 and walked >= 0.9 * found.seconds
+            assert exact.out_of_memory <= SAFE
+
+
+def test_small_cards_get_fewer_layers() -> None:
+    def layers(usable):
+        found = search_mixed(small_job(layers=12, batch=16, usable=usable), MixedPins(recompute="none", micro_batch_size=4, tp=1))
+        held = {stage.kind: stage.layers for one in found.mixed[0].pipelines for stage in one.stages}
+        assert found.mixed[1].out_of_memory <= SAFE
+        return held.get("l40s", 0), found.mixed[1].step_time
+
+    roomy, tight = layers(None), layers(8e9)
+    assert tight[0] < roomy[0] and tight[1] >= roomy[1]
+
+
+def test_shares_and_scales_of_a_found_plan() -> None:
+    found = search_mixed(small_job(layers=4, batch=64), MixedPins(tp=1))
+    for layout, estimate in found.best:
+        assert layout.global_batch_size == 64
+        weights = sum(scale * one.count for scale, one in zip(layout.loss_scales(), layout.pipelines, strict=True))
+        assert weights == pytest.approx(layout.replicas)
+        assert sum(estimate.time.values()) == pytest.approx(estimate.step_time)
+
+
+@pytest.mark.parametrize(
+    ("pins", "sentence"),
+    [({"tp": 7}, "no tensor parallel degree suits"), ({"micro_batch_size": 3}, "micro_batch_size 3 does not divide"),
+     ({"schedule": "zbv"}, "not planned on mixed clusters")],
+)  # fmt: skip
+def test_pins_that_cannot_be_are_sentences(pins, sentence) -> None:
+    with pytest.raises(PlannerError, match=sentence):
+        search_mixed(small_job(), MixedPins(**pins))
