@@ -71,9 +71,8 @@ def validate(
     Examples:
       plan --model llama-70b --gpus 64 --trainer torchtitan --output plan.yaml
       plan validate plan.yaml --rung meta
-      plan validate plan.yaml --rung rank --rank 0 --rank 63
+      plan validate mixed.yaml --rung meta
       plan validate plan.yaml --print-commands --nodes 8
-      plan validate plan.yaml --steps 10 --output validation.yaml
       plan validate plan.yaml --trainer megatron --steps 10 --output validation.yaml
       plan validate plan.yaml --trainer torchtitan --trainer-log slurm-1234.log --output validation.yaml
       plan validate plan.yaml --top 3 --output finalists.yaml

@@ -130,7 +130,7 @@ def _choice(name: str, known: tuple[Any, ...]) -> _Rule:
 
     def mend(layout: MixedLayout) -> MixedLayout:
         value = getattr(layout, name)
-        best = min(known, key=lambda one: abs(one - value)) if isinstance(value, int) else known[0]
+        best = min(known, key=lambda one: (abs(one - value), -one)) if isinstance(value, int) else known[0]
         return replace(layout, **{name: best})
 
     return _Rule(broken=broken, mend=mend)
