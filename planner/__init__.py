@@ -26,8 +26,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
-    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
-    "is_serve_plan", "load", "load_serve", "plan", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare",
-    "serve_estimate", "serve_what_if", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "MixedPlan", "MixedPlans", "Plan", "PlannerError",
+    "Plans", "Result", "ServePlan", "ServePlans", "accuracy", "calibrate", "cluster_of_nodes", "compare",
+    "compare_profiles", "doctor", "estimate", "import_config", "is_mixed_plan", "is_serve_plan", "load", "load_mixed",
+    "load_serve", "mixed_what_if", "plan", "plan_mixed", "plot_profile", "sensitivity", "serve", "serve_cheapest",
+    "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "validate_mixed", "what_if",
 ]  # fmt: skip

@@ -17,9 +17,10 @@ from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 
 
-def job_on(*kinds: NodeKind, links: tuple[Link, ...] = (), model: str = "llama-8b", batch: int = 64, trainer: str = "megatron") -> MixedJob:
+def job_on(*kinds: NodeKind, links: tuple[Link, ...] = (), model: str = "llama-8b", batch=64, trainer="megatron") -> MixedJob:
     cluster = split_by_speed(ClusterFile(nodes=kinds, links=links))
-    said = Request(model=model, num_gpus=8, hardware=kinds[0].hardware, trainer=trainer, global_batch_size=batch, sequence_length=4096)
+    hardware = kinds[0].hardware
+    said = Request(model=model, num_gpus=8, hardware=hardware, trainer=trainer, global_batch_size=batch, sequence_length=4096)
     resolved = resolve(said).job
     return MixedJob(workload=resolved.workload, cluster=cluster, trainers={one.kind: resolved.trainer for one in cluster.nodes})
 
@@ -37,8 +38,10 @@ def test_one_kind_is_what_the_estimate_of_a_uniform_layout_says(tp, pp, dp, b, r
     job = job_on(A100, trainer=trainer)
     zero = 1 if trainer == "megatron" else 3 if pp == 1 else 1
     number = {"none": 0, "selective": 1, "full": 2}[recompute]
-    shared = job.layout("a100", tp=tp, pp=pp, dp=dp, micro_batch_size=b, num_microbatches=64 // (b * dp), zero=zero, recompute=number)
-    one = price_exactly(job.workload, job.clusters["a100"], job.trainer, [Layout(**{n: int(v) for n, v in shared.columns().items()})])[0]
+    m = 64 // (b * dp)
+    shared = job.layout("a100", tp=tp, pp=pp, dp=dp, micro_batch_size=b, num_microbatches=m, zero=zero, recompute=number)
+    layout = Layout(**{name: int(value) for name, value in shared.columns().items()})
+    one = price_exactly(job.workload, job.clusters["a100"], job.trainer, [layout])[0]
     stages = tuple(Stage(kind="a100", layers=32 // pp, tp=tp, recompute=recompute) for _ in range(pp))
     pipeline = Pipeline(stages=stages, count=dp, micro_batch_size=b, num_microbatches=64 // (b * dp))
     found = estimate_mixed(job, MixedLayout(pipelines=(pipeline,), zero=zero))

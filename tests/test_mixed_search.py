@@ -8,7 +8,7 @@ import pytest
 
 from planner.cluster_file import ClusterFile, NodeKind
 from planner.errors import PlannerError
-from planner.mixed.candidates import Space, columns_of, layouts_of
+from planner.mixed.mixed_candidates import Space, columns_of, layouts_of
 from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
@@ -21,7 +21,8 @@ from planner.workload import Workload
 
 def small_job(layers: int = 4, batch: int = 4, usable: float | None = None, length: int = 2048) -> MixedJob:
     model = replace(load_model("gpt3-1.3b"), num_layers=layers, published_parameters=0.0)
-    nodes = (NodeKind(kind="a100", hardware="a100-sxm-80gb", count=1, gpus=2), NodeKind(kind="l40s", hardware="l40s", count=1, gpus=2))
+    profiles = {"a100": "a100-sxm-80gb", "l40s": "l40s"}
+    nodes = tuple(NodeKind(kind=kind, hardware=hardware, count=1, gpus=2) for kind, hardware in profiles.items())
     trainer = load_trainer("megatron")
     workload = Workload(model=model, sequence_length=length, global_batch_size=batch, precision="bf16")
     job = MixedJob(workload=workload, cluster=ClusterFile(nodes=nodes), trainers={one.kind: trainer for one in nodes})
@@ -101,7 +102,7 @@ def test_no_layout_is_below_the_bound_of_its_degrees() -> None:
 
 
 def test_closed_form_and_exact_price_agree() -> None:
-    """The search prices with tables and closed forms what the finalists are walked with; what stragglers and overhead add is left out."""
+    """The search prices with tables and closed forms what finalists are walked with, without stragglers and overhead."""
     job = small_job(layers=6, batch=16)
     space = Space(job, axes_of(job, MixedPins())[0])
     columns = columns_of(space, ("a100", "l40s"), False)

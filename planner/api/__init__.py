@@ -87,6 +87,17 @@ def plan(
     return replace(found, training=training(budget, found.resolved, found[0].estimate.step_time))
 
 
+def plan_mixed(cluster: File, *, top: int = 3, progress: Progress = silent, **keywords: Any) -> Plans | MixedPlans:
+    """The best plans on the nodes of a cluster file: ``plan_mixed("cluster.yaml", model="llama-70b")``.
+
+    A file with one kind at one speed is the ordinary question, and gives ``Plans``. Raises PlannerError.
+    """
+    from planner.api.mixed_calls import mixed_plans
+
+    found = mixed_plans(cluster, top, progress, keywords)
+    return found if isinstance(found, MixedPlans) else plan(top=top, progress=progress, **found)
+
+
 def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -> Plan:
     """One explicit layout, priced: ``estimate(model="llama-8b", gpus=8, tp=2, recompute="full")``.
 
@@ -375,8 +386,9 @@ def import_config(
 
 
 __all__ = [
-    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "MixedPlan", "MixedPlans", "Plan", "PlannerError", "Plans", "Result", "ServePlan",
-    "ServePlans", "accuracy", "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config",
-    "is_mixed_plan", "is_serve_plan", "load", "load_mixed", "load_serve", "mixed_what_if", "plan", "plan_mixed", "plot_profile", "sensitivity", "serve", "serve_cheapest", "serve_compare",
-    "serve_estimate", "serve_what_if", "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "MixedPlan", "MixedPlans", "Plan", "PlannerError",
+    "Plans", "Result", "ServePlan", "ServePlans", "accuracy", "calibrate", "cluster_of_nodes", "compare",
+    "compare_profiles", "doctor", "estimate", "import_config", "is_mixed_plan", "is_serve_plan", "load", "load_mixed",
+    "load_serve", "mixed_what_if", "plan", "plan_mixed", "plot_profile", "sensitivity", "serve", "serve_cheapest",
+    "serve_compare", "serve_estimate", "serve_what_if", "show_profile", "validate_mixed", "what_if",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from planner.questions.hardware.node_lists import ReadCluster
 
-__all__ = ["cluster_of_nodes", "show_cluster"]
+__all__ = ["cluster_of_nodes"]
 
 
 def is_cluster_file(name: File) -> bool:

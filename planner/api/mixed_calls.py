@@ -1,4 +1,4 @@
-"""Questions about mixed clusters from Python: ``plan_mixed``, ``load_mixed``, ``mixed_what_if``; the same as ``plan --cluster``."""
+"""Questions about mixed clusters from Python: ``load_mixed``, ``mixed_what_if``; the same as ``plan --cluster``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MixedPlan(Result):
 
     def show(self, console: Console) -> None:
         """Print all of it on a console of rich."""
-        from planner.questions.mixed.show import print_plan
+        from planner.questions.mixed.mixed_show import print_plan
 
         print_plan(console, self.file)
 
@@ -111,27 +111,24 @@ class MixedPlans(Result, Sequence[MixedPlan]):
 
     def show(self, console: Console) -> None:
         """Print the tables on a console of rich."""
-        from planner.questions.mixed.show import print_answer
+        from planner.questions.mixed.mixed_show import print_answer
 
         print_answer(console, self.found)
 
 
-def plan_mixed(cluster: File, *, top: int = 3, progress: Progress = silent, **keywords: Any) -> Result:
-    """The best plans on the nodes of a cluster file: ``plan_mixed("cluster.yaml", model="llama-70b")``.
-
-    A file of one kind at one speed is the ordinary question, and gives the ordinary ``Plans``. Raises PlannerError.
-    """
-    from planner import api
+def mixed_plans(
+    cluster: File, top: int, progress: Progress, keywords: dict[str, Any]
+) -> MixedPlans | dict[str, Any]:  # fmt: skip
+    """The best plans on the nodes of a cluster file; of one with one kind at one speed the keywords of the ordinary question."""
     from planner.cluster_file import read_cluster
     from planner.mixed.mixed_question import SAID_BY_CLUSTER, ask_mixed
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
-    read = read_cluster(Path(cluster))
-    said = request_fields(keywords)
+    read, said = read_cluster(Path(cluster)), request_fields(keywords)
     only = read.uniform
     plain = only is not None and only.network is None and only.gpus in (0, int(only.profile.gpus_per_node))
     if plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
-        return api.plan(top=top, progress=progress, **{**keywords, "hardware": only.hardware, "gpus": only.num_gpus})
+        return {**keywords, "hardware": only.hardware, "gpus": only.num_gpus}
     return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress))
 
 
@@ -159,7 +156,7 @@ def mixed_what_if(
     ``slowdown``: 'node-3=1.4'; ``link``: 'us-east,us-west=2Gb/s'. Raises PlannerError.
     """
     from planner.mixed.mixed_changes import mixed_what_if as answer
-    from planner.questions.mixed.show import print_changes
+    from planner.questions.mixed.mixed_show import print_changes
 
     plan = base if isinstance(base, MixedPlan) else load_mixed(base)
     return Answer(answer(plan.file, without=without, slowdown=slowdown, link=link, progress=progress), print_changes)
@@ -212,4 +209,4 @@ def validate_mixed(
     return MixedValidation(validate_stages(read.file, rung, device, steps=(warmup, steps), say=progress))
 
 
-__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "plan_mixed", "validate_mixed"]
+__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "validate_mixed"]

@@ -23,7 +23,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.command()
 @job_options(required=True)
 @layout_options(SEARCHED)
-@click.option("--cluster", type=YAML_FILE, help="Nodes of several kinds and sites, in place of --hardware and --gpus (docs/clusters.md).")
+@click.option("--cluster", type=YAML_FILE, help="Nodes of several kinds and sites: a YAML file (docs/clusters.md).")
 @click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
 @click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")

@@ -49,8 +49,8 @@ class Crossing:
 class Spanned(Cluster):
     """GPUs of one kind whose data parallel groups reach over nodes of other kinds: a ring is as fast as its slowest hop.
 
-    Of each kind the hop is that of its own network, as a group of its own of the same size has it. Different tp in two replicas: each
-    moves the same parameters in as many pieces as its tp, all at once, so that its own share of bytes passes its own card.
+    Of each kind the hop is that of its own network, as a group of its own of the same size has it. Different tp in two replicas:
+    each moves the same parameters in as many pieces as its tp, all at once, so that its own share of bytes passes its own card.
     Over a link every ring carries ``bus_factor S``; n chunks are on their way at the same time, so that one chunk's way round
     the ring pays the latency, once for each of its two crossings.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -64,12 +65,11 @@ def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
     room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
     enough = np.flatnonzero(room >= len(tables[0]) - 1)
     best: Cut | None = None
-    least_sum, tried = 0.0, 0
-    for z in bounds[enough].tolist():
+    least_sum = 0.0
+    for tried, z in enumerate(bounds[enough].tolist(), 1):
         if best is not None and least_sum + (microbatches - 1.0) * z >= best.seconds(microbatches):
             break
         found = _least_sum(tables, z)
-        tried += 1
         if found is not None:
             layers, taken = found
             cut = Cut(layers=layers, slowest=max(taken), total=sum(taken))
@@ -102,5 +102,5 @@ def _least_sum(tables: list[Floats], bound: float) -> tuple[tuple[int, ...], lis
         ends.append(end)
         end = int(back[end])
     ends = [0, *reversed(ends)]
-    layers = tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
-    return layers, [float(one[b, a]) for one, a, b in zip(tables, ends, ends[1:], strict=False)]
+    layers = tuple(b - a for a, b in itertools.pairwise(ends))
+    return layers, [float(one[b, a]) for one, a, b in zip(tables, ends[:-1], ends[1:], strict=True)]

@@ -47,7 +47,10 @@ def mixed_what_if(
     plan: MixedPlan, *, without: Sequence[str] = (), slowdown: Sequence[str] = (), link: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> MixedChanges:  # fmt: skip
-    """Each change by itself. ``without``: kinds; ``slowdown``: 'node-3=1.4'; ``link``: 'us-east,us-west=2Gb/s'. Raises PlannerError."""
+    """Each change by itself. ``without``: kinds; ``slowdown``: 'node-3=1.4'; ``link``: 'us-east,us-west=2Gb/s'.
+
+    Raises PlannerError.
+    """
     changes = [(f"without {one}", plan.cluster.without(one), plan.cluster.without(one)) for one in without]
     for text in slowdown:
         node, factor = _halves(text, "--slowdown", "node-3=1.4")
@@ -77,7 +80,7 @@ def _factor(text: str, whole: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0.5 <= factor <= 100.0:
-        raise PlannerError(f"--slowdown is {shown(whole)}; the factor must be a number from 0.5 to 100, its time over the usual one")
+        raise PlannerError(f"--slowdown is {shown(whole)}; the factor must be a number from 0.5 to 100: its time over others'")
     return factor
 
 

@@ -1,4 +1,4 @@
-"""The estimate of a mixed layout: every stage on its own GPU, the slowest pipeline walked action by action, time and memory by part."""
+"""The estimate of a mixed layout: every stage on its own GPU, each pipeline walked, time and memory by part."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def estimate_mixed(job: MixedJob, layout: MixedLayout) -> MixedEstimate:
     """Price one mixed layout.
 
     T = max over pipelines r of T_r + end of the step. T_r is the walk of the schedule with the own durations of each stage: a pass
-    ends with its send, so that a stage takes tau_j + d_j + d_{j-1}. With equal stages and one pipeline this is the sum of parts that
+    ends with its send, so that a stage takes tau_j + d_j + d_{j-1}. With equal stages and one pipeline this is what
     ``cost.refine`` gives.
     """
     check_mixed(job, layout)

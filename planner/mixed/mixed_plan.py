@@ -179,7 +179,9 @@ def job_of(workload: Workload, cluster: ClusterFile, trainer: str) -> MixedJob:
     return MixedJob(workload=workload, cluster=cluster, trainers={kind: load_trainer(name) for kind, name in names.items()})
 
 
-def priced_plan(job: MixedJob, trainer: str, layout: MixedLayout, assumptions: tuple[Assumption, ...] = (), why: str = "") -> MixedPlan:
+def priced_plan(
+    job: MixedJob, trainer: str, layout: MixedLayout, assumptions: tuple[Assumption, ...] = (), why: str = ""
+) -> MixedPlan:  # fmt: skip
     """The plan of a layout, priced now."""
     prediction = predict_mixed(job, layout, estimate_mixed(job, layout))
     return MixedPlan(

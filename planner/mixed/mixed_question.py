@@ -106,7 +106,8 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     resolved = resolve(request)
     kept = tuple(one for one in resolved.assumptions if one.flag not in ("--hardware", "--network-bandwidth", "--hardware FILE"))
     if not said.get("trainer"):
-        kept = (Assumption("trainer", chosen, "the default" if not old else f"{old[0].name} has no flash attention", "--trainer"), *kept)
+        why = "the default" if not old else f"{old[0].name} has no flash attention"
+        kept = (Assumption("trainer", chosen, why, "--trainer"), *kept)
     job = job_of(resolved.job.workload, cluster, chosen)
     for kind in job.kinds:
         check_workload(job.workload, job.clusters[kind], job.trainers[kind])
@@ -214,5 +215,6 @@ def slowed(cluster: ClusterFile, node: str, factor: float) -> ClusterFile:
             changed.append(one)
     if all(one is other for one, other in zip(changed, cluster.nodes, strict=True)):
         every = [name for one in cluster.nodes for name in (one.kind, *cluster.names_of(one.kind))]
-        raise PlannerError(f"--slowdown names {shown(node)}; the cluster has {listed(every[:6])}" + (", ..." if len(every) > 6 else ""))
+        more = ", ..." if len(every) > 6 else ""
+        raise PlannerError(f"--slowdown names {shown(node)}; the cluster has {listed(every[:6])}{more}")
     return replace(cluster, nodes=tuple(changed))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.mixed.candidates import Columns, Found, Space, columns_of, layouts_of
+from planner.mixed.mixed_candidates import Columns, Found, Space, columns_of, layouts_of
 from planner.mixed.mixed_estimate import MixedEstimate, estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout
@@ -97,7 +97,8 @@ def search_mixed(
     best.sort(key=lambda pair: pair[1].step_time)
     mixed = next((pair for pair in best if len(kinds_of(pair[0])) > 1), None)
     return MixedFinding(
-        best=best[:top], mixed=mixed, candidates=sum(len(one.bound) for _, one in columns), cut=several.cut + single.cut, gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
+        best=best[:top], mixed=mixed, candidates=sum(len(one.bound) for _, one in columns), cut=several.cut + single.cut,
+        gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
         seconds=clock.process_time() - started,
     )  # fmt: skip
 
@@ -107,7 +108,8 @@ def axes_of(job: MixedJob, pins: MixedPins) -> list[Axes]:
     legal, model = job.trainer.legal, job.workload.model
     tps = {kind: _tps(job, kind, pins) for kind in job.kinds}
     if empty := [kind for kind, some in tps.items() if not some]:
-        raise PlannerError(f"no tensor parallel degree suits {empty[0]}; leave --tp out, or choose a divisor of {model.num_heads} heads")
+        heads = f"leave --tp out, or choose a divisor of {model.num_heads} heads"
+        raise PlannerError(f"no tensor parallel degree suits {empty[0]}; {heads}")
     batch = job.workload.global_batch_size
     micros = (pins.micro_batch_size,) if pins.micro_batch_size else tuple(b for b in MICRO_BATCHES if batch % b == 0)
     if batch % micros[0]:

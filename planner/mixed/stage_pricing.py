@@ -1,4 +1,4 @@
-"""Seconds and bytes of pipeline stages of any contents on one kind of GPU, many at once: the cost model on that kind's own curves."""
+"""Seconds and bytes of pipeline stages of any contents on one kind of GPU, many at once, by that kind's own curves."""
 
 from __future__ import annotations
 

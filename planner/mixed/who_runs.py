@@ -52,7 +52,7 @@ def who_runs(layout: MixedLayout, trainer: Trainer) -> list[str]:
     if "recompute" in asked:
         said.append("recompute by stage: the PyTorch bundle; FlagScale")
     if {"tp", "pipelines"} & set(asked):
-        said.append("tp or stages that differ between kinds: FlagScale (hetero_process_meshes) or HexiScale; Megatron-LM has one tp")
+        said.append("tp or stages that differ by kind: FlagScale (hetero_process_meshes) or HexiScale; Megatron-LM has one tp")
     if {"shares", "micro batch"} & set(asked):
         said.append("shares that differ: the PyTorch bundle, which scales each loss; --micro-batch-size and dp of others are equal")
     return said

@@ -100,7 +100,8 @@ def _of_mixed(file: Path, as_json: bool, mixed: dict[str, Any], flags: dict[str,
 
     usual = {"power_share": 1.0, "pue": 1.0}
     if given := next((name for name, value in flags.items() if value not in (None, (), False, usual.get(name))), None):
-        raise PlannerError(f"{file.name} is a mixed plan, of which --without, --slowdown and --link change something, not {flag_of(given)}")
+        can = "--without, --slowdown and --link change something"
+        raise PlannerError(f"{file.name} is a mixed plan, of which {can}, not {flag_of(given)}")
     with progress("searching") as say:
         answer = api.mixed_what_if(file, **mixed, progress=say)
     emit(answer, as_json)

@@ -18,7 +18,8 @@ def print_answer(console: Console, answer: MixedAnswer) -> None:
     """The best mixed plans, each kind alone, then the best in full."""
     work = answer.job.workload
     nodes = ", ".join(f"{one.count} x {one.gpus_per_node} {one.kind}" for one in answer.job.cluster.nodes)
-    console.print(Text(f"{work.model.name} on {nodes}, batch {samples(work)}, {work.sequence_length} tokens, {work.precision}", style="bold"))
+    title = f"{work.model.name} on {nodes}, batch {samples(work)}, {work.sequence_length} tokens, {work.precision}"
+    console.print(Text(title, style="bold"))
     if answer.plans:
         rows = [
             (str(number), shape_text(one.layout), seconds(one.prediction.step_time_s), f"{one.prediction.tokens_per_second:,.0f}",
@@ -78,9 +79,9 @@ def stages_table(plan: MixedPlan) -> object:
     rows, groups = [], plan.layout.pipelines
     for one in plan.prediction.stages:
         group = groups[one.pipeline - 1]
-        last = one.first_layer + one.layers
+        last, shape = one.first_layer + one.layers, f"{group.count} x {group.num_microbatches} x {group.micro_batch_size}"
         rows.append((
-            f"{one.pipeline} ({group.count} x {group.num_microbatches} x {group.micro_batch_size})", one.kind, str(one.gpus), str(one.tp),
+            f"{one.pipeline} ({shape})", one.kind, str(one.gpus), str(one.tp),
             f"{one.first_layer + 1:.0f}-{last:.0f}" if one.layers else "-", f"{one.layers:.0f}", one.recompute,
             percent(one.busy_s / plan.prediction.step_time_s), seconds(one.imbalance_s),
             f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f}", risk(one.out_of_memory_probability),

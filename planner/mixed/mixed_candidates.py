@@ -147,9 +147,9 @@ class Space:
 def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | None:
     """All degrees of some kinds that memory does not rule out; None where there are none.
 
-    Together: R = min over k of n_k / (p_k t_k c) pipelines. Apart: R_k = n_k / (p_k t_k c). With tau_k the least seconds of a layer on
-    kind k, M microbatches in all, and z the smallest level below which the stages of a pipeline hold all layers (``KindTables.held``),
-    no step is shorter than
+    Together: R = min over k of n_k / (p_k t_k c) pipelines. Apart: R_k = n_k / (p_k t_k c). With tau_k the least seconds of a
+    layer on kind k, M microbatches in all, and z the level below the smallest at which the stages of a pipeline hold all layers
+    (``KindTables.held``), no step is shorter than
 
         together   L min tau_k + (M / R - 1) z
         apart      (M + sum of R_k e_k / z_k) / (sum of R_k / z_k), and e_k + z_k,    e_k = max(L tau_k - z_k, 0)
@@ -221,7 +221,8 @@ def _bounded(
         level = space.level(held, places, layers)
         hop = space.least_hop(kinds, micro, together)
         level = np.maximum(np.where(np.isfinite(level), level, HUGE), hop)
-        bound = np.maximum(layers * each.min(axis=1) + 2.0 * hop * (len(kinds) - 1), level) + (np.ceil(batch / together) - 1.0) * level + np.min(ends, axis=0)
+        total = np.maximum(layers * each.min(axis=1) + 2.0 * hop * (len(kinds) - 1), level)
+        bound = total + (np.ceil(batch / together) - 1.0) * level + np.min(ends, axis=0)
     one = np.flatnonzero(bound < HUGE)
     return tps[one], stages[one], replicas[one], np.full(len(one), micro), bound[one]
 
@@ -288,13 +289,14 @@ def _together(space: Space, degrees: Degrees, order: tuple[int, ...]) -> Found |
 def _apart(space: Space, degrees: Degrees) -> Found | None:
     """Pipelines of each kind alone."""
     parts = []
-    total, rate = sum(degrees.replicas), 0.0
+    total, b = sum(degrees.replicas), space.axes.micros.index(degrees.micro)
+    speeds = [
+        stages / float(space.table(kind, False, False).per_layer[space.axes.tps[kind].index(tp), b])
+        for kind, tp, stages in zip(degrees.kinds, degrees.tps, degrees.stages, strict=True)
+    ]
+    rate = sum(count * speed for count, speed in zip(degrees.replicas, speeds, strict=True))
     for at, kind in enumerate(degrees.kinds):
-        tau = space.table(kind, False, False).per_layer[space.axes.tps[kind].index(degrees.tps[at]), space.axes.micros.index(degrees.micro)]
-        rate += degrees.replicas[at] * degrees.stages[at] / float(tau)
-    for at, kind in enumerate(degrees.kinds):
-        tau = space.table(kind, False, False).per_layer[space.axes.tps[kind].index(degrees.tps[at]), space.axes.micros.index(degrees.micro)]
-        share = degrees.stages[at] / float(tau) / rate
+        share = speeds[at] / rate
         rounds = max(round(space.microbatch_sum[degrees.micro] * share), 1)
         places = [(kind, degrees.tps[at])] * degrees.stages[at]
         cut = _cut(space, places, degrees.micro, total, degrees.replicas[at], rounds, len(degrees.kinds) > 1)
@@ -311,7 +313,8 @@ def _cut(
     key = tuple(places), micro, replicas, count, rounds, spanned
     if key not in space._cuts:
         p = len(places)
-        shape = Pipeline(stages=tuple(Stage(kind=kind, tp=tp, layers=1) for kind, tp in places), count=count, micro_batch_size=micro)
+        stages = tuple(Stage(kind=kind, tp=tp, layers=1) for kind, tp in places)
+        shape = Pipeline(stages=stages, count=count, micro_batch_size=micro)
         hops = [sum(one) for one in space.hops.times(shape)]
         choices = list[Choice]()
         for at, (kind, tp) in enumerate(places):
