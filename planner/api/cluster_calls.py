@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ def plot_cluster(name: File, picture: Path) -> None:
 
 
 def cluster_of_nodes(
-    file: File, *, hardware: Mapping[str, str] | None = None, output: File | None = None
+    file: File, *, hardware: Mapping[str, str] | Sequence[str] = (), output: File | None = None
 ) -> Answer[ReadCluster]:
     """The cluster file of a node list: ``sinfo``, ``scontrol show nodes`` or ``kubectl get nodes -o json``.
 
@@ -61,9 +61,9 @@ def cluster_of_nodes(
     """
     from planner.library import write_whole
     from planner.questions.hardware.cluster_show import print_cluster, shown_cluster
-    from planner.questions.hardware.node_lists import cluster_of
+    from planner.questions.hardware.node_lists import cluster_of, given_hardware
 
-    read = cluster_of(Path(file), hardware)
+    read = cluster_of(Path(file), hardware if isinstance(hardware, Mapping) else given_hardware(hardware))
     if output is not None:
         write_whole(Path(output), read.text())
 

@@ -85,9 +85,8 @@ def cluster(file: Path, output: Path | None, profiles: tuple[str, ...], as_json:
       plan hardware cluster nodes.txt --hardware h100-sxm
     """
     from planner import api
-    from planner.questions.hardware.node_lists import given_hardware
 
-    found = api.cluster_of_nodes(file, hardware=given_hardware(profiles), output=output)
+    found = api.cluster_of_nodes(file, hardware=profiles, output=output)
     if output is not None:
         click.echo(f"wrote {output}", err=True)
     emit(found, as_json)
