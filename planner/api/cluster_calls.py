@@ -55,9 +55,8 @@ def cluster_of_nodes(
 ) -> Answer[ReadCluster]:
     """The cluster file of a node list: ``sinfo``, ``scontrol show nodes`` or ``kubectl get nodes -o json``.
 
-    ``hardware``: profile by the list's word for a GPU, or under "" of nodes that do not say theirs. ``output``: where it is
-    written.
-    Raises PlannerError.
+    ``hardware``: profile by the list's word for a GPU, under "" of nodes that do not say theirs; or texts like 'a100=PROFILE'.
+    ``output``: where it is written. Raises PlannerError.
     """
     from planner.library import write_whole
     from planner.questions.hardware.cluster_show import print_cluster, shown_cluster
