@@ -46,10 +46,17 @@ def export_of(
     model = work.pop("model", None)
     found = ModelSpec(**TINY | work.pop("sizes", {})) if model is None else load_model(model)
     workload = Workload(
-        **{"model": found, "sequence_length": 16 if model is None else 4096, "global_batch_size": layout.global_batch_size} | work
+        **{
+            "model": found,
+            "sequence_length": 16 if model is None else 4096,
+            "global_batch_size": layout.global_batch_size,
+        }
+        | work
     )
     cluster = cluster or two_kinds()
-    job = MixedJob(workload=workload, cluster=cluster, trainers={one.kind: load_trainer(trainer) for one in cluster.nodes})
+    job = MixedJob(
+        workload=workload, cluster=cluster, trainers={one.kind: load_trainer(trainer) for one in cluster.nodes}
+    )
     return MixedExport(job=job, layout=layout, trainer=trainer)
 
 

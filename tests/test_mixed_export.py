@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,21 @@ PLAN = {"planner_mixed_plan": 1}
 
 def test_ranks_follow_the_nodes_and_every_gpu_is_taken_once() -> None:
     placed = place(UNEQUAL, two_kinds())
-    assert [(one.name, one.gpus, one.first_rank) for one in placed.nodes] == [("node-0", 2, 0), ("node-1", 2, 2), ("node-2", 1, 4)]
+    assert [(one.name, one.gpus, one.first_rank) for one in placed.nodes] == [
+        ("node-0", 2, 0),
+        ("node-1", 2, 2),
+        ("node-2", 1, 4),
+    ]
     ranks = [rank for one in placed.stages for rank in one.ranks]
     assert sorted(ranks) == list(range(placed.world)) == list(range(5))
     for one in placed.stages:  # a stage lies on GPUs of its kind
         kind = UNEQUAL.pipelines[one.pipeline].stages[one.stage].kind
-        nodes = [node.kind for node in placed.nodes for rank in one.ranks if node.first_rank <= rank < node.first_rank + node.gpus]
+        nodes = [
+            node.kind
+            for node in placed.nodes
+            for rank in one.ranks
+            if node.first_rank <= rank < node.first_rank + node.gpus
+        ]
         assert set(nodes) == {kind}
     assert [len(placed.of_replica(number)) for number in range(3)] == [2, 1, 2]
 
@@ -49,7 +59,9 @@ def test_a_tensor_group_does_not_straddle_nodes_that_have_room_for_it() -> None:
     wide = MixedLayout(pipelines=(pipeline(stage("small", 4, 4)),))
     assert [one.gpus for one in place(wide, two_kinds()).nodes] == [2, 2]  # two whole nodes
     odd = MixedLayout(pipelines=(pipeline(stage("small", 4, 1), m=1), pipeline(stage("small", 4, 2), m=1, count=2)))
-    with pytest.raises(PlannerError, match=r"takes 5 GPUs of small in groups of 2, for which its 4 GPUs, 2 on a node, have no room"):
+    with pytest.raises(
+        PlannerError, match=r"takes 5 GPUs of small in groups of 2, for which its 4 GPUs, 2 on a node, have no room"
+    ):
         place(odd, two_kinds())
 
 
@@ -103,7 +115,10 @@ def test_the_folder_starts_as_many_processes_on_a_node_as_the_plan_has_there(tmp
 def test_a_plan_of_another_trainer_is_written_with_a_warning() -> None:
     layout = dataclasses.replace(UNEQUAL, zero=1)
     made = mixed_bundle(export_of(layout, trainer="megatron"), "pytorch", PLAN)
-    assert "the plan was priced for trainer megatron" in made.warnings[0] and made.warnings[0][:30] in made.files["README.md"]
+    assert (
+        "the plan was priced for trainer megatron" in made.warnings[0]
+        and made.warnings[0][:30] in made.files["README.md"]
+    )
     assert not mixed_bundle(export_of(UNEQUAL), "pytorch", PLAN).warnings
 
 
@@ -131,7 +146,9 @@ def test_what_megatron_cannot_run_names_the_nearest_plan_that_it_can() -> None:
     with pytest.raises(PlannerError) as error:
         mixed_bundle(export_of(dataclasses.replace(UNEQUAL, zero=1), trainer="megatron"), "megatron", PLAN)
     text = str(error.value)
-    assert "pipelines with 3 different cuts" in text and "shares of 2 microbatches of 1, 3 microbatches of 2 and 4" in text
+    assert (
+        "pipelines with 3 different cuts" in text and "shares of 2 microbatches of 1, 3 microbatches of 2 and 4" in text
+    )
     assert "The nearest plan that it runs is 1 x [big tp 1: 4 layers, recompute full], 6 microbatches of 2" in text
 
 
@@ -164,7 +181,8 @@ def test_no_nearest_plan_where_replicas_do_not_divide_the_batch() -> None:
 
 def test_flagscale_meshes() -> None:
     layout = MixedLayout(
-        pipelines=(pipeline(stage("big", 12, 2), stage("big", 12, 2, recompute="full"), stage("small", 8, recompute="full", recompute_layers=3), m=8),),
+        pipelines=(pipeline(stage("big", 12, 2), stage("big", 12, 2, recompute="full"),
+                            stage("small", 8, recompute="full", recompute_layers=3), m=8),),
         zero=1,
     )  # fmt: skip
     mixed = export_of(layout, trainer="megatron", model="llama-8b")
@@ -178,7 +196,10 @@ def test_flagscale_meshes() -> None:
     data = yaml.safe_load(files["conf/train/plan.yaml"])
     assert data["system"]["pipeline_model_parallel_size"] == 3 and data["system"]["hetero"] == found
     assert "pipeline_model_parallel_layout" not in data["system"] and data["model"]["num_layers"] == 32
-    assert files["hostfile"].splitlines()[1:] == ["ADDRESS-OF-node-0 slots=4 type=big", "ADDRESS-OF-node-1 slots=1 type=small"]
+    assert files["hostfile"].splitlines()[1:] == [
+        "ADDRESS-OF-node-0 slots=4 type=big",
+        "ADDRESS-OF-node-1 slots=1 type=small",
+    ]
     assert "run.py" in files["run.sh"] and '[ "$NODE_RANK" = 0 ] || exit 0' in files["run.sh"]
 
 
@@ -193,7 +214,7 @@ def test_hexiscale_flags() -> None:
         pipelines=(pipeline(stage("big", 20, 2), stage("small", 12), m=8), pipeline(stage("big", 32, 2), m=8)), zero=2
     )  # fmt: skip
     found = words(export_of(layout, model="llama-2-7b"))
-    said = dict(zip(found, found[1:], strict=False))
+    said = dict(pairwise(found))
     assert said["--hetero_configs"] == "[[2, 1], [2]]" and said["--layer_partitions"] == "[[20, 12], [32]]"
     assert said["--pp_layouts"] == "[[[0, 1], [4]], [[2, 3]]]" and said["--model_size"] == "llama-7b"
     assert found[found.index("--chunks") : found.index("--accum-iter")] == ["--chunks", "8", "8"]
@@ -215,7 +236,13 @@ def test_sites_that_step_alone_as_torchft_jobs() -> None:
         assert f"global_batch_size={batch}" in made.files[f"{folder}/plan_config.py"]
         assert f"processes=({processes})" in made.files[f"{folder}/run.sh"]
     text = made.files["site-0/diloco_config.py"]
-    for line in ("group_size=2", "sync_steps=10", "num_fragments=2", "should_quantize=True", "semi_sync_method='diloco'"):
+    for line in (
+        "group_size=2",
+        "sync_steps=10",
+        "num_fragments=2",
+        "should_quantize=True",
+        "semi_sync_method='diloco'",
+    ):
         assert line in text
     assert "torchft_lighthouse --min_replicas 2" in made.files["README.md"]
 
@@ -223,8 +250,14 @@ def test_sites_that_step_alone_as_torchft_jobs() -> None:
 @pytest.mark.parametrize(
     ("layout", "sentence"),
     [
-        (dataclasses.replace(DILOCO, outer=Outer(method="diloco", every=10, bits=4)), "averages in 4 bits; torchft sends 32 or 8"),
-        (dataclasses.replace(DILOCO, outer=Outer(method="diloco", every=10, fragments=3)), "3 fragments must divide the 10 steps"),
+        (
+            dataclasses.replace(DILOCO, outer=Outer(method="diloco", every=10, bits=4)),
+            "averages in 4 bits; torchft sends 32 or 8",
+        ),
+        (
+            dataclasses.replace(DILOCO, outer=Outer(method="diloco", every=10, fragments=3)),
+            "3 fragments must divide the 10 steps",
+        ),
         (dataclasses.replace(DILOCO, outer=Outer(method="local_sgd", every=10, bits=8)), "use diloco"),
         (
             dataclasses.replace(DILOCO, pipelines=(pipeline(stage("big", 3), stage("small", 1), count=2),)),

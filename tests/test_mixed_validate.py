@@ -30,8 +30,8 @@ UNLIKE = MixedLayout(
     ),
     zero=2,
 )
-SIZES = {"num_layers": 8, "hidden_size": 1024, "num_heads": 8, "num_kv_heads": 8, "head_dim": 128, "ffn_size": 2816, "vocab_size": 8192,
-         "max_sequence_length": 2048}  # fmt: skip
+SIZES = {"num_layers": 8, "hidden_size": 1024, "num_heads": 8, "num_kv_heads": 8, "head_dim": 128, "ffn_size": 2816,
+         "vocab_size": 8192, "max_sequence_length": 2048}  # fmt: skip
 
 
 def plan_file(folder: Path, layout: MixedLayout, **more: Any) -> Path:
@@ -55,7 +55,9 @@ def test_unlike_stages_are_found_once_each() -> None:
     assert [one.layers for one in split.stages] == [(0, 1, 2, 3, 4), (5, 6, 7)]
     assert found[2].split.recompute == "full" and found[2].split.num_microbatches == 3
     for one in found:
-        assert sum(one.predicted[name] for name in one.predicted if name != "peak") == pytest.approx(one.predicted["peak"])
+        assert sum(one.predicted[name] for name in one.predicted if name != "peak") == pytest.approx(
+            one.predicted["peak"]
+        )
     same = MixedLayout(pipelines=(pipeline(stage("big", 4), m=2, count=2), pipeline(stage("big", 4), m=2)), zero=2)
     assert len(tasks_of(priced_plan(export_of(same).job, "torchtitan", same))[0]) == 1
 
@@ -65,14 +67,20 @@ def test_a_plan_of_megatron_is_run_as_torchtitans_and_that_is_said() -> None:
 
     layout = MixedLayout(pipelines=(pipeline(stage("big", 3), stage("small", 1)),), zero=1)
     _, changes, _ = tasks_of(priced_plan(export_of(layout, trainer="megatron").job, "megatron", layout))
-    assert changes == ["trainer torchtitan instead of megatron, whose memory the torch model has not", "zero 2 instead of 1"]
+    assert changes == [
+        "trainer torchtitan instead of megatron, whose memory the torch model has not",
+        "zero 2 instead of 1",
+    ]
 
 
 def test_what_cannot_be_validated_is_one_sentence(tmp_path: Path) -> None:
     path = plan_file(tmp_path, UNEQUAL)
     for words, sentence in (
         (["--rung", "full"], "--rung full runs ranks together, and a mixed plan has unlike ones on unlike GPUs"),
-        (["--rung", "rank"], "--rung rank needs a device of the plan, which has big and small, and this machine has none"),
+        (
+            ["--rung", "rank"],
+            "--rung rank needs a device of the plan, which has big and small, and this machine has none",
+        ),
         (["--top", "2"], "--top is of plans of one kind of GPU"),
     ):
         done = CliRunner().invoke(main, ["validate", str(path), "--device", "cpu", *words])
@@ -119,8 +127,10 @@ from tests.proofs.processor_time import Asked, profiled
 points = Asked(layout=Layout(num_microbatches=2)).points()
 made = profiled(points, [[flop(one) / 50e9 + moved_bytes(one) / 8e9 + 1e-5] for one in points], 1.0)
 path = Path(sys.argv[1]) / "here.yaml"
-path.write_text(yaml.safe_dump({name: value for name, value in made.to_dict().items() if name not in ("provenance", "measurements", "sources")}))
-cluster = ClusterFile(nodes=(NodeKind(kind="here", hardware=str(path), count=2, gpus=2), NodeKind(kind="away", hardware="l40s", count=1, gpus=2)))
+hidden = ("provenance", "measurements", "sources")
+path.write_text(yaml.safe_dump({name: value for name, value in made.to_dict().items() if name not in hidden}))
+here, away = NodeKind(kind="here", hardware=str(path), count=2, gpus=2), NodeKind(kind="away", hardware="l40s", count=1, gpus=2)
+cluster = ClusterFile(nodes=(here, away))
 layout = MixedLayout(pipelines=(pipeline(stage("here", 3), stage("away", 1), m=3), pipeline(stage("here", 4), m=2)), zero=2)
 work = Workload(model=ModelSpec(**TINY), sequence_length=16, global_batch_size=5, precision="fp32")
 plan = priced_plan(job_of(work, cluster, "torchtitan"), "torchtitan", layout)
@@ -136,10 +146,15 @@ def test_stages_of_this_device_are_run_alone(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rung"] == "rank" and [(one["kind"], one["layers"]) for one in found["stages"]] == [("here", 3), ("here", 4)]
+    assert found["rung"] == "rank" and [(one["kind"], one["layers"]) for one in found["stages"]] == [
+        ("here", 3),
+        ("here", 4),
+    ]
     assert any("stages on away: not this machine's device" in one for one in found["unchecked"])
     for one in found["stages"]:
-        assert {row["pass"] for row in one["passes"]} == {"F", "B"} and all(row["measured_s"] > 0 for row in one["passes"])
+        assert {row["pass"] for row in one["passes"]} == {"F", "B"} and all(
+            row["measured_s"] > 0 for row in one["passes"]
+        )
         assert next(row for row in one["memory"] if row["what"] == "peak")["measured_gib"] > 0
     first, second = found["stages"]
     assert first["passes"][0]["error"] is None, "its price has a send in it"

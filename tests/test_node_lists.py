@@ -44,7 +44,8 @@ def kube(name: str, product: str, gpus: int | str, **more: Any) -> dict[str, Any
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels | more.pop("labels", {})},
         "spec": more.pop("spec", {}),
         "status": {
-            "allocatable": {"cpu": "96", "nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": more.pop("ready", "True")}],
+            "allocatable": {"cpu": "96", "nvidia.com/gpu": str(gpus)},
+            "conditions": [{"type": "Ready", "status": more.pop("ready", "True")}],
         },
     }  # fmt: skip
 
@@ -76,7 +77,10 @@ def test_sinfo(tmp_path: Path) -> None:
     assert kinds(found) == [("a100-sxm-80gb", "a100-sxm-80gb", 2, 8, "here"), ("t4", "t4", 1, 4, "here")]
     assert found.hosts == {"a100-sxm-80gb": ("n001", "n002"), "t4": ("n003",)}
     assert "GPUs called a100 are taken as a100-sxm-80gb; --hardware a100=PROFILE says otherwise" in found.notes
-    assert "left out, as they take no job (drained): n004" in found.notes and "1 node without a GPU left out" in found.notes
+    assert (
+        "left out, as they take no job (drained): n004" in found.notes
+        and "1 node without a GPU left out" in found.notes
+    )
     assert kinds(made(tmp_path, SINFO, a100="a100-sxm-40gb"))[0][1] == "a100-sxm-40gb"
 
 
@@ -85,7 +89,12 @@ def test_scontrol_and_slurm_conf(tmp_path: Path) -> None:
     assert [one[1:4] for one in kinds(found)] == [("h100-sxm", 1, 8), ("v100-sxm2-32gb", 5, 4)]
     assert found.hosts["v100-sxm2-32gb"] == ("old05", "old06", "old07", "old08", "old10")
     assert "old1, old2, old3, old4" in " ".join(found.notes)
-    rows = {"nodes": [{"name": "x1", "gres": "gpu:h100:8(S:0-1)", "state": ["IDLE"]}, {"name": "x2", "gres": "gpu:h100:8", "state": ["DOWN", "DRAIN"]}]}
+    rows = {
+        "nodes": [
+            {"name": "x1", "gres": "gpu:h100:8(S:0-1)", "state": ["IDLE"]},
+            {"name": "x2", "gres": "gpu:h100:8", "state": ["DOWN", "DRAIN"]},
+        ]
+    }
     assert kinds(made(tmp_path, json.dumps(rows)))[0][1:4] == ("h100-sxm", 1, 8)
 
 
@@ -93,7 +102,8 @@ def test_scontrol_and_slurm_conf(tmp_path: Path) -> None:
 def test_kubernetes(tmp_path: Path, form: Any) -> None:
     found = made(tmp_path, form(KUBE))
     assert kinds(found) == [
-        ("a100-sxm-80gb", "a100-sxm-80gb", 2, 8, "us-east1-b"), ("t4", "t4", 1, 4, "us-west1-a"), ("t4 spot", "t4", 1, 4, "us-west1-a"),
+        ("a100-sxm-80gb", "a100-sxm-80gb", 2, 8, "us-east1-b"), ("t4", "t4", 1, 4, "us-west1-a"),
+        ("t4 spot", "t4", 1, 4, "us-west1-a"),
     ]  # fmt: skip
     assert [one.spot for one in found.cluster.nodes] == [False, False, True]
     assert any("cordoned and not ready" in one and "e, f" in one for one in found.notes)
@@ -141,7 +151,9 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path, text: str, 
         made(tmp_path, text)
 
 
-@pytest.mark.parametrize("data", [{"items": KUBE["items"][:1]}, {"nodes": [{"name": "x1", "gres": "gpu:h100:8", "state": ["IDLE"]}]}])
+@pytest.mark.parametrize(
+    "data", [{"items": KUBE["items"][:1]}, {"nodes": [{"name": "x1", "gres": "gpu:h100:8", "state": ["IDLE"]}]}]
+)
 def test_hostile_texts_give_a_sentence_or_a_harmless_file(tmp_path: Path, monkeypatch: Any, data: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for place, _ in texts(data):
@@ -184,7 +196,15 @@ def cluster(tmp_path: Path) -> Path:
 def test_a_cluster_file_is_shown_with_its_drawing(cluster: Path) -> None:
     done = CliRunner().invoke(main, ["hardware", "show", str(cluster)])
     assert done.exit_code == 0, done.output
-    for text in ("16 nodes, 80 GPUs, 2 sites", "us-east", "node-5", "1.4 times as long", "... 6 more", "0.02 USD/GB", "1 spare node"):
+    for text in (
+        "16 nodes, 80 GPUs, 2 sites",
+        "us-east",
+        "node-5",
+        "1.4 times as long",
+        "... 6 more",
+        "0.02 USD/GB",
+        "1 spare node",
+    ):
         assert text in done.output
     assert done.output.count("■") == 4 * 8 + 6 * 4
     data = json.loads(CliRunner().invoke(main, ["hardware", "show", str(cluster), "--json"]).stdout)

@@ -29,7 +29,8 @@ def test_kinds_are_runs_of_their_own() -> None:
     from planner.lab.profile.kinds import kinds_of, own_place, profile_of_kind
 
     everyone = here(
-        ("a", 0, "NVIDIA A100-SXM4-80GB"), ("a", 0, "NVIDIA A100-SXM4-80GB"), ("b", 1, "Tesla T4"), ("c", 2, "NVIDIA A100-SXM4-80GB"),
+        ("a", 0, "NVIDIA A100-SXM4-80GB"), ("a", 0, "NVIDIA A100-SXM4-80GB"), ("b", 1, "Tesla T4"),
+        ("c", 2, "NVIDIA A100-SXM4-80GB"),
         ("c", 2, "NVIDIA A100-SXM4-80GB"),
     )  # fmt: skip
     kinds = kinds_of(everyone)
@@ -66,7 +67,10 @@ def test_a_profile_of_two_kinds_is_a_cluster_file(tmp_path: Path) -> None:
     assert said[1] is None and said[2] is None and isinstance(said[0], tuple), said
     cluster = read_cluster(output)
     assert cluster.to_dict() == said[0][0]
-    assert [(one.kind, one.count, one.gpus_per_node) for one in cluster.nodes] == [("intel-fast-1", 1, 2), ("intel-slow-2", 1, 1)]
+    assert [(one.kind, one.count, one.gpus_per_node) for one in cluster.nodes] == [
+        ("intel-fast-1", 1, 2),
+        ("intel-slow-2", 1, 1),
+    ]
     for one in cluster.nodes:
         assert one.profile.device in names and one.profile.measured["gemm"].startswith("measured")
     assert cluster.nodes[0].profile.measured["scale_up"] == "measured"

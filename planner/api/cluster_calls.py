@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from planner.questions.hardware.node_lists import ReadCluster
 
-__all__ = ["cluster_of_nodes", "show_cluster"]
+__all__ = ["cluster_of_nodes"]
 
 
 def is_cluster_file(name: File) -> bool:
@@ -51,18 +51,18 @@ def plot_cluster(name: File, picture: Path) -> None:
 
 
 def cluster_of_nodes(
-    file: File, *, hardware: Mapping[str, str] | None = None, output: File | None = None
+    file: File, *, hardware: Mapping[str, str] | Sequence[str] = (), output: File | None = None
 ) -> Answer[ReadCluster]:
     """The cluster file of a node list: ``sinfo``, ``scontrol show nodes`` or ``kubectl get nodes -o json``.
 
-    ``hardware``: profile by the list's word for a GPU, or under "" of nodes that do not say theirs. ``output``: where it is written.
-    Raises PlannerError.
+    ``hardware``: profile by the list's word for a GPU, under "" of nodes that do not say theirs; or texts like 'a100=PROFILE'.
+    ``output``: where it is written. Raises PlannerError.
     """
     from planner.library import write_whole
     from planner.questions.hardware.cluster_show import print_cluster, shown_cluster
-    from planner.questions.hardware.node_lists import cluster_of
+    from planner.questions.hardware.node_lists import cluster_of, given_hardware
 
-    read = cluster_of(Path(file), hardware)
+    read = cluster_of(Path(file), hardware if isinstance(hardware, Mapping) else given_hardware(hardware))
     if output is not None:
         write_whole(Path(output), read.text())
 

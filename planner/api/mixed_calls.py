@@ -43,7 +43,8 @@ class MixedPlan(Result):
         self.file.save(Path(path))
 
     def export(self, trainer: str, folder: File, *, force: bool = False) -> MixedExported:
-        """Write the plan as a folder that a trainer runs. Raises PlannerError where it cannot run it, naming the nearest plan that it can.
+        """Write the plan as a folder that a trainer runs. Raises PlannerError where it cannot run it, naming the nearest plan
+        that it can.
 
         ``force`` replaces a folder that is not empty.
         """
@@ -185,7 +186,10 @@ class MixedValidation(Result):
         console.print(f"level {self.found['rung']}: every unlike stage of the plan, as one of its ranks runs it")
         for change in self.found["changes"]:
             console.print(f"changed to compare: {change}", markup=False)
-        headings = ("stage", "kind", ">layers", ">tp", "recompute", "~predicted, GiB", "~measured, GiB", "~error", "passes, predicted / measured")
+        headings = (
+            "stage", "kind", ">layers", ">tp", "recompute", "~predicted, GiB", "~measured, GiB", "~error",
+            "passes, predicted / measured",
+        )  # fmt: skip
         console.print(table(*headings, rows=lines(self.found)))
         for one in self.found["unchecked"]:
             console.print(f"not checked here: {one}", markup=False)
@@ -198,7 +202,8 @@ class MixedValidation(Result):
 
 
 def validate_mixed(
-    plan: MixedPlan | File, *, rung: str = "auto", device: str | None = None, steps: int = 5, warmup: int = 2, progress: Progress = silent
+    plan: MixedPlan | File, *, rung: str = "auto", device: str | None = None, steps: int = 5, warmup: int = 2,
+    progress: Progress = silent,
 ) -> MixedValidation:  # fmt: skip
     """Run every unlike stage of a mixed plan alone, on fake tensors or on this machine's device, and compare it with its price.
 

@@ -172,7 +172,9 @@ def export(
         return
     if api.is_mixed_plan(file):
         if launcher != "torchrun" or cluster is not None:
-            raise click.UsageError("--launcher: run.sh of a mixed plan starts on each node by hand, or by srun with one task a node")
+            raise click.UsageError(
+                "--launcher and --cluster: run.sh of a mixed plan starts on each node by hand, or by srun with one task a node"
+            )
         written: Any = api.load_mixed(file).export(to, output, force=force)
     else:
         written = api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)

@@ -42,7 +42,12 @@ def world_of(plan: dict[str, Any]) -> int:
 
 def serial(plan: dict[str, Any]) -> dict[str, Any]:
     """The same job on one rank: one replica of one stage that takes the whole batch a sequence at a time."""
-    stage = {"layers": list(range(plan["model"]["num_layers"])), "ranks": [0], "recompute": "none", "recompute_layers": 0}
+    stage = {
+        "layers": list(range(plan["model"]["num_layers"])),
+        "ranks": [0],
+        "recompute": "none",
+        "recompute_layers": 0,
+    }
     share = {"micro_batch_size": 1, "num_microbatches": plan["global_batch_size"], "loss_scale": 1.0, "first_row": 0}
     return plan | {"tp": 1, "zero": 0, "replicas": [share | {"stages": [stage]}]}
 
@@ -76,18 +81,27 @@ def largest_difference(folder: str, **changed: Any) -> dict[str, Any]:
     worst, seen = 0.0, set()
     for one in ranks:
         for name, grad in one["gradients"].items():
-            mine, theirs = torch.tensor(grad, dtype=torch.float64), torch.tensor(whole["gradients"][name], dtype=torch.float64)
+            mine, theirs = (
+                torch.tensor(grad, dtype=torch.float64),
+                torch.tensor(whole["gradients"][name], dtype=torch.float64),
+            )
             worst = max(worst, float((mine - theirs).abs().max() / theirs.abs().max()))
             seen.add(name)
     missing = sorted(set(whole["gradients"]) - seen)
-    return {"loss": abs(ranks[0]["loss"] / whole["loss"] - 1.0), "gradient": worst, "weights": len(seen), "missing": missing}
+    return {
+        "loss": abs(ranks[0]["loss"] / whole["loss"] - 1.0),
+        "gradient": worst,
+        "weights": len(seen),
+        "missing": missing,
+    }
 
 
 # ------------------------------------------------------------------------------------------------ times
 
 
 def asleep(script: Any, seconds: dict[str, tuple[float, float]]) -> None:
-    """Layers of the script's model sleep: forward and backward seconds by kind of the stage that holds them, and compute nothing."""
+    """Layers of the script's model sleep: forward and backward seconds by kind of the stage that holds them, and compute
+    nothing."""
 
     class Layer(nn.Module):
         def __init__(self, model: dict[str, Any], recompute: str) -> None:

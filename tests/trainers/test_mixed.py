@@ -31,8 +31,10 @@ def installed(name: str) -> None:
 
 CUTS = [
     LLAMA_CUT,
-    dataclasses.replace(LLAMA_CUT, pipelines=(pipeline(stage("big", 25, 2, recompute="full"), stage("small", 7, 2, recompute="full"), m=16, count=2),)),
-    MixedLayout(pipelines=(pipeline(stage("big", 10), stage("big", 12), stage("small", 6), stage("small", 4), m=8, count=2),), zero=1),
+    MixedLayout(zero=1, pipelines=(
+        pipeline(stage("big", 25, 2, recompute="full"), stage("small", 7, 2, recompute="full"), m=16, count=2),)),
+    MixedLayout(zero=1, pipelines=(
+        pipeline(stage("big", 10), stage("big", 12), stage("small", 6), stage("small", 4), m=8, count=2),)),
     MixedLayout(pipelines=(pipeline(stage("small", 0, 2), stage("big", 32, 2), m=8, count=1),), zero=1),
 ]  # fmt: skip
 
@@ -72,11 +74,13 @@ def test_sites_are_parsed_as_torchft_trainers(tmp_path: Path) -> None:
     write_bundle(mixed_bundle(export_of(DILOCO, SITES), "torchtitan", PLAN), tmp_path / "run")
     for number, batch in enumerate((8, 4)):
         folder = tmp_path / "run" / f"site-{number}"
-        path = os.pathsep.join([str(folder), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [str(folder), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        )
         for config in ("plan", "smoke"):
             done = subprocess.run(
-                [sys.executable, "-c", PARSE, config], cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-                timeout=240, check=False,
+                [sys.executable, "-c", PARSE, config], cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+                text=True, timeout=240, check=False,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr[-3000:]
             words = done.stdout.split()[-11:]

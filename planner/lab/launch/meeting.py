@@ -33,7 +33,8 @@ OPEN_FILES = 256
 
 
 class UnlikeRanksError(PlannerError):
-    """The ranks have different devices. Whoever can do with that finds all of them here, and the store, whose server rank 0 holds."""
+    """The ranks have different devices. Whoever can do with that finds all of them here, and the store, whose server rank 0
+    holds."""
 
     def __init__(self, sentence: str, everyone: list[dict[str, Any]], store: Any) -> None:
         super().__init__(sentence)

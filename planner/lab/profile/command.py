@@ -272,7 +272,8 @@ def _print_kinds(cluster: ClusterFile, output: str, as_json: bool) -> None:
         return
     out = console()
     for one in cluster.nodes:
-        out.print(f"{one.kind}: {units.plural(one.count, 'node')} of {one.gpus}, profile {one.hardware}", soft_wrap=True, markup=False)
+        nodes = units.plural(one.count, "node")
+        out.print(f"{one.kind}: {nodes} of {one.gpus}, profile {one.hardware}", soft_wrap=True, markup=False)
     for link in cluster.links:
         rate = f"{link.bandwidth / units.GIGA:.4g} GB/s a node, {units.format_seconds(link.latency)}"
         out.print(f"{' to '.join(link.between)}: {rate}", soft_wrap=True, markup=False)

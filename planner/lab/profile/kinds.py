@@ -1,4 +1,5 @@
-"""Ranks on different devices: each kind is profiled by itself, the links between kinds are measured, a cluster file joins them (torch).
+"""Ranks on different devices: each kind is profiled by itself, the links between kinds are measured, a cluster file joins them
+(torch).
 
 All ranks meet first and find that their devices differ; then those of one kind meet again, as a run of their own on the same store,
 and do what ``worker.work`` does. Kinds do not share nodes, so they measure at the same time.
@@ -55,7 +56,8 @@ class Kind:
 
 
 def kinds_of(everyone: Sequence[Mapping[str, Any]]) -> list[Kind]:
-    """The kinds in the order of their first ranks. Raises PlannerError where a node has two, or nodes of a kind unequal numbers of ranks."""
+    """The kinds in the order of their first ranks. Raises PlannerError where a node has two, or nodes of a kind unequal
+    numbers of ranks."""
     found, names = list[Kind](), set[str]()
     for device in dict.fromkeys(one["name"] for one in everyone):
         ranks = tuple(rank for rank, one in enumerate(everyone) if one["name"] == device)
@@ -63,12 +65,16 @@ def kinds_of(everyone: Sequence[Mapping[str, Any]]) -> list[Kind]:
         mixed = [one["host"] for one in everyone if one["node"] in nodes and one["name"] != device]
         if mixed:
             raise PlannerError(
-                f"{mixed[0]} has {device} and other devices, and a node of a cluster file has one kind; choose with CUDA_VISIBLE_DEVICES, "
-                "and profile the kinds one after the other"
+                f"{mixed[0]} has {device} and other devices, and a node of a cluster file has one kind; choose with "
+                "CUDA_VISIBLE_DEVICES, and profile the kinds one after the other"
             )
         if len({nodes.count(one) for one in nodes}) > 1:
             raise PlannerError(f"the nodes with {device} have different numbers of ranks; start as many on each")
-        name = detect.profile_of(device) or "-".join("".join(sign if sign.isalnum() else " " for sign in device).lower().split()) or "device"
+        name = (
+            detect.profile_of(device)
+            or "-".join("".join(sign if sign.isalnum() else " " for sign in device).lower().split())
+            or "device"
+        )
         while name in names:
             name = f"{name}-2"
         names.add(name)
@@ -109,7 +115,9 @@ def work_by_kind(
     if place.rank:
         return None
     cluster = joined(settings.output, kinds, links)
-    text = "# Kinds of nodes as plan profile found them, each with its profile, and the links between them as measured.\n"
+    text = (
+        "# Kinds of nodes as plan profile found them, each with its profile, and the links between them as measured.\n"
+    )
     library.write_whole(Path(settings.output), text + library.dump_yaml(cluster.to_dict()))
     return cluster
 
@@ -118,10 +126,12 @@ def joined(output: str, kinds: Sequence[Kind], links: Mapping[tuple[str, str], t
     """The cluster file: a kind per device, a link per pair with what one node of each reaches."""
     return ClusterFile(
         nodes=tuple(
-            NodeKind(kind=one.name, hardware=profile_of_kind(output, one.name), count=one.nodes, gpus=one.local) for one in kinds
+            NodeKind(kind=one.name, hardware=profile_of_kind(output, one.name), count=one.nodes, gpus=one.local)
+            for one in kinds
         ),
         links=tuple(
-            Link(between=pair, bandwidth=rate, latency=latency, per_node=True) for pair, (rate, latency) in links.items()
+            Link(between=pair, bandwidth=rate, latency=latency, per_node=True)
+            for pair, (rate, latency) in links.items()
         ),
     )
 
@@ -148,7 +158,9 @@ def measure_links(
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0][:200]
         names = listed([one.name for one in kinds], "and")
-        raise PlannerError(f"the links between {names} could not be measured ({reason}); the profiles are written") from error
+        raise PlannerError(
+            f"the links between {names} could not be measured ({reason}); the profiles are written"
+        ) from error
     finally:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()

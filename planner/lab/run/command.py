@@ -55,7 +55,8 @@ def validate(
     flight, or Poisson arrivals), streamed; TTFT, TPOT and throughput as vllm bench serve defines them are compared with the
     prediction. Ctrl-C ends the run and keeps what was measured.
 
-    Of a mixed plan every unlike stage is run as one of its ranks would: rung `meta`, or rung `rank` where its kind is this machine's
+    Of a mixed plan every unlike stage is run as one of its ranks would: rung `meta`, or rung `rank` where its kind is this
+    machine's
     device. What lies between the ranks is said to be unchecked.
 
     Rung `full` runs the plan on all its ranks: on the GPUs of this machine, under torchrun or srun on many machines
@@ -70,10 +71,8 @@ def validate(
     Examples:
       plan --model llama-70b --gpus 64 --trainer torchtitan --output plan.yaml
       plan validate plan.yaml --rung meta
-      plan validate plan.yaml --rung meta --rank 63 --output validation.yaml
-      plan validate plan.yaml --rung rank --rank 0 --rank 63
+      plan validate mixed.yaml --rung meta
       plan validate plan.yaml --print-commands --nodes 8
-      plan validate plan.yaml --steps 10 --output validation.yaml
       plan validate plan.yaml --trainer megatron --steps 10 --output validation.yaml
       plan validate plan.yaml --trainer torchtitan --trainer-log slurm-1234.log --output validation.yaml
       plan validate plan.yaml --top 3 --output finalists.yaml
@@ -116,7 +115,8 @@ def _validate_mixed(
 
     for name in ("trainer", "trainer_log", "top", "finalist", "trace", "rank"):
         if flags.get(name):
-            raise click.UsageError(f"--{name.replace('_', '-')} is of plans of one kind of GPU; a mixed plan is validated stage by stage")
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is of plans of one kind of GPU; a mixed plan is validated stage by stage")
     with progress("stages") as say:
         found = validate_mixed(file, rung=rung, device=device, steps=flags["steps"], warmup=flags["warmup"], progress=say)
     if output is not None:

@@ -1,8 +1,11 @@
 """Stages of a mixed plan validated one by one: each as its rank would run it, on fake tensors or alone on this device.
 
-A mixed plan has as many kinds of ranks as it has unlike stages. Level meta builds the modules, the optimizer and one step of each on fake
-tensors, at full size, and compares memory; level rank runs those stages for real, alone, whose kind is the device of this machine, and
-compares memory and the passes of a microbatch. What lies between ranks (sends over mixed links, gradients of unequal shares, replicas
+A mixed plan has as many kinds of ranks as it has unlike stages. Level meta builds the modules, the optimizer and one step of
+each on fake
+tensors, at full size, and compares memory; level rank runs those stages for real, alone, whose kind is the device of this
+machine, and
+compares memory and the passes of a microbatch. What lies between ranks (sends over mixed links, gradients of unequal shares,
+replicas
 that wait) is priced and not run here.
 """
 
@@ -63,10 +66,14 @@ def tasks_of(plan: MixedPlan) -> tuple[list[StageTask], list[str], list[str]]:
     estimate = estimate_mixed(job, layout)
     for number, pipeline in enumerate(layout.pipelines):
         if len({stage.tp for stage in pipeline.stages}) > 1:
-            unchecked.append(f"pipeline {number}: activations between stages of unlike tp are split again, which is not run here")
+            unchecked.append(
+                f"pipeline {number}: activations between stages of unlike tp are split again, which is not run here"
+            )
         for position, stage in enumerate(pipeline.stages):
             if stage.recompute_layers:
-                unchecked.append(f"pipeline {number}, stage {position}: recompute of {stage.recompute_layers} of its {stage.layers} layers")
+                unchecked.append(
+                    f"pipeline {number}, stage {position}: recompute of {stage.recompute_layers} of its {stage.layers} layers"
+                )
                 continue
             task = _stage_task(job, layout, (number, position), estimate.pipelines[number].stages[position])
             if (key := str((task.kind, task.split, task.rank))) not in seen:
@@ -123,19 +130,25 @@ def validate_stages(
     """
     if rung not in RUNGS:
         raise PlannerError(
-            f"--rung {rung} runs ranks together, and a mixed plan has unlike ones on unlike GPUs: known here are {listed(RUNGS)}; the "
-            "whole plan runs as its export ('plan export --to pytorch')"
+            f"--rung {rung} runs ranks together, and a mixed plan has unlike ones on unlike GPUs: known here are {listed(RUNGS)}; "
+            "the whole plan runs as its export ('plan export --to pytorch')"
         )
     need_torch()
     tasks, changes, unchecked = tasks_of(plan)
     here = _kinds_here(plan, device)
     if rung == "rank" and not here:
         kinds = listed(sorted({one.kind for one in tasks}), "and")
-        raise PlannerError(f"--rung rank needs a device of the plan, which has {kinds}, and this machine has none; use --rung meta")
+        raise PlannerError(
+            f"--rung rank needs a device of the plan, which has {kinds}, and this machine has none; use --rung meta"
+        )
     chosen = "rank" if here and rung != "meta" else "meta"
     if chosen == "rank":
         away = sorted({one.kind for one in tasks} - set(here))
-        unchecked += [f"stages on {listed(away, 'and')}: not this machine's device; run this command there, or with --rung meta"] if away else []
+        unchecked += (
+            [f"stages on {listed(away, 'and')}: not this machine's device; run this command there, or with --rung meta"]
+            if away
+            else []
+        )
         tasks = [one for one in tasks if one.kind in here]
     rows = [_alone(one, here[one.kind], steps, say) if chosen == "rank" else _tracked(one, limit, say) for one in tasks]
     return {
@@ -165,7 +178,10 @@ def _row(task: StageTask) -> dict[str, Any]:
 
 def _memory(task: StageTask, parts: Mapping[str, float], total: float) -> list[dict[str, Any]]:
     """At the peak on both sides; the parts sum to it."""
-    rows = [memory_row(name, task.predicted[name], float(parts.get(name, 0.0))) | {"bound": None, "inside": None} for name in NAMES.values()]
+    rows = [
+        memory_row(name, task.predicted[name], float(parts.get(name, 0.0))) | {"bound": None, "inside": None}
+        for name in NAMES.values()
+    ]
     return [*rows, memory_row("peak", task.predicted["peak"], total)]
 
 
@@ -194,7 +210,9 @@ def _alone(task: StageTask, device: str, steps: tuple[int, int], say: Callable[[
         return {**row, "failure": found.failure if found is not None else gone[0].failure(0)}
     row["parameters"] = found.memory.parameters
     row["memory"] = _memory(task, found.memory.most.parts, found.memory.most.total)
-    alike = task.split.tp * task.split.cp * task.split.ep * task.split.pp == 1  # nothing but computation is in the price
+    alike = (
+        task.split.tp * task.split.cp * task.split.ep * task.split.pp == 1
+    )  # nothing but computation is in the price
     for kind, predicted in (("F", task.forward), ("B", task.backward)):
         measured = found.seen().passes.get((kind, task.number))
         if measured is not None:
@@ -205,10 +223,13 @@ def _alone(task: StageTask, device: str, steps: tuple[int, int], say: Callable[[
 
 def lines(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Cells of the table: a row per stage."""
-    rows = []
+    rows = list[tuple[str, ...]]()
     for one in found["stages"]:
         peak = next((row for row in one["memory"] if row["what"] == "peak"), None)
-        times = [f"{row['pass']} {format_seconds(row['predicted_s'])} / {format_seconds(row['measured_s'])}" for row in one["passes"]]
+        times = [
+            f"{row['pass']} {format_seconds(row['predicted_s'])} / {format_seconds(row['measured_s'])}"
+            for row in one["passes"]
+        ]
         rows.append((
             f"{one['pipeline']}.{one['stage']}", one["kind"], str(one["layers"]), str(one["tp"]), one["recompute"],
             "-" if peak is None else f"{peak['predicted_gib']:.2f}", "-" if peak is None else f"{peak['measured_gib']:.2f}",

@@ -28,13 +28,16 @@ def cut_job(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> CutJob:
     first = mixed.layout.pipelines[0]
     alike = mixed.alike(first, mixed.layout.replicas)
     plan = replace(alike.plan, layout=alike.plan.layout.replace(order=int(order)))
-    return CutJob(plan=plan, cluster=alike.cluster, trainer=alike.trainer, cut=tuple(one.layers for one in first.stages))
+    return CutJob(
+        plan=plan, cluster=alike.cluster, trainer=alike.trainer, cut=tuple(one.layers for one in first.stages)
+    )
 
 
 def in_order(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> Placement:
     """The placement with nodes and ranks in the order of a trainer that knows one kind of GPU.
 
-    Ranks count tensor and context parallel ones first, then replicas and stages, or stages and replicas. Raises PlannerError where a
+    Ranks count tensor and context parallel ones first, then replicas and stages, or stages and replicas. Raises PlannerError
+    where a
     node would hold ranks that do not follow each other.
     """
     wrong = PlannerError("")
@@ -52,15 +55,18 @@ def _renumbered(placement: Placement, order: int) -> Placement:
         key=lambda one: (one.stage, one.replica) if order == Order.TP_CP_EP_DP_PP else (one.replica, one.stage),
     )
     ranks = [rank for one in stages for rank in one.ranks]
-    found = list[UsedNode]()
+    holds = {rank: one for one in placement.nodes for rank in range(one.first_rank, one.first_rank + one.gpus)}
+    found, seen = list[UsedNode](), set[str]()
     for rank in ranks:
-        node = next(one for one in placement.nodes if one.first_rank <= rank < one.first_rank + one.gpus)
+        node = holds[rank]
         if not found or found[-1] is not node:
-            if any(one is node for one in found):
+            if node.name in seen:
                 raise PlannerError(
-                    f"{node.name} ({node.kind}) would hold ranks that do not follow each other; give the stages of a kind whole nodes"
+                    f"{node.name} ({node.kind}) would hold ranks that do not follow each other; give the stages of a kind whole "
+                    "nodes"
                 )
             found.append(node)
+            seen.add(node.name)
     starts = [sum(one.gpus for one in found[:number]) for number in range(len(found))]
     now = {rank: number for number, rank in enumerate(ranks)}
     return Placement(

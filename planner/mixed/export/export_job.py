@@ -40,7 +40,8 @@ class MixedExport:
         return place(self.layout, self.cluster)
 
     def alike(self, pipeline: Pipeline, replicas: int) -> ExportJob:
-        """The job as GPUs of one kind run it: degrees and recompute of the first stage, so many replicas like ``pipeline``, an even cut.
+        """The job as GPUs of one kind run it: degrees and recompute of the first stage, so many replicas like ``pipeline``, an
+        even cut.
 
         For the words that follow from model, precision, optimizer and degrees; no price stands in it.
         """

@@ -1,7 +1,8 @@
 """FlagScale: process meshes of unlike chips on Megatron Core, as the two YAML files of its runner.
 
 Read in flagos-ai/FlagScale, commit 16a2dd5b: flagscale/train/arguments.py (FSTrainArguments.pre_validate_args), the patch of
-megatron/training/arguments.py, flagscale/runner/utils.py (flatten_dict_to_args), flagscale/runner/runner_train.py (device types of the
+megatron/training/arguments.py, flagscale/runner/utils.py (flatten_dict_to_args), flagscale/runner/runner_train.py (device
+types of the
 hostfile), flagscale/train/hetero/parallel_context.py (RankMapper).
 """
 
@@ -24,7 +25,8 @@ SOURCE = "flagos-ai/FlagScale 16a2dd5b"
 MODEL = ("Model", "Constants of the model", "Attention", "Experts", "Batch")
 """Groups of Megatron's arguments that stand in its section ``model``; the others in ``system``."""
 REPLACED = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "pipeline-model-parallel-layout", "context-parallel-size",
-            "expert-model-parallel-size", "recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules")  # fmt: skip
+            "expert-model-parallel-size", "recompute-granularity", "recompute-method", "recompute-num-layers",
+            "recompute-modules")  # fmt: skip
 """Arguments that the meshes say."""
 
 
@@ -36,7 +38,10 @@ def device_type(kind: str) -> str:
 def meshes(mixed: MixedExport) -> list[tuple[Stage, int]]:
     """Neighbouring stages of one kind and one tp: the first of them, and how many they are."""
     stages = mixed.layout.pipelines[0].stages
-    return [(same[0], len(same)) for same in (list(one) for _, one in groupby(stages, key=lambda stage: (stage.kind, stage.tp)))]
+    return [
+        (same[0], len(same))
+        for same in (list(one) for _, one in groupby(stages, key=lambda stage: (stage.kind, stage.tp)))
+    ]
 
 
 def refusals(mixed: MixedExport) -> list[str]:
@@ -45,15 +50,21 @@ def refusals(mixed: MixedExport) -> list[str]:
     order = [stage.kind for stage, _ in meshes(mixed)]
     runs = [kind for kind, _ in groupby(order)]
     if twice := sorted({kind for kind in runs if runs.count(kind) > 1}):
-        found.append(f"{twice[0]} stands in two places of the pipeline, and its ranks are sorted by kind; put its stages side by side")
+        found.append(
+            f"{twice[0]} stands in two places of the pipeline, and its ranks are sorted by kind; put its stages side by side"
+        )
     first, *_, last = mixed.layout.pipelines[0].stages * 2
     if mixed.workload.model.tied_embeddings and first.tp != last.tp:
-        found.append(f"tied embeddings with tp {first.tp} in the first and {last.tp} in the last stage, which must be equal")
+        found.append(
+            f"tied embeddings with tp {first.tp} in the first and {last.tp} in the last stage, which must be equal"
+        )
     if mixed.workload.model.is_moe and len({stage.tp for stage, _ in meshes(mixed)}) > 1:
         found.append("experts with tp that differs between meshes, for which the plan has one expert parallel degree")
     empty = [stage.kind for stage in mixed.layout.pipelines[0].stages if not stage.layers]
     if empty:
-        found.append(f"a stage of {listed(empty, 'and')} without layers (standalone stages are not supported with meshes)")
+        found.append(
+            f"a stage of {listed(empty, 'and')} without layers (standalone stages are not supported with meshes)"
+        )
     return found
 
 
@@ -75,7 +86,9 @@ def recompute(mixed: MixedExport) -> dict[str, Any]:
     if all(stage.recompute == "none" for stage in pipeline.stages):
         return {}
     full = [int(stage.recompute == "full") for stage in pipeline.stages]
-    numbers = [flag * (stage.recompute_layers or stage.layers) for flag, stage in zip(full, pipeline.stages, strict=True)]
+    numbers = [
+        flag * (stage.recompute_layers or stage.layers) for flag, stage in zip(full, pipeline.stages, strict=True)
+    ]
     m = pipeline.num_microbatches
     return {
         "recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": max(numbers),
@@ -94,7 +107,9 @@ def train_settings(mixed: MixedExport) -> dict[str, Any]:
         for flag, *values in flags:
             name = flag.removeprefix("--")
             if name not in REPLACED:
-                section[name.replace("-", "_")] = True if not values else _typed(values[0]) if len(values) == 1 else [*values]
+                section[name.replace("-", "_")] = (
+                    True if not values else _typed(values[0]) if len(values) == 1 else [*values]
+                )
     pipeline = mixed.layout.pipelines[0]
     sections["system"] |= {
         "tensor_model_parallel_size": pipeline.stages[0].tp, "pipeline_model_parallel_size": len(pipeline.stages),
@@ -147,11 +162,12 @@ def render(mixed: MixedExport) -> Rendered:
         },
         notes=(
             "Meshes are [tp, cp, ep, dp, pp]; ranks are sorted by device type in the order of hetero_device_types [RankMapper].",
-            "The options were read in one commit and not run here; FlagScale's Megatron-LM is older than the one the plan was priced for.",
+            "The options were read in one commit; FlagScale's Megatron-LM is older than the one the plan was priced for.",
             "Chips of different vendors need FlagCX, or hetero_use_cpu_communication: true, which the plan was not priced with.",
         ),
         install=(
-            "git clone https://github.com/flagos-ai/FlagScale && git -C FlagScale checkout 16a2dd5b && export FLAGSCALE=$PWD/FlagScale",
+            "git clone https://github.com/flagos-ai/FlagScale && git -C FlagScale checkout 16a2dd5b",
+            "export FLAGSCALE=$PWD/FlagScale",
             "python FlagScale/tools/patch/unpatch.py --backend Megatron-LM",
         ),
     )  # fmt: skip

@@ -8,13 +8,19 @@ averaged without a weight, so shares must be equal.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from planner.mixed.export.export_job import MixedExport
 from planner.trainers.bundle.quoting import shell_command
 from planner.trainers.bundle.target import Rendered, Setting
 
 SOURCE = "Relaxed-System-Lab/FlashFlex 5ee1726b"
-SIZES = {"llama-7b": (4096, 32, 11008), "llama-13b": (5120, 40, 13824), "llama-30b": (6656, 52, 17920), "llama-70b": (8192, 64, 28672)}
+SIZES = {
+    "llama-7b": (4096, 32, 11008),
+    "llama-13b": (5120, 40, 13824),
+    "llama-30b": (6656, 52, 17920),
+    "llama-70b": (8192, 64, 28672),
+}
 """Of --model_size: hidden size, heads, MLP width; layers are a flag of their own."""
 LENGTH = 4096
 """Tokens of a sequence: update_args sets them, whatever --seq_length says."""
@@ -53,7 +59,7 @@ def words(mixed: MixedExport) -> list[str]:
     layout, work = mixed.layout, mixed.workload
     replicas = [one for one in layout.pipelines for _ in range(one.count)]
     places = [[list(stage.ranks) for stage in mixed.placement.of_replica(number)] for number in range(layout.replicas)]
-    flags = {
+    flags: dict[str, list[Any]] = {
         "--model_size": [_size(mixed)], "--total-layer-num": [work.model.num_layers], "--mixed_precision": [work.precision],
         "--hetero_configs": [json.dumps([[stage.tp for stage in one.stages] for one in replicas])],
         "--layer_partitions": [json.dumps([[stage.layers for stage in one.stages] for one in replicas])],
@@ -72,8 +78,15 @@ def words(mixed: MixedExport) -> list[str]:
 
 def render(mixed: MixedExport) -> Rendered:
     """One script around the flags."""
-    lines = ["# shellcheck shell=bash disable=SC2034", "# Flags of HexiScale's llama_train.py, sourced by run.sh.", "ARGUMENTS=("]
-    files = {"arguments.sh": "\n".join([*lines, "    " + shell_command(words(mixed)).replace(" \\\n    ", "\n    "), ")"]) + "\n"}
+    lines = [
+        "# shellcheck shell=bash disable=SC2034",
+        "# Flags of HexiScale's llama_train.py, sourced by run.sh.",
+        "ARGUMENTS=(",
+    ]
+    files = {
+        "arguments.sh": "\n".join([*lines, "    " + shell_command(words(mixed)).replace(" \\\n    ", "\n    "), ")"])
+        + "\n"
+    }
     return Rendered(
         files=files, entry=("$HEXISCALE/llama_train.py", "${ARGUMENTS[@]}", "--run-iter", "$STEPS"),
         smoke=("$HEXISCALE/llama_train.py", "${ARGUMENTS[@]}", "--run-iter", "5"),
@@ -86,7 +99,8 @@ def render(mixed: MixedExport) -> Rendered:
             "Its example reads made-up sequences (llama/sudo_dataset.py); put your data set in its place.",
         ),
         install=(
-            "git clone https://github.com/Relaxed-System-Lab/FlashFlex && git -C FlashFlex checkout 5ee1726b && export HEXISCALE=$PWD/FlashFlex",
+            "git clone https://github.com/Relaxed-System-Lab/FlashFlex && git -C FlashFlex checkout 5ee1726b",
+            "export HEXISCALE=$PWD/FlashFlex",
             "# torch 2.3 and flash-attn 2.4.2, as in nvcr.io/nvidia/pytorch:24.02-py3",
         ),
     )  # fmt: skip

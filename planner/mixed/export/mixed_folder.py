@@ -59,17 +59,20 @@ def _warnings(target: MixedTarget, mixed: MixedExport) -> list[str]:
     if name in target.trainers:
         return []
     return [
-        f"the plan was priced for trainer {name}, and {target.name} runs plans of {' or '.join(target.trainers)} as they are priced: the cut "
-        "and the shares hold, times and memory are those of the other trainer"
+        f"the plan was priced for trainer {name}, and {target.name} runs plans of {' or '.join(target.trainers)} as priced: "
+        "the cut and the shares hold, times and memory are those of the other trainer"
     ]
 
 
 def _script(rendered: Rendered, run: str, nodes: tuple[UsedNode, ...], up: str) -> str:
     entry = rendered.entry if run == "run" else rendered.smoke
     own = None if rendered.start == "torchrun" else rendered.start
-    words = entry if own else (*_torchrun(len(nodes)), *(("-m", "--", *entry[1:]) if entry[0] == "-m" else ("--", *entry)))
+    words = (
+        entry if own else (*_torchrun(len(nodes)), *(("-m", "--", *entry[1:]) if entry[0] == "-m" else ("--", *entry)))
+    )
     return text_from(
-        f"{_HERE}/run.sh.j2", what=RUNS[run], run=run, nodes=nodes, rendered=rendered, command=shell_command(words), own_launcher=own,
+        f"{_HERE}/run.sh.j2", what=RUNS[run], run=run, nodes=nodes, rendered=rendered, command=shell_command(words),
+        own_launcher=own,
         up=up,
     )  # fmt: skip
 
@@ -77,7 +80,16 @@ def _script(rendered: Rendered, run: str, nodes: tuple[UsedNode, ...], up: str) 
 def _torchrun(nodes: int) -> tuple[str, ...]:
     """One process per GPU in use; nodes may start unequal numbers of them, with fixed ranks."""
     if nodes == 1:
-        return ("torchrun", "--standalone", "--nnodes", "1", "--nproc-per-node", "$GPUS_PER_NODE", "--max-restarts", "0")
+        return (
+            "torchrun",
+            "--standalone",
+            "--nnodes",
+            "1",
+            "--nproc-per-node",
+            "$GPUS_PER_NODE",
+            "--max-restarts",
+            "0",
+        )
     return (
         "torchrun", "--nnodes", str(nodes), "--node-rank", "$NODE_RANK", "--nproc-per-node", "$GPUS_PER_NODE", "--rdzv-backend",
         "static", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT", "--max-restarts", "0",
@@ -101,7 +113,7 @@ def _readme(
 
 def _stages(layout: MixedLayout, placement: Placement) -> list[tuple[str, ...]]:
     """Cells of the table of stages."""
-    rows = []
+    rows = list[tuple[str, ...]]()
     for number, one in enumerate(layout.pipelines):
         for position, stage in enumerate(one.stages):
             ranks = [place.ranks for place in placement.stages if (place.pipeline, place.stage) == (number, position)]
@@ -133,5 +145,7 @@ def _expected(mixed: MixedExport) -> dict[str, str]:
     }  # fmt: skip
     for kind in dict.fromkeys(stage.kind for stage in found.stages):
         fullest = max((one for one in found.stages if one.kind == kind), key=lambda one: one.memory_peak)
-        rows[f"memory of the fullest {kind}"] = f"{fullest.memory_peak / GIB:.1f} of {fullest.usable_memory / GIB:.1f} GiB"
+        rows[f"memory of the fullest {kind}"] = (
+            f"{fullest.memory_peak / GIB:.1f} of {fullest.usable_memory / GIB:.1f} GiB"
+        )
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.errors import PlannerError, UnknownNameError
@@ -21,6 +21,8 @@ REPLICAS_ALIKE = Limits(
     equal_tp=True, equal_cuts=True, equal_shares=True, equal_recompute=True, cp=True, ep=True
 )  # fmt: skip
 """Trainers of one kind of GPU, which know uneven stages."""
+ONE_KIND = {"megatron": (0, 1), "megatron-bridge": (0, 1), "torchtitan": (2, 3)}
+"""With the state sharding that each has."""
 ORDERS = {"tp-cp-dp-pp": Order.TP_CP_EP_DP_PP, "tp-cp-pp-dp": Order.TP_CP_EP_PP_DP}
 
 
@@ -96,7 +98,7 @@ TARGETS = {
         trainers=("torchtitan", "fsdp"), source="torch 2.13.0",
         limits=Limits(equal_tp=True, zero=(0, 1, 2)), reasons=torch_bundle.refusals, render=partial(_whole, torch_bundle.render),
     ),
-    **{name: _one_kind(name, REPLICAS_ALIKE) for name in ("megatron", "megatron-bridge", "torchtitan")},
+    **{name: _one_kind(name, replace(REPLICAS_ALIKE, zero=zero)) for name, zero in ONE_KIND.items()},
     "flagscale": MixedTarget(
         name="flagscale", title="FlagScale (YAML of its runner)", trainers=("megatron",), source=flagscale.SOURCE,
         limits=Limits(equal_cuts=True, equal_kinds=True, equal_shares=True, no_selective=True, cp=True, ep=True, zero=(0, 1),
@@ -112,7 +114,8 @@ TARGETS = {
 }  # fmt: skip
 """By the name after --to."""
 TORCHFT = MixedTarget(
-    name="torchtitan", title="torchtitan with torchft (local updates of sites)", trainers=("torchtitan",), source=torchft_sites.SOURCE,
+    name="torchtitan", title="torchtitan with torchft (local updates of sites)", trainers=("torchtitan",),
+    source=torchft_sites.SOURCE,
     limits=Limits(outer=True, cp=True, ep=True), reasons=torchft_sites.refusals,
     render=lambda mixed: MixedRendered(
         rendered=torchft_sites.render(mixed),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError
-from planner.mixed.mixed_layout import MixedLayout
+from planner.mixed.mixed_layout import MixedLayout, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,30 +59,32 @@ class Placement:
 
 
 def place(layout: MixedLayout, cluster: ClusterFile, *, apart: bool = False) -> Placement:
-    """Where every stage lies. A group of a stage stays inside a node where the node has room for one; a larger one takes whole nodes.
+    """Where every stage lies. A group of a stage stays inside a node where the node has room for one; a larger one takes whole
+    nodes.
 
     ``apart``: a kind that returns after another one starts on a new node. Raises PlannerError where a kind has fewer GPUs than that
     takes.
     """
-    free = {
-        one.kind: [[name, one.kind, one.gpus_per_node] for name in cluster.names_of(one.kind)] for one in cluster.nodes
-    }
+    each = {one.kind: one.gpus_per_node for one in cluster.nodes}
+    rooms = {kind: [_Room(name, gpus) for name in cluster.names_of(kind)] for kind, gpus in each.items()}
     taken = list[tuple[int, int, int, list[tuple[str, int]]]]()
     first, before = 0, ""
     for number, pipeline in enumerate(layout.pipelines):
         for position, stage in enumerate(pipeline.stages):
             if apart and stage.kind != before:
-                each = cluster.node_kind(stage.kind).gpus_per_node
-                free[stage.kind] = [node for node in free[stage.kind] if node[2] == each]
+                rooms[stage.kind] = [one for one in rooms[stage.kind] if one.free == each[stage.kind]]
             before = stage.kind
             for replica in range(first, first + pipeline.count):
-                taken.append((number, replica, position, _take(free, stage.kind, stage.tp * layout.cp, layout, cluster)))
+                slots = _take(rooms[stage.kind], each[stage.kind], stage.tp * layout.cp)
+                if slots is None:
+                    raise PlannerError(_no_room(stage, layout, cluster))
+                taken.append((number, replica, position, slots))
         first += pipeline.count
     used: dict[str, int] = {}
     for *_, slots in taken:
         for name, slot in slots:
             used[name] = max(used.get(name, 0), slot + 1)
-    nodes, rank, starts = [], 0, {}
+    nodes, rank, starts = list[UsedNode](), 0, dict[str, int]()
     for kind in cluster.nodes:
         for name in cluster.names_of(kind.kind):
             if name in used:
@@ -93,31 +95,46 @@ def place(layout: MixedLayout, cluster: ClusterFile, *, apart: bool = False) -> 
         nodes=tuple(nodes),
         stages=tuple(
             StageRanks(
-                pipeline=number, replica=replica, stage=position, ranks=tuple(starts[name] + slot for name, slot in slots)
+                pipeline=number,
+                replica=replica,
+                stage=position,
+                ranks=tuple(starts[name] + slot for name, slot in slots),
             )  # fmt: skip
             for number, replica, position, slots in taken
         ),
     )
 
 
-def _take(
-    free: dict[str, list[list]], kind: str, size: int, layout: MixedLayout, cluster: ClusterFile
-) -> list[tuple[str, int]]:
-    """The next GPUs of a kind, as node and number on it."""
-    each = cluster.node_kind(kind).gpus_per_node
+@dataclass
+class _Room:
+    """A node that is being filled."""
+
+    name: str
+    free: int
+    """GPUs."""
+
+
+def _take(rooms: list[_Room], each: int, size: int) -> list[tuple[str, int]] | None:
+    """The next GPUs of a kind with ``each`` on a node, as node and number on it; None where there is no room."""
+    while rooms and not rooms[0].free:
+        rooms.pop(0)
     whole = max(-(-size // each), 1)
-    for start in range(len(free[kind])):
-        some = free[kind][start : start + whole]
-        if len(some) < whole or (any(left != each for *_, left in some) and whole > 1) or some[0][2] < min(size, each):
+    for start in range(len(rooms) - whole + 1):
+        some = rooms[start : start + whole]
+        if (whole > 1 and any(one.free != each for one in some)) or some[0].free < min(size, each):
             continue
-        slots = []
-        for node in some:
-            count = min(size - len(slots), node[2])
-            slots += [(node[0], each - node[2] + number) for number in range(count)]
-            node[2] -= count
+        slots = list[tuple[str, int]]()
+        for one in some:
+            count = min(size - len(slots), one.free)
+            slots += [(one.name, each - one.free + number) for number in range(count)]
+            one.free -= count
         return slots
-    has = cluster.node_kind(kind).num_gpus
-    raise PlannerError(
-        f"the plan takes {layout.gpus_of(kind)} GPUs of {kind} in groups of {size}, for which its {has} GPUs, {each} on a node, "
-        "have no room; choose a tensor parallel degree that divides the GPUs of a node"
+    return None
+
+
+def _no_room(stage: Stage, layout: MixedLayout, cluster: ClusterFile) -> str:
+    kind, size = cluster.node_kind(stage.kind), stage.tp * layout.cp
+    return (
+        f"the plan takes {layout.gpus_of(kind.kind)} GPUs of {kind.kind} in groups of {size}, for which its {kind.num_gpus} GPUs, "
+        f"{kind.gpus_per_node} on a node, have no room; choose a tensor parallel degree that divides the GPUs of a node"
     )

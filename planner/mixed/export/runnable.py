@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.errors import listed
 from planner.mixed.export.export_job import stages_text
-from planner.mixed.mixed_layout import MixedLayout, Pipeline
+from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,8 @@ def nearest(layout: MixedLayout, limits: Limits) -> MixedLayout | None:
 
 
 def refusal(who: str, layout: MixedLayout, limits: Limits, more: list[str]) -> str:
-    """The sentence that refuses a layout and names the nearest one that runs; "" where it runs. ``more``: reasons of the workload."""
+    """The sentence that refuses a layout and names the nearest one that runs; "" where it runs. ``more``: reasons of the
+    workload."""
     found = [*more, *reasons(layout, limits)]
     if not found:
         return ""
@@ -81,11 +83,11 @@ def _settings(layout: MixedLayout, near: MixedLayout) -> str:
     return f", {', '.join(changed)}" if changed else ""
 
 
-def _stages(layout: MixedLayout) -> list:
+def _stages(layout: MixedLayout) -> list[Stage]:
     return [stage for one in layout.pipelines for stage in one.stages]
 
 
-def _shape(one: Pipeline, *, kinds: bool) -> tuple:
+def _shape(one: Pipeline, *, kinds: bool) -> tuple[Any, ...]:
     return tuple(
         (held.kind if kinds else "", held.layers, held.tp, held.recompute, held.recompute_layers) for held in one.stages
     )
@@ -108,21 +110,27 @@ def _rules(limits: Limits) -> list[_Rule]:
     found += [_Rule(broken=_recompute, mend=_one_recompute)] if limits.equal_recompute else []
     found += [] if limits.cp else [_degree("cp", "context")]
     found += [] if limits.ep else [_degree("ep", "expert")]
-    found += [_Rule(broken=_tp, mend=lambda one: _with_stages(one, tp=min(held.tp for held in _stages(one))))] if limits.equal_tp else []
+    found += (
+        [_Rule(broken=_tp, mend=lambda one: _with_stages(one, tp=min(held.tp for held in _stages(one))))]
+        if limits.equal_tp
+        else []
+    )
     if limits.equal_cuts:
-        found.append(_Rule(broken=lambda one: _cuts(one, limits.equal_kinds), mend=lambda one: _one_cut(one, limits.equal_kinds)))
+        found.append(
+            _Rule(broken=lambda one: _cuts(one, limits.equal_kinds), mend=lambda one: _one_cut(one, limits.equal_kinds))
+        )
     found += [_Rule(broken=_shares, mend=_one_share)] if limits.equal_shares else []
     return found
 
 
-def _choice(name: str, known: tuple) -> _Rule:
+def _choice(name: str, known: tuple[Any, ...]) -> _Rule:
     def broken(layout: MixedLayout) -> str:
         value = getattr(layout, name)
         return "" if value in known else f"{name} {value}, of which it knows {listed(map(str, known))} here"
 
     def mend(layout: MixedLayout) -> MixedLayout:
         value = getattr(layout, name)
-        best = min(known, key=lambda one: abs(one - value)) if isinstance(value, int) else known[0]
+        best = min(known, key=lambda one: (abs(one - value), -one)) if isinstance(value, int) else known[0]
         return replace(layout, **{name: best})
 
     return _Rule(broken=broken, mend=mend)
@@ -130,8 +138,10 @@ def _choice(name: str, known: tuple) -> _Rule:
 
 def _degree(name: str, words: str) -> _Rule:
     return _Rule(
-        broken=lambda one: f"{name} {getattr(one, name)}, and it has no {words} parallelism here" if getattr(one, name) > 1 else "",
-        mend=lambda one: replace(one, **{name: 1}),
+        broken=lambda one: (
+            f"{name} {getattr(one, name)}, and it has no {words} parallelism here" if getattr(one, name) > 1 else ""
+        ),
+        mend=lambda one: replace(one, **{name: 1}),  # type: ignore[arg-type]
     )
 
 
@@ -169,7 +179,11 @@ def _one_recompute(layout: MixedLayout) -> MixedLayout:
 
 def _tp(layout: MixedLayout) -> str:
     every = sorted({held.tp for held in _stages(layout)})
-    return f"tp {listed(map(str, every), 'and')} in one job, and it has one degree for all stages" if len(every) > 1 else ""
+    return (
+        f"tp {listed(map(str, every), 'and')} in one job, and it has one degree for all stages"
+        if len(every) > 1
+        else ""
+    )
 
 
 def _cuts(layout: MixedLayout, kinds: bool) -> str:
@@ -180,7 +194,7 @@ def _cuts(layout: MixedLayout, kinds: bool) -> str:
 
 def _one_cut(layout: MixedLayout, kinds: bool) -> MixedLayout | None:
     """Every replica on its kinds with the cut that most sequences pass; those with other numbers of stages are left out."""
-    weights: Counter[tuple] = Counter()
+    weights: Counter[tuple[Any, ...]] = Counter()
     for one in layout.pipelines:
         weights[_shape(one, kinds=kinds)] += one.count * one.sequences
     best = next(one for one in layout.pipelines if _shape(one, kinds=kinds) == weights.most_common(1)[0][0])
@@ -205,8 +219,9 @@ def _one_share(layout: MixedLayout) -> MixedLayout | None:
 
 
 def _whole_batch(layout: MixedLayout, sequences: int) -> MixedLayout | None:
-    """Equal shares of so many sequences, in microbatches as large as the smallest there are; None where replicas do not divide it."""
-    sizes = sorted({one.micro_batch_size for one in layout.pipelines}) + [1]
+    """Equal shares of so many sequences, in microbatches as large as the smallest there are; None where replicas do not divide
+    it."""
+    sizes = [*sorted({one.micro_batch_size for one in layout.pipelines}), 1]
     size = next((one for one in sizes if sequences % (layout.replicas * one) == 0), 0)
     if not size:
         return None

@@ -22,7 +22,9 @@ def settings(mixed: MixedExport) -> dict[str, Any]:
     layout = mixed.layout
     data = one_kind.settings(mixed.alike(layout.pipelines[0], layout.replicas))
     pipelines = [one for one in layout.pipelines for _ in range(one.count)]
-    scales = [scale for one, scale in zip(layout.pipelines, layout.loss_scales(), strict=True) for _ in range(one.count)]
+    scales = [
+        scale for one, scale in zip(layout.pipelines, layout.loss_scales(), strict=True) for _ in range(one.count)
+    ]
     starts = [0, *accumulate(one.sequences for one in pipelines)]
     replicas = []
     for number, (pipeline, scale, start) in enumerate(zip(pipelines, scales, starts, strict=False)):
@@ -42,7 +44,9 @@ def settings(mixed: MixedExport) -> dict[str, Any]:
 
 def refusals(mixed: MixedExport) -> list[str]:
     """What the script has not, looked at for every pipeline: its rules are about degrees and the model."""
-    layout = replace(mixed.layout, zero=2)  # weights stay gathered and states are sharded, whatever the trainer calls it
+    layout = replace(
+        mixed.layout, zero=2
+    )  # weights stay gathered and states are sharded, whatever the trainer calls it
     every = [replace(mixed, layout=layout).alike(one, layout.replicas) for one in layout.pipelines]
     return list(dict.fromkeys(text for one in every for text in one_kind.refusals(one)))
 
@@ -56,10 +60,10 @@ def render(mixed: MixedExport) -> Rendered:
     made = run_of(mixed.alike(mixed.layout.pipelines[0], mixed.layout.replicas), "pytorch", files)
     scales = ", ".join(f"{scale:.6g}" for scale in mixed.layout.loss_scales())
     notes = (
-        f"Loss scales R m b / G of the pipelines: {scales}. They are in plan.json, and mixed_train.py applies them: every sequence of the "
-        "global batch weighs the same, and the gradient is that of one rank with the whole batch.",
+        f"Loss scales R m b / G of the pipelines: {scales}. They are in plan.json, and mixed_train.py applies them: every sequence "
+        "of the global batch weighs the same, and the gradient is that of one rank with the whole batch.",
         "Weights are gathered once a step and stay; gradients are summed whole and reduced once, after the last microbatch.",
-        "Unlike GPUs need one NCCL that knows all of them; where their vendors differ, start with another backend of torch.distributed.",
+        "Unlike GPUs need one NCCL that knows all of them; where their vendors differ, another backend of torch.distributed.",
     )
     words = (made.entry, made.smoke)
     entry, smoke = (tuple("mixed_train.py" if word == "train.py" else word for word in one) for one in words)

@@ -43,8 +43,8 @@ def sites(mixed: MixedExport) -> list[SiteJob]:
         names = {mixed.cluster.node_kind(stage.kind).site for stage in one.stages}
         if len(names) > 1:
             raise PlannerError(
-                f"a pipeline has stages on {listed(sorted(names), 'and')}, and with local updates every site holds the whole model; "
-                "put each pipeline on one site"
+                f"a pipeline has stages on {listed(sorted(names), 'and')}, and with local updates every site holds the whole "
+                "model; put each pipeline on one site"
             )
         found.setdefault(names.pop(), []).append(one)
     made = []
@@ -85,13 +85,15 @@ def refusals(mixed: MixedExport) -> list[str]:
     if outer.fragments > 1 and any(len(one.stages) > 1 for one in mixed.layout.pipelines):
         found.append("fragments with a pipeline: torchtitan cuts them of the whole model; use pp 1, or one fragment")
     if outer.every % outer.fragments:
-        found.append(f"{outer.fragments} fragments must divide the {outer.every} steps between averages [torchft.local_sgd.DiLoCo]")
+        found.append(
+            f"{outer.fragments} fragments must divide the {outer.every} steps between averages [torchft.local_sgd.DiLoCo]"
+        )
     return found
 
 
 def render(mixed: MixedExport) -> Rendered:
     """A folder per site with plan_config.py (torchtitan's export of its part) and diloco_config.py (the averages)."""
-    outer, titan, every, files = mixed.layout.outer, load_target("torchtitan"), sites(mixed), {}
+    outer, titan, every, files = mixed.layout.outer, load_target("torchtitan"), sites(mixed), dict[str, str]()
     assert outer is not None
     made = None
     for number, one in enumerate(every):
@@ -115,8 +117,8 @@ def render(mixed: MixedExport) -> Rendered:
             *made.notes,
             f"Start the lighthouse once, where every site reaches it: torchft_lighthouse --min_replicas {len(every)} "
             "--quorum_tick_ms 100 --join_timeout_ms 10000",
-            f"The sites average every {outer.every} of their own steps; the mean is not weighted, so a site with a smaller batch counts as "
-            "much as one with a larger. What local updates do to the loss is the user's to check on a short run.",
+            f"The sites average every {outer.every} of their own steps; the mean is not weighted, so a site with a smaller batch "
+            "counts as much as one with a larger. What local updates do to the loss is the user's to check on a short run.",
         ),
         install=(*made.install, "pip install torchft-nightly  # a Rust extension; wheels for Linux on x86-64"),
     )  # fmt: skip

@@ -38,7 +38,9 @@ def draw_cluster(data: dict[str, Any], path: Path, title: str) -> None:
         _link(axis, link, middles, order)
     axis.set_xlim(-0.4, width + 0.4)
     axis.set_ylim(min(top - max(heights.values()), 0.0) - 0.9, top + 0.3)
-    axis.set_title(f"{title}: {plural(data['nodes'], 'node')}, {plural(data['gpus'], 'GPU')}", fontsize=11, parse_math=False)
+    axis.set_title(
+        f"{title}: {plural(data['nodes'], 'node')}, {plural(data['gpus'], 'GPU')}", fontsize=11, parse_math=False
+    )
     write_picture(figure, path)
 
 
@@ -46,12 +48,16 @@ def _height(one: dict[str, Any]) -> float:
     return float(HEAD + NODE_HEIGHT * (min(one["nodes"], MOST_NODES) + (one["nodes"] > MOST_NODES)))
 
 
-def _site(axis: Any, site: str, kinds: list[dict[str, Any]], corner: tuple[float, float], height: float) -> dict[str, tuple[float, float]]:
+def _site(
+    axis: Any, site: str, kinds: list[dict[str, Any]], corner: tuple[float, float], height: float
+) -> dict[str, tuple[float, float]]:
     """A box with all kinds of a site; the middle of the site and of every kind."""
     from matplotlib.patches import FancyBboxPatch
 
     left, top = corner
-    axis.add_patch(FancyBboxPatch((left, top - height), NODE_WIDTH + 0.6, height, boxstyle="round,pad=0.05", fc="none", ec="grey"))
+    axis.add_patch(
+        FancyBboxPatch((left, top - height), NODE_WIDTH + 0.6, height, boxstyle="round,pad=0.05", fc="none", ec="grey")
+    )
     axis.text(left + 0.1, top - 0.08, site, va="top", fontsize=10, fontweight="bold", parse_math=False)
     middle = left + NODE_WIDTH / 2 + 0.3
     found, place = {site: (middle, top - height / 2)}, top - HEAD
@@ -76,11 +82,35 @@ def _kind(axis: Any, one: dict[str, Any], corner: tuple[float, float]) -> None:
         size = min(NODE_HEIGHT * 0.62, NODE_WIDTH / max(min(gpus, MOST_GPUS), 1) * 0.8)
         for gpu in range(min(gpus, MOST_GPUS)):
             hatch = "////" if node in one["slow"] else None
-            axis.add_patch(Rectangle((left + gpu * size * 1.25, line - size), size, size, fc=one["colour"], ec="black", lw=0.4, hatch=hatch))
+            axis.add_patch(
+                Rectangle(
+                    (left + gpu * size * 1.25, line - size),
+                    size,
+                    size,
+                    fc=one["colour"],
+                    ec="black",
+                    lw=0.4,
+                    hatch=hatch,
+                )
+            )
         if gpus > MOST_GPUS:
-            axis.text(left + MOST_GPUS * size * 1.25 + 0.05, line - size / 2, f"... {gpus}", va="center", fontsize=7, parse_math=False)
+            axis.text(
+                left + MOST_GPUS * size * 1.25 + 0.05,
+                line - size / 2,
+                f"... {gpus}",
+                va="center",
+                fontsize=7,
+                parse_math=False,
+            )
     if one["nodes"] > drawn:
-        axis.text(left, top - HEAD + 0.12 - drawn * NODE_HEIGHT, f"... {one['nodes'] - drawn} more", va="top", fontsize=7, parse_math=False)
+        axis.text(
+            left,
+            top - HEAD + 0.12 - drawn * NODE_HEIGHT,
+            f"... {one['nodes'] - drawn} more",
+            va="top",
+            fontsize=7,
+            parse_math=False,
+        )
 
 
 def _link(axis: Any, link: dict[str, Any], middles: dict[str, tuple[float, float]], order: int) -> None:

@@ -25,7 +25,11 @@ def shown_cluster(cluster: ClusterFile) -> dict[str, Any]:
     """Everything that ``plan hardware show`` prints of a cluster."""
     nodes, found = cluster.nodes, []
     for one in nodes:
-        slow = {name: factor for name, factor in zip(cluster.names_of(one.kind), cluster.slowdowns(one.kind), strict=True) if factor != 1}
+        slow = {
+            name: factor
+            for name, factor in zip(cluster.names_of(one.kind), cluster.slowdowns(one.kind), strict=True)
+            if factor != 1
+        }
         found.append({
             "kind": one.kind, "hardware": one.hardware, "site": one.site, "nodes": one.count, "gpus_per_node": one.gpus_per_node,
             "gpus": one.num_gpus, "memory_bytes": one.profile.usable_memory, "peak_bf16_flops": one.profile.peak("bf16"),
@@ -41,7 +45,9 @@ def shown_cluster(cluster: ClusterFile) -> dict[str, Any]:
         "read_bytes_per_s": cluster.storage.read, "write_bytes_per_s": cluster.storage.write,
         "per_node_bytes_per_s": cluster.storage.per_node,
     }  # fmt: skip
-    assumed = [f"{a} to {b}: no link is given; the slower of their networks is taken" for a, b in _without_link(cluster)]
+    assumed = [
+        f"{a} to {b}: no link is given; the slower of their networks is taken" for a, b in _without_link(cluster)
+    ]
     return {
         "nodes": cluster.num_nodes, "gpus": cluster.num_gpus, "sites": list(cluster.sites), "kinds": found, "links": links,
         "storage": storage, "spares": cluster.spares, "notes": assumed,
@@ -71,11 +77,23 @@ def print_cluster(out: Console, data: dict[str, Any]) -> None:
          _slow_text(one["slowdown"]))
         for one in data["kinds"]
     )  # fmt: skip
-    headings = ("kind", "hardware", ">nodes", ">GPUs", "~memory", "~bf16", "~inside", "~network", "~USD/GPU/h", "slowdown")
+    headings = (
+        "kind",
+        "hardware",
+        ">nodes",
+        ">GPUs",
+        "~memory",
+        "~bf16",
+        "~inside",
+        "~network",
+        "~USD/GPU/h",
+        "slowdown",
+    )
     out.print(table(*headings, rows=rows))
     if data["storage"]:
         stored = data["storage"]
-        out.print(f"storage: read {in_words(stored['read_bytes_per_s'], 'bytes/s')}, write {in_words(stored['write_bytes_per_s'], 'bytes/s')}")
+        read, write = (in_words(stored[f"{what}_bytes_per_s"], "bytes/s") for what in ("read", "write"))
+        out.print(f"storage: read {read}, write {write}")
     if data["spares"]:
         out.print(plural(data["spares"], "spare node"))
     for note in data["notes"]:
@@ -103,7 +121,9 @@ def drawing(data: dict[str, Any]) -> RenderableType:
 
 def _kind(one: dict[str, Any], first: int, colour: str) -> RenderableType:
     """One kind: its name, and its nodes as far as there is room."""
-    text = Text(f"{one['kind']}: {plural(one['nodes'], 'node')} of {one['gpus_per_node']} {one['hardware']}", style="bold")
+    text = Text(
+        f"{one['kind']}: {plural(one['nodes'], 'node')} of {one['gpus_per_node']} {one['hardware']}", style="bold"
+    )
     gpus = one["gpus_per_node"]
     squares = "■ " * gpus if gpus <= MOST_GPUS else "■ " * (MOST_GPUS - 2) + f"... {gpus}"
     for number in range(min(one["nodes"], MOST_NODES)):

@@ -67,9 +67,10 @@ def show(name: str, output: Path | None, as_json: bool) -> None:
 
 @hardware.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Cluster file to write, YAML.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Cluster file to write, YAML.")  # fmt: skip
 @click.option("--hardware", "profiles", multiple=True, metavar="[TYPE=]PROFILE",
-              help="Profile of GPUs that the list calls TYPE; without TYPE of nodes that do not say theirs. Repeatable.")  # fmt: skip
+              help="Profile of GPUs that the list calls TYPE; without TYPE of nodes that do not say theirs. Repeat it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 def cluster(file: Path, output: Path | None, profiles: tuple[str, ...], as_json: bool) -> None:
     """Make a cluster file of a scheduler's node list: SLURM's sinfo or scontrol, or Kubernetes' nodes.
@@ -84,9 +85,8 @@ def cluster(file: Path, output: Path | None, profiles: tuple[str, ...], as_json:
       plan hardware cluster nodes.txt --hardware h100-sxm
     """
     from planner import api
-    from planner.questions.hardware.node_lists import given_hardware
 
-    found = api.cluster_of_nodes(file, hardware=given_hardware(profiles), output=output)
+    found = api.cluster_of_nodes(file, hardware=profiles, output=output)
     if output is not None:
         click.echo(f"wrote {output}", err=True)
     emit(found, as_json)

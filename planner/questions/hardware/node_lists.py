@@ -1,6 +1,8 @@
-"""Node lists of schedulers as a cluster file: SLURM (``sinfo``, ``scontrol show nodes``, slurm.conf) and Kubernetes (``kubectl get nodes``).
+"""Node lists of schedulers as a cluster file: SLURM (``sinfo``, ``scontrol show nodes``, slurm.conf) and Kubernetes (``kubectl
+get nodes``).
 
-What a list says decides: names, GPUs of a node, zones, spot nodes. Bandwidth between zones stands in none, and is asked for in a note.
+What a list says decides: names, GPUs of a node, zones, spot nodes. Bandwidth between zones stands in none, and is asked for in
+a note.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ AWAY = ("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "INV
         "POWERED_DOWN", "FUTURE", "REBOOT", "BLOCKED")  # fmt: skip
 """States of SLURM in which a node takes no job."""
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
-PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+PRODUCTS = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+)
 """Labels that name a node's GPU, the most exact first."""
 ZONES = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
 SPOT = {"cloud.google.com/gke-spot": "true", "karpenter.sh/capacity-type": "spot", "eks.amazonaws.com/capacityType": "spot",
@@ -91,11 +98,16 @@ def cluster_of(path: Path, hardware: Mapping[str, str] | None = None) -> ReadClu
     if not used:
         raise PlannerError(f"{path.name}: none of its {plural(len(nodes), 'node')} has a GPU that takes a job")
     known = {word: _profile(word, hardware or {}, path.name) for word in dict.fromkeys(one.product for one in used)}
-    notes += [f"GPUs called {word} are taken as {name}; --hardware {word}=PROFILE says otherwise" for word, name in known.items() if word]
+    notes += [
+        f"GPUs called {word} are taken as {name}; --hardware {word}=PROFILE says otherwise"
+        for word, name in known.items()
+        if word
+    ]
     cluster, hosts = _grouped(used, known, path.name)
     if len(cluster.sites) > 1:
         notes.append(
-            "zones have no links here: add 'links' with bandwidth and latency between them, else the slower network of two kinds is taken"
+            "zones have no links here: add 'links' with bandwidth and latency between them, else the slower network of two kinds "
+            "is taken"
         )
     return ReadCluster(cluster=cluster, hosts=hosts, notes=tuple(notes))
 
@@ -137,7 +149,7 @@ def _of_table(text: str, where: str) -> Iterator[ListedNode]:
         raise PlannerError(f"{where}: not a node list that is known; give the output of {COMMANDS}")
     heads = lines[place].upper().split()
     if "GRES" not in heads:
-        raise PlannerError(f"{where}: sinfo says no GRES, the GPUs of a node; list with sinfo -N -o \"%N %G %T\"")
+        raise PlannerError(f'{where}: sinfo says no GRES, the GPUs of a node; list with sinfo -N -o "%N %G %T"')
     for line in lines[place + 1 :]:
         cells = line.split()
         if len(cells) != len(heads):
@@ -170,8 +182,8 @@ def _gres(text: str, where: str) -> tuple[str, int]:
             found.append((parts[1] if len(parts) == 3 else "", int(parts[-1])))
     if len({kind for kind, _ in found}) > 1:
         raise PlannerError(
-            f"{where}: a node has GPUs of several types ({listed([kind or 'no type' for kind, _ in found], 'and')}); a node of a cluster "
-            "file has one: name the part that the job takes"
+            f"{where}: a node has GPUs of several types ({listed([kind or 'no type' for kind, _ in found], 'and')}); a node of a "
+            "cluster file has one: name the part that the job takes"
         )
     return (found[0][0], sum(count for _, count in found)) if found else ("", 0)
 
@@ -246,7 +258,11 @@ def _not_ready(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     if spec.get("unschedulable") is True:
         return "cordoned"
     conditions = status.get("conditions")
-    ready = [one for one in conditions if isinstance(one, dict) and one.get("type") == "Ready"] if isinstance(conditions, list) else []
+    ready = (
+        [one for one in conditions if isinstance(one, dict) and one.get("type") == "Ready"]
+        if isinstance(conditions, list)
+        else []
+    )
     return "" if all(one.get("status") == "True" for one in ready) else "not ready"
 
 
@@ -267,7 +283,8 @@ def _grouped(
     names = _kind_names(list(groups))
     kinds = tuple(
         NodeKind(
-            kind=name, hardware=profile, count=len(hosts), gpus=gpus, site=value_of(Name, site, where, "the name of a zone"), spot=spot
+            kind=name, hardware=profile, count=len(hosts), gpus=gpus, spot=spot,
+            site=value_of(Name, site, where, "the name of a zone"),
         )
         for name, ((profile, gpus, site, spot), hosts) in zip(names, groups.items(), strict=True)
     )  # fmt: skip
@@ -279,7 +296,9 @@ def _profile(product: str, hardware: Mapping[str, str], where: str) -> str:
     if product in hardware:
         return profile_named(hardware[product])
     if not product:
-        raise PlannerError(f"{where}: its nodes do not say which GPU they have; name it with --hardware, like --hardware h100-sxm")
+        raise PlannerError(
+            f"{where}: its nodes do not say which GPU they have; name it with --hardware, like --hardware h100-sxm"
+        )
     text = re.sub(r"-(?:SHARED|MIG-.*)$", lambda found: " MIG" if "MIG" in found[0] else "", product).replace("_", "-")
     for one in dict.fromkeys((text, re.sub(r"-\d+g.*$", "", text))):
         if library.is_file_name(one):  # a list names no file here
@@ -290,7 +309,9 @@ def _profile(product: str, hardware: Mapping[str, str], where: str) -> str:
             continue
         except PlannerError as error:
             raise PlannerError(f"{where}: {error}; say which with --hardware {product}=PROFILE") from error
-    raise PlannerError(f"{where}: no profile is known for GPUs called {shown(product[:80])}; name one with --hardware {product}=PROFILE")
+    raise PlannerError(
+        f"{where}: no profile is known for GPUs called {shown(product[:80])}; name one with --hardware {product}=PROFILE"
+    )
 
 
 def _kind_names(groups: Sequence[tuple[str, int, str, bool]]) -> list[str]:
