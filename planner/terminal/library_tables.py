@@ -98,4 +98,7 @@ def target_lines() -> list[str]:
     from planner.serving.export.serving_folder import TARGETS as SERVING
 
     served = [f"{name:{width}}  {title}; serve plans" for name, title in SERVING.items()]
-    return [*lines, *served, f"launchers: {', '.join(LAUNCHERS)}"]
+    from planner.rl.export.rl_targets import TARGETS as RL
+
+    trained = [f"{name:{width}}  {one.title}; RL plans" for name, one in RL.items()]
+    return [*lines, *served, *trained, f"launchers: {', '.join(LAUNCHERS)}"]
