@@ -91,6 +91,9 @@ def test_lengths_of_a_file_and_a_histogram(tmp_path: Path) -> None:
     assert read_answers(f"@{file}", 1000).mean == 125
     file.write_text("[100, 200, 300]")
     assert read_answers(f"@{file}", 250).mean == pytest.approx(550 / 3)
+    file.write_text("step:1 - response_length/mean:900.0 - response_length/max:2000.0\nstep:2 - response_length/mean:1100.0\n")
+    assert read_answers(f"@{file}", 4000).mean == pytest.approx(1000, rel=0.01)
+    file.write_text("[100, 200, 300]")
     again = AnswerLengths.from_dict(read_answers(f"@{file}", 1000).to_dict())
     assert again.mean == pytest.approx(200)
 

@@ -80,6 +80,17 @@ class RlPlan(Result):
         return made
 
 
+    def page(self, path: File | None = None) -> str:
+        """The steps as an HTML page, written to ``path`` where one is given. Raises PlannerError."""
+        from planner import library
+        from planner.questions.rl.rl_page import page_of
+
+        made = page_of(self.file)
+        if path is not None:
+            library.write_whole(Path(path), made)
+        return made
+
+
 @dataclass(frozen=True, repr=False)
 class RlPlans(Result, Sequence[RlPlan]):
     """The best placements of a question, best first; empty when nothing fits, and then ``why`` says by how much."""

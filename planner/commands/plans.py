@@ -271,8 +271,7 @@ def import_(file: Path, from_: str | None, output: Path | None, settings: tuple[
     if rl_files.is_rl_configuration(file, from_):
         _import_rl(file, from_, output, settings, {**said, **asked})
         return
-    answers = asked.pop("answers")
-    if answers is not None:
+    if asked.pop("answers") is not None:
         raise click.UsageError(f"--answers is of RL, and {file} is read as another job; --from rl:NAME reads it as one")
     if serving_files.is_server_file(file, from_):
         for name in ("trainer", "sequence_length", "global_batch_size", "micro_batch_size"):

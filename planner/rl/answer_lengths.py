@@ -26,6 +26,12 @@ LEVELS = np.concatenate([np.linspace(0.0, 0.99, 100), 1.0 - np.logspace(-2.0, -7
 """Ends of the shares of a continuous distribution: one hundredths, and ten to a factor of ten in the tail."""
 MOST_SHARES = 400
 """Lengths that observed ones are gathered into."""
+_VALUE = r"['\"]?\s*[:=]\s*['\"]?(\d+(?:\.\d+)?)"
+LOGGED = {
+    "mean": re.compile(rf"(?:response_length/mean|completions/mean_length|mean_gen_tokens_per_sample){_VALUE}"),
+    "longest": re.compile(rf"(?:response_length/max|completions/max_length|max_gen_tokens_per_sample){_VALUE}"),
+}
+"""What logs of verl, TRL and NeMo RL call the mean and the longest answer of a step."""
 Length = Annotated[float, within(1, 1e8)]
 
 
@@ -177,7 +183,8 @@ def _bisected(function: Any, target: float, low: float, high: float) -> float:
 def read_answers(text: object, most: float) -> AnswerLengths:
     """Answers as a user says them: ``3200``, ``mean=3200,p99=8192``, ``fixed:2048``, ``@lengths.txt``. Raises PlannerError.
 
-    A file holds a length on every line, or a length and how many answers have it; or a JSON list of numbers or of such pairs.
+    A file holds a length on every line, or a length and how many answers have it; or a JSON list of numbers or of such pairs; or it
+    is a log that prints mean (and longest) answers, of which the median step is taken.
     """
     if isinstance(text, AnswerLengths):
         return text.cut(most)
@@ -204,8 +211,12 @@ def _tokens(text: str) -> float:
 
 
 def lengths_of_file(path: Path) -> AnswerLengths:
-    """Lengths of a file, one a line or with how often they occur; or a JSON list. Raises PlannerError."""
+    """Lengths of a file, one a line or with how often they occur; a JSON list; or a framework's log. Raises PlannerError."""
     text = library.read_text(path, most=20_000_000)
+    if means := [float(one) for one in LOGGED["mean"].findall(text)]:
+        ends = [float(one) for one in LOGGED["longest"].findall(text)]
+        mean = float(np.median(means))
+        return AnswerLengths.lognormal(mean, None, max([*ends, mean] if ends else [4.0 * mean]))
     if text.lstrip().startswith("["):
         data = library.parse_json(text, str(path))
         rows = [one if isinstance(one, list) else [one] for one in data] if isinstance(data, list) else []

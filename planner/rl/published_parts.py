@@ -68,6 +68,7 @@ def framework_of(text: str) -> str:
     """The framework that a text begins with, with its version where it has one; '' = none of the library."""
     words = text.lower().replace("_", "-").split()
     name = next((one for one in framework_names() if words and words[0] in (one, one.replace("-", ""))), "")
+    name = name or next((one for start, one in OWN.items() if words and words[0].startswith(start)), "")
     version = next((one.lstrip("v@") for one in words[1:2] if one.lstrip("v@")[:1].isdigit()), "")
     return f"{name}@{version}" if name and version else name
 

@@ -32,15 +32,15 @@ class Algorithm:
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     "grpo": Algorithm(what="group-relative advantages, KL to a reference", reference=True),
-    "dapo": Algorithm(what="GRPO without KL; groups without a gradient are sampled again", generated=2.0),
+    "dapo": Algorithm(what="GRPO without KL; groups without a gradient are sampled again", generated=3.0),
     "gspo": Algorithm(what="GRPO with ratios of whole sequences", reference=True),
     "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4),
     "reinforce++": Algorithm(what="REINFORCE with a batch baseline, KL to a reference", reference=True, samples=4),
     "ppo": Algorithm(what="a value model gives advantages, KL to a reference", critic=True, reference=True, samples=1),
     "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2),
 }
-"""GRPO [arXiv 2402.03300], DAPO [2503.14476, dynamic sampling], GSPO [2507.18071], RLOO [2402.14740], REINFORCE++ [2501.03262], PPO
-[2203.02155], online DPO [2402.04792]."""
+"""GRPO [arXiv 2402.03300], DAPO [2503.14476; its recipe's gen_prompt_bsz is three times the batch], GSPO [2507.18071], RLOO
+[2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], online DPO [2402.04792]."""
 
 
 @dataclass(frozen=True, kw_only=True)

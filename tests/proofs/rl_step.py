@@ -39,13 +39,15 @@ from tests.proofs.tiny_policy import LONGEST, VOCAB, Engine, Policy, Row, log_pr
 
 BOUND = 0.15
 """Largest median error of a phase, and of the step, that is right."""
-PROMPT, SLOTS, EACH, CAPACITY, ROUNDS = 16, 8, 40, LONGEST, 8
+PROMPT, SLOTS, EACH, CAPACITY, ROUNDS = 16, 8, 40, LONGEST, 7
 """Tokens of a prompt, places of an engine, answers of an engine, tokens of a packed row, turns of curves and step."""
 BATCHES, CONTEXTS, TOKENS = (1, 2, 4, 8), (20, 72), (32, 80, 128)
 POOL = 2
 """Ranks of each pool."""
 REACH = 8
 """Decodes before and after a context that are timed together."""
+LIMIT = 600.0
+"""Seconds of a placement at most, on a machine that others use too; alone it takes some twenty."""
 SENT = 3
 """Times that weights are sent: once takes so little that the processor's clock is coarse."""
 COMPARED = ("generate", "logprob", "train", "sync")
@@ -334,7 +336,7 @@ def joined(every: list[Curves], split: bool) -> Curves:
 
 def compare(split: bool, rounds: int = ROUNDS) -> Compared:
     """Measure one placement, and predict it: means over the rounds."""
-    found = run_ranks(work, 2 * POOL if split else POOL, split, rounds)
+    found = run_ranks(work, 2 * POOL if split else POOL, split, rounds, limit=LIMIT)
     sizes = [one.numel() for one in Policy().parameters()]
     measured: dict[str, list[float]] = {name: [] for name in (*COMPARED, "step", "ahead")}
     told: dict[str, list[float]] = {name: [] for name in measured}

@@ -61,8 +61,7 @@ def calibrate(
     Benchmarks of servers (--bench) correct the host times of their engine instead, which differ between machines: two or more, of
     few and of many requests at once. --output is then an engine file for plan serve --engine.
 
-    Logs of RL (--rl) give a factor for each phase of a step that they print: two or more runs of one framework and kind of GPU.
-    --output is then a file for plan rl --calibrated.
+    Logs of RL (--rl, two or more of one framework) give a factor for each phase: --output is then a file for plan rl --calibrated.
 
     \b
     Examples:
@@ -80,9 +79,9 @@ def calibrate(
     if rl:
         if runs or trace or hardware or bench:
             raise click.UsageError("--rl fits factors of phases: give no RUNS, --trace, --bench or --hardware with it")
-        from planner.api.rl_files import calibrate_rl
+        from planner.api import rl_files
 
-        emit(calibrate_rl([_plan_and_trace(one, "--rl") for one in rl], output=output), as_json, indent=1)
+        emit(rl_files.calibrate_rl([_plan_and_trace(one, "--rl") for one in rl], output=output), as_json, indent=1)
         click.echo(f"wrote {output}", err=True)
         return
     if bench:

@@ -155,7 +155,7 @@ def notes(plan: RlPlan) -> list[str]:
     times, hidden = one.longest_tokens / work.answers.mean, place.staleness > 1 or place.partial
     tail = f"a batch by itself would take {seconds(one.tail_s)} less if all had the mean"
     found = [
-        f"Length tail: the longest of {work.sampled:,.0f} has {one.longest_tokens:,.0f} tokens, {times:.1f} times the mean; "
+        f"Length tail: the longest of {work.sampled:,.0f} answers: {one.longest_tokens:,.0f} tokens, {times:.1f} times the mean; "
         + (f"{tail}. Running ahead hides it." if hidden else f"{tail}."),
         f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
         f"{percent(one.packed)} of {work.max_length:,} tokens; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
