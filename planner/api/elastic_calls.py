@@ -101,7 +101,7 @@ def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -
     from planner.elastic.availability import read_trace
     from planner.elastic.best_layout import resolved_plan
     from planner.elastic.elastic_job import ElasticJob
-    from planner.elastic.resilience import REPAIR, SHORTAGE, Asked, replayed
+    from planner.elastic.resilience import SHORTAGE, Asked, replayed
     from planner.elastic.resilience import resilience as answer
     from planner.questions.resilience.show import print_resilience
 
@@ -115,7 +115,7 @@ def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -
             raise PlannerError(f"{flag} is {shown(value)}; it must be a number above 0")
     asked = Asked(
         days=30.0 if days is None else float(days),
-        repair=_seconds(said.get("repair"), "--repair", "24h") or REPAIR,
+        repair=_seconds(said.get("repair"), "--repair", "24h") or 0.0,
         shortage=SHORTAGE if shortage is None else float(shortage),
         restart=_seconds(said.get("restart"), "--restart", "90s"), interval=_seconds(said.get("interval"), "--interval", "10min"),
     )  # fmt: skip

@@ -63,20 +63,21 @@ def load_seconds(storage: Storage, reads: Floats, node_ranks: int) -> float:
     return transfer_seconds(storage, float(reads.sum()), nodes, storage.read)
 
 
-def groups_of(layout: Layout) -> int:
-    """Process groups that each rank opens: one per degree above 1, and the world."""
-    return 1 + sum(int(getattr(layout, name)) > 1 for name in ("tp", "pp", "dp", "cp", "ep"))
+def groups_of(layout: Layout) -> list[int]:
+    """Ranks of every process group that a rank opens: one per degree above 1, and the world."""
+    degrees = [int(getattr(layout, name)) for name in ("tp", "pp", "dp", "cp", "ep")]
+    return [*(one for one in degrees if one > 1), int(layout.num_gpus)]
 
 
 def start_parts(layout: Layout, tensors: float, shards: float) -> dict[str, float]:
     """Seconds from the start of the processes until the checkpoint can be read, in parts.
 
-    communicators = groups (c + r n), r for each of n ranks; planning = tensors (t + shards s): every rank reads the metadata of all
+    communicators = sum over groups of n ranks of c + r n; planning = tensors (t + shards s): every rank reads the metadata of all
     stored shards and looks for those that meet its own.  [torch.distributed.checkpoint, state_dict_loader.py, load: read_metadata,
     create_local_plan]
     """
     known, ranks = constants(), int(layout.num_gpus)
-    set_up = groups_of(layout) * (known.communicator.value + known.communicator_rank.value * ranks)
+    set_up = sum(known.communicator.value + known.communicator_rank.value * size for size in groups_of(layout))
     return {
         "processes": known.process_start.value,
         "communicators": set_up if ranks > 1 else 0.0,

@@ -39,6 +39,8 @@ class FailureRate:
     """Document and place."""
     spot: bool = False
     """Machines that the provider takes back."""
+    away_hours: float = 0.0
+    """Mean hours until a machine is replaced; 0 = not known."""
     note: Text = ""
     """What else to know."""
 
@@ -54,6 +56,8 @@ class NodeMtbf:
 
     seconds: float
     why: str
+    repair: float = 0.0
+    """Seconds until a machine is replaced, where the source shows it; 0 = not known."""
 
 
 @cache
@@ -85,7 +89,8 @@ def node_mtbf(hardware: HardwareProfile, *, spot: bool = False) -> NodeMtbf:
             one = max(matches, key=lambda rate: rate.node_hours)
             scale = 1.0 if spot else one.gpus / float(hardware.gpus_per_node)
             sized = "" if scale == 1.0 else f", by GPU for nodes of {hardware.gpus_per_node:g}"
-            return NodeMtbf(seconds=one.mtbf * scale, why=f"{how}{one.source} ({one.date}){sized}")
+            why = f"{how}{one.source} ({one.date}){sized}"
+            return NodeMtbf(seconds=one.mtbf * scale, why=why, repair=one.away_hours * HOUR)
     raise PlannerError("profiles/failures.yaml holds no rate of such nodes; give --mtbf")
 
 

@@ -18,6 +18,8 @@ class Fewer:
     """Nodes of the plan."""
     step_time: float
     """Seconds of its step."""
+    replicas: int
+    """Data parallel replicas of it."""
     known: dict[int, Found | None] = field(default_factory=dict)
 
     def on(self, nodes: int) -> Found | None:
@@ -31,10 +33,11 @@ class Fewer:
         return self.known[nodes]
 
     def speed(self, missing: int) -> float:
-        """Rate with some nodes missing over that of all; beyond the third searched at powers of two, like templates."""
-        nodes = self.nodes - missing
+        """Rate with some nodes missing over that of all: of the best plan with the same batch (beyond the third searched for the
+        next power of two of missing nodes), or of the plan without the replicas that lost a node, whose batch is smaller."""
+        ranks = self.nodes * self.node_ranks // self.replicas
+        left = max(self.replicas - -(-missing * self.node_ranks // ranks), 0) / self.replicas
         if missing > 3:
-            while nodes & (nodes - 1) and nodes not in self.known:
-                nodes &= nodes - 1
-        found = self.on(nodes)
-        return 0.0 if found is None else min(self.step_time / found.step_time, 1.0)
+            missing = min(1 << (missing - 1).bit_length(), max(self.nodes - 1, missing))
+        found = self.on(self.nodes - missing)
+        return left if found is None else max(min(self.step_time / found.step_time, 1.0), left)

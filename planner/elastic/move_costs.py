@@ -91,8 +91,5 @@ def ways_of(
         "communicators": start["communicators"], "exchange": exchange_seconds(move, job.hardware, node_ranks), "warm-up": step_time,
     }  # fmt: skip
     why_not = "" if move.complete else "the ranks that are left do not hold all of the state"
-    return [
-        Way(key="planned", parts={**save, **start, **load}),
-        Way(key="failed", parts={**lost, **start, **load}),
-        Way(key="live", parts=live, why_not=why_not),
-    ]
+    found = [Way(key="planned", parts={**save, **start, **load}), Way(key="failed", parts={**lost, **start, **load})]
+    return [*found, Way(key="live", parts=live, why_not=why_not)] if move.exchanged else found

@@ -10,10 +10,9 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.elastic.shards import Item, Places, Saved, items_of, nested
-from planner.errors import PlannerError
 
-MOST_RANKS = 2**15
-"""Ranks of one of the layouts whose exchange is computed rank by rank."""
+MOST_RANKS = 2**12
+"""Ranks of one of the layouts whose exchange is computed: time grows with their square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +35,8 @@ class Move:
     """That each old node cuts out of larger boxes before it hands them on."""
     complete: bool
     """The ranks that are left hold everything."""
+    exchanged: bool = True
+    """The exchange was computed; else what nodes send is zero here."""
 
     @property
     def amplification(self) -> float:
@@ -47,8 +48,8 @@ class Move:
         return {
             "needed_bytes": float(self.own.sum()), "read_bytes": float(self.read.sum()), "amplification": self.amplification,
             "most_read_by_a_rank_bytes": float(self.read.max()), "most_held_by_a_rank_bytes": float(self.own.max()),
-            "exchanged_bytes": float(self.received.sum()), "most_received_by_a_node_bytes": float(self.received.max()),
-            "most_sent_by_a_node_bytes": float(self.sent.max()), "live": self.complete,
+            "live": self.complete, "exchanged": self.exchanged, "exchanged_bytes": float(self.received.sum()),
+            "most_received_by_a_node_bytes": float(self.received.max()), "most_sent_by_a_node_bytes": float(self.sent.max()),
         }  # fmt: skip
 
 
@@ -57,23 +58,26 @@ def by_node(ranks: int, node_ranks: int) -> NDArray[np.int64]:
     return np.arange(ranks) // node_ranks
 
 
-def move_of(saved: Saved, old: Places, new: Places, node_ranks: int, left: Sequence[int] | None = None) -> Move:
+def move_of(
+    saved: Saved, old: Places, new: Places, node_ranks: int, left: Sequence[int] | None = None, *, exchange: bool = True
+) -> Move:
     """What a change of layout moves. Ranks keep their numbers and nodes; ``left``: old ranks that are still there, default all.
-    Of copies the nearest is taken, else those of all nodes in equal parts. Raises PlannerError for more than MOST_RANKS."""
-    if max(old.ranks, new.ranks) > MOST_RANKS:
-        raise PlannerError(f"a move of more than {MOST_RANKS} ranks is not computed rank by rank; ask for fewer --gpus")
+    Of copies the nearest is taken, else those of all nodes in equal parts. Without ``exchange``, and beyond MOST_RANKS, only what
+    ranks hold and read."""
+    exchange = exchange and max(old.ranks, new.ranks) <= MOST_RANKS
     alive = np.arange(old.ranks) if left is None else np.asarray(sorted(left), dtype=np.int64)
     nodes = -(-max(old.ranks, new.ranks) // node_ranks)
     received, sent, fetched, cut = (np.zeros(nodes) for _ in range(4))
     complete = True
     items = items_of(saved, new, old)
-    for item in items:
+    for item in items if exchange else ():
         complete &= _exchange(item, alive, node_ranks, (received, sent, fetched, cut))
     own = np.asarray(sum(one.own() for one in items))
     read = np.asarray(sum(one.read() for one in items))
     shared = np.asarray(sum(one.read() / one.copies for one in items))
     return Move(
         own=own, read=read, shared=shared, received=received, sent=sent, fetched=fetched, cut=cut, complete=complete,
+        exchanged=exchange,
     )  # fmt: skip
 
 

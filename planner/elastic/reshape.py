@@ -142,24 +142,22 @@ class Reshape:
         }  # fmt: skip
 
 
-def _candidates(job: ElasticJob, wanted: Wanted, found: Found, interval: float) -> list[Candidate]:
-    """The layouts of one choice with their moves."""
+def _candidate(job: ElasticJob, wanted: Wanted, found: Found, number: int, *, exchange: bool) -> Candidate:
+    """One layout of a choice with its move; with what nodes would send each other where ``exchange``."""
+    layout, step_time = found.layouts[number], float(found.estimates[number].step_time[0])
     trainer, old = job.plan.load_trainer(), job.places
+    new = places_of(found.resolved.job.workload, trainer, layout)
+    left = range(min(wanted.gpus, job.plan.num_gpus)) if wanted.lost else None
+    move = move_of(job.saved, old, new, job.node_ranks, left, exchange=exchange)
+    shared, interval = recipe_of(trainer).shared_reads, interval_of(job)
+    ways = ways_of(job, move, layout, step_time=step_time, interval=interval, shared_reads=shared)
+    way = next(each for each in ways if each.key == ("failed" if wanted.lost else "planned"))
     rate = job.plan.workload.global_batch_size / job.step_time
-    priced = []
-    for layout, one in zip(found.layouts, found.estimates, strict=True):
-        step_time = float(one.step_time[0])
-        new = places_of(found.resolved.job.workload, trainer, layout)
-        left = range(min(wanted.gpus, job.plan.num_gpus)) if wanted.lost else None
-        move = move_of(job.saved, old, new, job.node_ranks, left)
-        ways = ways_of(job, move, layout, step_time=step_time, interval=interval, shared_reads=recipe_of(trainer).shared_reads)
-        way = next(each for each in ways if each.key == ("failed" if wanted.lost else "planned"))
-        total = wanted.remaining * rate / (found.batch / step_time) + way.seconds
-        priced.append(Candidate(
-            layout=layout, gpus=found.gpus, batch=found.batch, step_time=step_time, move=move, ways=tuple(ways), total=total,
-            nests=nesting(old, new),
-        ))  # fmt: skip
-    return priced
+    total = wanted.remaining * rate / (found.batch / step_time) + way.seconds
+    return Candidate(
+        layout=layout, gpus=found.gpus, batch=found.batch, step_time=step_time, move=move, ways=tuple(ways), total=total,
+        nests=nesting(old, new),
+    )  # fmt: skip
 
 
 def _pay_back(job: ElasticJob, wanted: Wanted, best: Candidate, way: Way) -> PayBack:
@@ -230,16 +228,16 @@ def reshape(job: ElasticJob, wanted: Wanted, progress: Callable[[str], None] = l
     found = choices(resolved_plan(job.plan), wanted.gpus, job.plan.layout, CANDIDATES)
     if not found:
         return None
-    interval = interval_of(job)
     progress("moves")
-    pairs = [(one, each) for each in found for one in _candidates(job, wanted, each, interval)]
-    sources = {id(one): each for one, each in pairs}
-    every = sorted((one for one, _ in pairs), key=lambda one: one.total)
-    best = _chosen(every, job.plan.workload.global_batch_size)
+    places = [(each, number) for each in found for number in range(len(each.layouts))]
+    priced = [_candidate(job, wanted, each, number, exchange=False) for each, number in places]
+    every = sorted(priced, key=lambda one: one.total)
+    chosen = _chosen(every, job.plan.workload.global_batch_size)
+    source, number = next(place for place, one in zip(places, priced, strict=True) if one is chosen)
+    best = _candidate(job, wanted, source, number, exchange=True)
     way = best.way("failed" if wanted.lost else "planned")
-    others = [one for one in every if one is not best]
-    source = sources[id(best)]
-    estimate = source.estimates[[layout is best.layout for layout in source.layouts].index(True)]
+    others = [one for one in every if one is not chosen]
+    estimate = source.estimates[number]
     [ratios] = source.resolved.unstated([best.layout]).ratios()
     plan = source.resolved.plan(best.layout, estimate, _why(best, way, others), ratios)
     return Reshape(

@@ -23,7 +23,7 @@ from planner.elastic.failure_answers import (
     restart_answer,
     shrink_answer,
 )
-from planner.elastic.failure_rates import constants
+from planner.elastic.failure_rates import constants, node_mtbf
 from planner.elastic.fewer_nodes import Fewer
 from planner.elastic.spares import spares_for
 from planner.errors import PlannerError
@@ -43,8 +43,8 @@ class Asked:
 
     days: float = 30.0
     """Days of training if nothing failed."""
-    repair: float = REPAIR
-    """Seconds until a failed node is back."""
+    repair: float = 0.0
+    """Seconds until a failed node is back; 0 = as published rates of spot machines show it, else REPAIR."""
     shortage: float = SHORTAGE
     """Chance that spares do not suffice."""
     restart: float | None = None
@@ -181,12 +181,12 @@ def resilience(
     """What failures cost a plan, and what to do about them. Raises PlannerError."""
     if not asked.days > 0:
         raise PlannerError(f"--days is {asked.days:g}; it must be above 0")
-    if asked.repair <= 0:
-        raise PlannerError(f"--repair is {asked.repair:g} s; it must be above 0")
+    said = _said(job, asked)
+    asked = replace(asked, repair=asked.repair or repair_of(job))
     if asked.interval is not None and asked.interval < job.step_time:
         raise PlannerError(f"--interval is {asked.interval:g} s; a step takes {job.step_time:.3g} s, save no more often than that")
     progress("plans on fewer nodes")
-    fewer = Fewer(resolved, job.node_ranks, job.nodes, job.step_time)
+    fewer = Fewer(resolved, job.node_ranks, job.nodes, job.step_time, int(job.plan.layout.dp))
     interval = asked.interval or interval_of(job)
     groups = replica_groups(job)
     answers = all_answers(job, asked, groups, fewer.speed)
@@ -202,7 +202,7 @@ def resilience(
         spares=spares_for(job.nodes, job.node_mtbf.seconds, asked.repair, asked.shortage),
         shortage=1.0 - float(missing[0]), answers=tuple(totals),
         by_mtbf=tuple(_by_mtbf(job, asked, groups, fewer.speed)), by_scale=tuple(_by_scale(job, asked, groups, fewer.speed)),
-        assumptions=(*job.assumptions(), *_said(asked)),
+        assumptions=(*job.assumptions(), *said),
     )  # fmt: skip
 
 
@@ -212,7 +212,7 @@ def replayed(
     """A trace of machines, each a node of the plan, and what each policy makes of it."""
     progress("replaying the trace")
     job = found.job
-    fewer = Fewer(resolved, job.node_ranks, job.nodes, job.step_time)
+    fewer = Fewer(resolved, job.node_ranks, job.nodes, job.step_time, int(job.plan.layout.dp))
     groups, step_time, _ = replica_groups(job)
     return replay(trace, TracedJob(
         nodes=job.nodes, step_time=step_time or job.step_time, restart=sum(found.restart_parts.values()),
@@ -222,11 +222,20 @@ def replayed(
     ))  # fmt: skip
 
 
-def _said(asked: Asked) -> list[Assumption]:
+def repair_of(job: ElasticJob) -> float:
+    """Seconds until a failed node is back, where the user does not say."""
+    return (node_mtbf(job.hardware, spot=True).repair if job.around.spot else 0.0) or REPAIR
+
+
+def _said(job: ElasticJob, asked: Asked) -> list[Assumption]:
     """What of the question was not said."""
-    if asked.repair != REPAIR:
+    if asked.repair:
         return []
-    return [Assumption("repair of a node", "24 h", "assumed: replaced within a day by the provider or the own team", "--repair")]
+    repair = repair_of(job)
+    why = "assumed: replaced within a day by the provider or the own team"
+    if repair != REPAIR:
+        why = f"mean time until a machine came back in that trace: {node_mtbf(job.hardware, spot=True).why}"
+    return [Assumption("repair of a node", f"{repair / HOUR:.3g} h", why, "--repair")]
 
 
 def _goodputs(answers: list[FailureAnswer]) -> dict[str, float]:
