@@ -71,6 +71,8 @@ class Job:
     """The number of GPUs is asked for while it runs, too."""
     notice: Callable[[], str] = lambda: ""
     """Why the machine is about to be taken away; "" = it is not."""
+    before: Callable[[], list[str]] = list
+    """Called before each attempt; what it says."""
     meeting: Meeting = field(default_factory=Meeting)
     """Of several nodes."""
     grace: float = 60.0
@@ -201,6 +203,8 @@ def _world(job: Job, gpus: int) -> int:
 def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str], object]) -> Ended:
     """One attempt, from its start to its end."""
     launch = job.launch or (lambda ranks, file: Attempt(torchrun(job.meeting, ranks, job.start, job.grace), file))
+    for line in job.before():
+        say(f"  {line}")
     begun, ended = time.monotonic(), Ended(gpus=gpus, started=time.time())
     try:
         group = launch(gpus, log)
