@@ -17,7 +17,7 @@ from planner.errors import PlannerError
 LEAST = 0.03
 """Part by which a rank must be slower than its peers: clocks of equal GPUs differ by as much."""
 SPREADS = 4.0
-"""And by so many standard deviations of its peers (1.4826 times the median absolute deviation)."""
+"""And by so many standard deviations of its peers."""
 LOW_CLOCK = 0.05
 """Part by which a clock is low."""
 UNEVEN_TOKENS = 0.15
@@ -58,22 +58,27 @@ def busy_times(seen: Observed) -> Mapping[int, Sequence[float]]:
 
 
 def levels(busy: Mapping[int, Sequence[float]], classes: Mapping[int, int]) -> dict[int, float]:
-    """Median over steps of a rank's time over the median of its peers, the ranks of its class, in the same step."""
+    """Median over steps of a rank's time over the first quartile of its peers, the ranks of its class, in the same step: half of
+    them may be slow."""
     ranks = sorted(busy)
     steps = min(len(busy[rank]) for rank in ranks)
     times = np.array([list(busy[rank])[-steps:] for rank in ranks], dtype=float)
     found = dict[int, float]()
     for one in sorted({classes[rank] for rank in ranks}):
         rows = [i for i, rank in enumerate(ranks) if classes[rank] == one]
-        middle = np.maximum(np.median(times[rows], axis=0), 1e-12)
+        middle = np.maximum(np.quantile(times[rows], 0.25, axis=0), 1e-12)
         found |= {ranks[i]: float(np.median(times[i] / middle)) for i in rows}
     return found
 
 
 def beyond(values: Floats) -> float:
-    """From where on a level is no chance: 1 + max(LEAST, SPREADS x robust deviation)."""
-    spread = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-    return 1.0 + max(LEAST, SPREADS * spread)
+    """From where on a level is no chance: 1 + 0.67 d + max(LEAST, SPREADS d), levels being 1 at the first quartile.
+
+    The deviation d is that of the fast ones, the first quartile less the 5 % quantile: 0.97 of that of a normal distribution.
+    """
+    first, last = np.quantile(values, [0.25, 0.05])
+    spread = float(first - last) / 0.97
+    return 1.0 + 0.67 * spread + max(LEAST, SPREADS * spread)
 
 
 def slow_ranks(seen: Observed, places: Places, node_ranks: int) -> list[Straggler]:
@@ -103,11 +108,11 @@ def slow_ranks(seen: Observed, places: Places, node_ranks: int) -> list[Straggle
             text = f"computes {slow[rank]:.2f} times as long as the {sum(1 for one in stage.values() if one == stage[rank])} "
             text += f"ranks of stage {stage[rank]}, median of {len(busy[rank])} steps"
             found.append(Straggler(kind="slow_rank", who=f"rank {rank} on {node}", size=slow[rank], evidence=text, ranks=(rank,)))
-    return found + _slow_stage(busy, stage)
+    return found + _slow_stage({rank: values for rank, values in busy.items() if rank not in slow}, stage)
 
 
 def _slow_stage(busy: Mapping[int, Sequence[float]], stage: Mapping[int, int]) -> list[Straggler]:
-    """The stage whose median rank computes longer than those of the others by twice LEAST."""
+    """The stage whose median rank computes longer than those of the others by twice LEAST; slow ranks are left out before."""
     by_stage: dict[int, list[float]] = defaultdict(list)
     for rank, values in busy.items():
         by_stage[stage[rank]].append(float(np.median(values)))

@@ -148,8 +148,11 @@ def shared_out(slow: float, replicas: int, microbatches: int) -> tuple[int, floa
     return int(k[best]), float(times[best] / (microbatches * slow))
 
 
-def actions_of(job: ElasticJob, worst: Costed, remaining: float, progress: Callable[[str], None]) -> list[Action]:
-    """What could be done about the most expensive finding, each with its gain and its cost."""
+def actions_of(
+    job: ElasticJob, worst: Costed, remaining: float, step_at: Callable[[float], float], progress: Callable[[str], None]
+) -> list[Action]:
+    """What could be done about the most expensive finding, each with its gain and its cost. ``step_at``: seconds of a step in which
+    one GPU is some times slower."""
     layout, found, loss = job.plan.layout, worst.found, worst.loss
     now = job.step_time / (1.0 - loss)
     whole = job.times.behind + job.times.stall + sum(value for name, value in job.start.items() if name != "detection")
@@ -157,7 +160,7 @@ def actions_of(job: ElasticJob, worst: Costed, remaining: float, progress: Calla
     if found.kind in ("slow_rank", "slow_node", "throttled", "slow_stage"):
         swap = "a node of the spares" if job.around.spares else "another node, when one is there"
         if found.kind != "slow_stage":
-            what = f"replace the node of {found.who} by {swap}"
+            what = f"replace {found.who if found.kind == 'slow_node' else f'the node of {found.who}'} by {swap}"
             tried.append((what, job.step_time, whole, "drain the node, start again from a save"))
             progress("without the slow node")
             left = (job.nodes - 1) * job.node_ranks
@@ -168,10 +171,13 @@ def actions_of(job: ElasticJob, worst: Costed, remaining: float, progress: Calla
         dp, m = int(layout.dp), int(layout.num_microbatches)
         if dp > 1 and found.kind in ("slow_rank", "throttled") and m > 1:
             k, ratio = shared_out(found.size, dp, m)
-            base = job.step_time * (1.0 - job.plan.prediction.bubble_share)
-            step = now - (1.0 - ratio) * min(base * found.size, now)
             how = f"{k} of {m} microbatches for that replica, each rank's loss weighted by its samples (own training loop)"
-            tried.append(("uneven shares of the batch", max(step, job.step_time), whole, how))
+            tried.append(("uneven shares of the batch", step_at(found.size * ratio), whole, how))
+        pp, layers = int(layout.pp), job.plan.workload.model.num_layers // int(layout.pp)
+        if pp > 1 and layers > 1:
+            k, ratio = shared_out(found.size, pp, layers)
+            how = f"{k} instead of {layers} layers there (Megatron: --pipeline-model-parallel-layout)"
+            tried.append(("fewer layers on the slow stage", step_at(found.size * ratio), whole, how))
     if found.kind == "expert_imbalance":
         how = "a stronger balancing loss or bias, or experts placed by load (EPLB)"
         tried.append(("balance the experts", job.step_time, 0.0, how))
@@ -194,7 +200,13 @@ def watched(
     imbalance = float(busiest(job.plan.workload, np.asarray(job.plan.layout.ep)))
     found = stragglers(seen, job.places, job.node_ranks, communication=exposed, imbalance=imbalance)
     costs = costed(job, base, found)
-    actions = actions_of(job, costs[0], remaining, progress) if costs and costs[0].loss > LEAST_LOSS else []
+    mechanism = next((one for one in slower(base) if one.key == "slow_gpu"), None)
+
+    def step_at(size: float) -> float:
+        step = base.step_time if mechanism is None else step_with(base, mechanism, size)
+        return one_stage(step, base.step_time, int(base.layout.pp), int(base.layout.num_microbatches))
+
+    actions = actions_of(job, costs[0], remaining, step_at, progress) if costs and costs[0].loss > LEAST_LOSS else []
     assumed = [one for one in job.assumptions() if one.what not in ("failures", "saves")]
     if remaining == REMAINING:
         assumed.append(Assumption("training left", "24 h", "assumed: what a change must pay for itself in", "--remaining"))
