@@ -208,10 +208,10 @@ def test_other_engines_are_named_with_their_command(kind: str, says: str, plan: 
 
 def test_what_is_not_resharded_here_says_how(plan: Path, folder: Path, run: Any, tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="loads into any split as it is"):
-        reshard(folder / "dcp", load_plan(plan), plan, tmp_path / "new", print)
+        reshard(folder / "dcp", load_plan(plan), tmp_path / "new", print)
     (folder / "dcp" / "__1_0.distcp").unlink()
     with pytest.raises(PlannerError, match="is torn: __1_0.distcp is missing"):
-        reshard(folder / "dcp", load_plan(plan), plan, tmp_path / "new", print)
+        reshard(folder / "dcp", load_plan(plan), tmp_path / "new", print)
     result = run("reshape", str(plan), "--gpus", "8", "--run", str(tmp_path / "new"))
     assert result.exit_code == 2 and "say which with --checkpoint DIR" in result.output
 
