@@ -182,8 +182,8 @@ class Reshaped(Result):
         return write_elastic(target, jobs, Path(folder), force=force)
 
     def reshard(self, checkpoint: File, to: File, *, progress: Progress = silent) -> Resharded:
-        """Rewrite the newest whole checkpoint of a folder in the new split with its own engine, and check every tensor: names, shapes,
-        values, sums. Raises PlannerError, with the command where another tool does it."""
+        """Rewrite the newest whole checkpoint of a folder in the new split with its own engine, and check every tensor: names,
+        shapes, values, sums. Raises PlannerError, with the command where another tool does it."""
         from planner.lab.elastic.reshard import reshard
 
         return reshard(Path(checkpoint), self._move.plan, Path(to), progress)

@@ -44,8 +44,8 @@ class Resharded:
 
 def reshard(checkpoint: Path, plan: Plan, to: Path, say: Callable[[str], object], limit: float = 3600.0) -> Resharded:
     """Writes the newest whole checkpoint of a folder to ``to`` in the split of a plan, on the processors of this machine, within
-    ``limit`` seconds, and checks it. Raises PlannerError where the format needs none, where another tool does it (with the command),
-    and where a tensor is not the same afterwards."""
+    ``limit`` seconds, and checks it. Raises PlannerError where the format needs none, where another tool does it (its command is
+    said), and where a tensor is not the same afterwards."""
     old = recognise(checkpoint)
     if old.problem:
         raise PlannerError(f"{old.path} is torn: {old.problem}; give a whole checkpoint")
