@@ -195,7 +195,9 @@ def test_causes_in_words() -> None:
 
 
 def test_what_a_killed_plan_run_left_is_ended_before_the_next_attempt(tmp_path: Path) -> None:
-    first = Attempt(["sleep", "60"], tmp_path / "attempt-1.log")
+    first = Attempt(["bash", "-c", "echo here; exec sleep 60"], tmp_path / "attempt-1.log")
+    while not first.lines():  # until the kernel shows its environment
+        time.sleep(0.01)
     second = Attempt(["bash", "-c", "echo hello; exit 3"], tmp_path / "attempt-2.log")
     assert first.process.wait(timeout=10) == -signal.SIGKILL
     second.process.wait(timeout=10)
