@@ -28,8 +28,8 @@ def __dir__() -> list[str]:
 __all__ = [
     "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "MixedPlan", "MixedPlans", "Plan", "PlannerError",
     "Plans", "Reshaped", "Resilient", "Result", "RlPlan", "RlPlans", "ServePlan", "ServePlans", "accuracy", "calibrate",
-    "cluster_of_nodes", "compare", "compare_profiles", "doctor", "estimate", "estimate_rl", "import_config", "is_mixed_plan",
-    "is_serve_plan", "load", "load_mixed", "load_rl", "load_serve", "mixed_what_if", "plan", "plan_mixed", "plan_rl",
-    "plot_profile", "reshape", "resilience", "sensitivity", "serve", "serve_cheapest", "serve_cluster", "serve_compare",
-    "serve_estimate", "serve_what_if", "show_profile", "validate_mixed", "watch", "what_if",
+    "cluster_of_nodes", "compare", "compare_profiles", "doctor", "estimate", "estimate_rl", "import_config", "load", "load_mixed",
+    "load_rl", "load_serve", "mixed_what_if", "plan", "plan_kind", "plan_mixed", "plan_rl", "plot_profile", "reshape",
+    "resilience", "sensitivity", "serve", "serve_cheapest", "serve_cluster", "serve_compare", "serve_estimate", "serve_what_if",
+    "show_profile", "validate_mixed", "watch", "what_if",
 ]  # fmt: skip

@@ -33,7 +33,7 @@ def test_a_mixed_plan_is_exported_by_the_command(tmp_path: Path) -> None:
     )
     assert "not checked: planner runs no code of pytorch on mixed plans" in done.output
     assert [one["loss_scale"] for one in json.loads((folder / "plan.json").read_text())["replicas"]] == [1.0, 1.5, 0.5]
-    assert api.is_mixed_plan(folder / "plan.yaml") and api.load_mixed(folder / "plan.yaml").file.layout == UNEQUAL
+    assert api.plan_kind(folder / "plan.yaml") == "mixed" and api.load_mixed(folder / "plan.yaml").file.layout == UNEQUAL
     again = CliRunner().invoke(main, ["export", str(path), "--to", "pytorch", "--output", str(folder)])
     assert again.exit_code == 2 and "is not empty" in again.output
 

@@ -71,7 +71,7 @@ def test_all_formats_show_the_same(document: Document) -> None:
 def test_the_command_knows_which_plan_it_has(plan: Any, tmp_path: Path, run: Any) -> None:
     file = tmp_path / "serve.yaml"
     plan.save(file)
-    assert planner.is_serve_plan(file) and planner.load_serve(file).file == plan.file
+    assert planner.plan_kind(file) == "serve" and planner.load_serve(file).file == plan.file
     done = run("report", str(file), "--format", "json")
     assert done.exit_code == 0 and json.loads(done.stdout)["title"] == "llama-3.1-8b served on 2 x h100-sxm"
     for flags, sentence in (

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from planner.api.cluster_calls import *  # noqa: F403
 from planner.api.elastic_calls import *  # noqa: F403
 from planner.api.mixed_calls import *  # noqa: F403
+from planner.api.plan_kinds import *  # noqa: F403
 from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Progress, Result, silent
 from planner.api.rl_calls import *  # noqa: F403
 from planner.api.said import seconds_of, texts
@@ -393,8 +394,8 @@ def import_config(
 __all__ = [
     "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "MixedPlan", "MixedPlans", "Plan", "PlannerError",
     "Plans", "Reshaped", "Resilient", "Result", "RlPlan", "RlPlans", "ServePlan", "ServePlans", "accuracy", "calibrate",
-    "cluster_of_nodes", "compare", "compare_profiles", "doctor", "estimate", "estimate_rl", "import_config", "is_mixed_plan",
-    "is_serve_plan", "load", "load_mixed", "load_rl", "load_serve", "mixed_what_if", "plan", "plan_mixed", "plan_rl",
-    "plot_profile", "reshape", "resilience", "sensitivity", "serve", "serve_cheapest", "serve_cluster", "serve_compare",
-    "serve_estimate", "serve_what_if", "show_profile", "validate_mixed", "watch", "what_if",
+    "cluster_of_nodes", "compare", "compare_profiles", "doctor", "estimate", "estimate_rl", "import_config", "load", "load_mixed",
+    "load_rl", "load_serve", "mixed_what_if", "plan", "plan_kind", "plan_mixed", "plan_rl", "plot_profile", "reshape",
+    "resilience", "sensitivity", "serve", "serve_cheapest", "serve_cluster", "serve_compare", "serve_estimate", "serve_what_if",
+    "show_profile", "validate_mixed", "watch", "what_if",
 ]  # fmt: skip

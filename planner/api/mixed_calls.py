@@ -145,14 +145,6 @@ def load_mixed(path: File) -> MixedPlan:
     return MixedPlan(load_mixed_plan(Path(path)))
 
 
-def is_mixed_plan(path: File) -> bool:
-    """Whether a file is a mixed plan. Raises PlannerError when it cannot be read."""
-    from planner.library import read_yaml
-    from planner.mixed import mixed_plan
-
-    return mixed_plan.is_mixed_plan(read_yaml(Path(path)))
-
-
 def mixed_what_if(
     base: MixedPlan | File, /, *, without: Sequence[str] = (), slowdown: Sequence[str] = (), link: Sequence[str] = (),
     progress: Progress = silent,
@@ -215,4 +207,4 @@ def validate_mixed(
     return MixedValidation(validate_stages(read.file, rung, device, steps=(warmup, steps), say=progress))
 
 
-__all__ = ["MixedPlan", "MixedPlans", "is_mixed_plan", "load_mixed", "mixed_what_if", "validate_mixed"]
+__all__ = ["MixedPlan", "MixedPlans", "load_mixed", "mixed_what_if", "validate_mixed"]

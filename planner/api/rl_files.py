@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from planner.rl.rl_log import RlLog
 
 
-def is_rl_file(path: File) -> bool:
-    """Whether a file says that it is an RL plan. Raises PlannerError where it cannot be read."""
-    from planner.library import read_yaml
-    from planner.rl.rl_plan import is_rl_plan
-
-    return is_rl_plan(read_yaml(Path(path)))
-
-
 def export_rl_file(plan: File, to: str, output: File, *, force: bool = False) -> RlExport:
     """Write an RL plan as a folder for one of the frameworks. Raises PlannerError when it cannot run there."""
     from planner.rl.export.rl_folder import export_rl

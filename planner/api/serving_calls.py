@@ -259,14 +259,6 @@ def load_serve(path: File) -> ServePlan:
     return ServePlan(load_serve_plan(Path(path)))
 
 
-def is_serve_plan(path: File) -> bool:
-    """Whether a file is the plan of a deployment, and not of a training. Raises PlannerError when it cannot be read."""
-    from planner.library import read_yaml
-    from planner.serving import serve_plan
-
-    return serve_plan.is_serve_plan(read_yaml(Path(path)))
-
-
 def serve_what_if(
     base: ServePlan | File | None = None,
     /,
@@ -302,6 +294,6 @@ def serve_what_if(
 
 
 __all__ = [
-    "ServePlan", "ServePlans", "is_serve_plan", "load_serve", "serve", "serve_cheapest", "serve_cluster", "serve_compare",
+    "ServePlan", "ServePlans", "load_serve", "serve", "serve_cheapest", "serve_cluster", "serve_compare",
     "serve_estimate", "serve_what_if",
 ]  # fmt: skip

@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from planner.serving.readback.serve_reading import ServeRead
 
 
-def is_serve_file(path: File) -> bool:
-    """Whether a file says that it is a serve plan. Raises PlannerError where it cannot be read."""
-    from planner.library import read_yaml
-    from planner.serving.serve_plan import is_serve_plan
-
-    return is_serve_plan(read_yaml(Path(path)))
-
-
 def export_file(plan: File, to: str, output: File, *, force: bool = False) -> ServeExport:
     """Write a serve plan as a folder for an engine, Dynamo or llm-d. Raises PlannerError."""
     from planner.serving.export.serving_folder import export_serving

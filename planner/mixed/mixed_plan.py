@@ -198,11 +198,6 @@ def priced_plan(
     )  # fmt: skip
 
 
-def is_mixed_plan(data: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is a mixed plan."""
-    return KEY in data
-
-
 def load_mixed_plan(path: Path) -> MixedPlan:
     """Read a mixed plan. Raises PlannerError with file and key when it is damaged, or newer than this planner."""
     return mixed_plan_from_dict(library.read_yaml(path), where=str(path))

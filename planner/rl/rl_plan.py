@@ -144,11 +144,6 @@ class RlPlan:
         library.write_whole(path, library.dump_yaml(self.to_dict()))
 
 
-def is_rl_plan(data: Mapping[str, Any]) -> bool:
-    """Whether plain data of a YAML file are an RL plan."""
-    return f"planner_{KIND}" in data
-
-
 def load_rl_plan(path: Path) -> RlPlan:
     """Read an RL plan. Raises PlannerError with file and key when it is damaged, or newer than this planner."""
     return RlPlan.from_dict(library.read_yaml(path), where=str(path))

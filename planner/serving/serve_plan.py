@@ -302,11 +302,6 @@ class ServePlan:
         library.write_whole(path, library.dump_yaml(self.to_dict()))
 
 
-def is_serve_plan(data: Mapping[str, Any]) -> bool:
-    """Whether plain data of a YAML file are a serve plan, and not the plan of a training."""
-    return f"planner_{KIND}" in data
-
-
 def load_serve_plan(path: Path) -> ServePlan:
     """Read a serve plan. Raises PlannerError with file and key when it is damaged, or newer than this planner."""
     return ServePlan.from_dict(library.read_yaml(path), where=str(path))

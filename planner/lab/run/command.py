@@ -79,13 +79,13 @@ def validate(
       plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
       plan validate serve.yaml --url http://localhost:8000 --output bench.json
     """
-    from planner.api.mixed_calls import is_mixed_plan
-    from planner.api.serving_files import is_serve_file
+    from planner.api.plan_kinds import plan_kind
 
-    if is_serve_file(file):
+    kind = plan_kind(file)
+    if kind == "serve":
         of_server = {name: flags[name] for name in ("served_model", "requests", "limit", "warmup")}
         _validate_server(file, url, output, as_json, of_server)
-    if is_mixed_plan(file):
+    if kind == "mixed":
         _validate_mixed(file, rung, device, output, as_json, flags)
     if url is not None:
         raise click.UsageError("--url is of a server, and the plan is of a training; give a serve plan")

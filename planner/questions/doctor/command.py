@@ -58,12 +58,13 @@ def doctor(
     from planner import api
     from planner.api import rl_files, serving_files
 
-    if rl_files.is_rl_file(file):
+    kind = api.plan_kind(file)
+    if kind == "rl":
         if measured is None or memory is not None or trace:
             raise click.UsageError(f"{file} is an RL plan: give --measured with the log of its framework, and nothing else")
         emit(rl_files.doctor_rl(file, measured), as_json)
         return
-    if serving_files.is_serve_file(file):
+    if kind == "serve":
         if measured is None or memory is not None or trace:
             raise click.UsageError(f"{file} is a serve plan: give --measured with the JSON of a benchmark, and nothing else")
         emit(serving_files.doctor_server(file, measured), as_json)

@@ -49,7 +49,7 @@ def report(
     kind = format_of(kind, output, chart)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
-    if api.is_serve_plan(file):
+    if api.plan_kind(file) == "serve":
         if tokens is not None:
             raise click.UsageError("--tokens is about training; a serve plan costs dollars per million tokens")
         with progress("report") as say:

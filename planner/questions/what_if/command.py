@@ -70,7 +70,7 @@ def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -
     from planner import api
 
     mixed = {name: flags.pop(name) for name in ("without", "slowdown", "link")}
-    if file is not None and api.is_mixed_plan(file):
+    if file is not None and api.plan_kind(file) == "mixed":
         _of_mixed(file, as_json, mixed, flags)
         return
     if given := next((name for name, value in mixed.items() if value), None):
