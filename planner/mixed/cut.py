@@ -85,20 +85,20 @@ def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
 def _least_sum(stages: list[StageCosts], bound: float) -> tuple[tuple[int, ...], list[float]] | None:
     """The cut with the least sum and no stage above the bound, with the seconds of its stages."""
     size = len(stages[0].by_count)
-    least, rows = np.full(size, np.inf), np.arange(size)
-    least[0] = 0.0
+    rows = np.arange(size)
+    behind = size + rows[:, None] - rows  # where f(e - n) stands behind as many infinities
+    before = np.full(2 * size, np.inf)
+    before[size] = 0.0
     counts, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
     for one in stages:
         if id(one) not in allowed:
             most = int(one.most(np.array([bound]))[0]) + 1
             allowed[id(one)] = np.where(one.by_count[:, :most] <= bound, one.by_count[:, :most], np.inf)
         table = allowed[id(one)]
-        width = table.shape[1]
-        before = np.concatenate([np.full(width - 1, np.inf), least])
-        sums = np.lib.stride_tricks.sliding_window_view(before, width)[:, ::-1] + table  # least up to e - n, by e and n
+        sums = before.take(behind[:, : table.shape[1]]) + table
         counts.append(sums.argmin(axis=1))
-        least = sums[rows, counts[-1]]
-    if not np.isfinite(least[-1]):
+        before[size:] = sums[rows, counts[-1]]
+    if not np.isfinite(before[-1]):
         return None
     end, layers, taken = size - 1, list[int](), list[float]()
     for one, held in zip(reversed(stages), reversed(counts), strict=True):
