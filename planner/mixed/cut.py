@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from dataclasses import dataclass
 
@@ -51,6 +52,15 @@ class StageCosts:
         fastest = np.array([costs[: size - layers, layers].min() for layers in range(size)])
         self.values = np.unique(self.by_count[np.isfinite(self.by_count)])
         self._least = np.minimum.accumulate(fastest[::-1])[::-1]
+        self._levels: list[float] = self._least.tolist()
+        slowest = np.array([costs[: size - layers, layers].max() for layers in range(size)])
+        alike = slowest == self._least  # wherever it begins, and more layers take longer; a stage may need one at least
+        self._plain = bool(np.all(alike[1:]) and (alike[0] or np.isinf(fastest[0])))
+
+    def within(self, bound: float) -> Floats:
+        """``by_count`` up to the most layers that the bound allows, infinite where one is above it."""
+        table = self.by_count[:, : max(bisect.bisect_right(self._levels, bound), 1)]
+        return table if self._plain and self._levels[0] <= bound else np.where(table <= bound, table, np.inf)
 
     def most(self, bounds: Floats) -> NDArray[np.intp]:
         """Most layers, wherever the stage begins, that take no longer than each bound; 0 where none does."""
@@ -92,8 +102,7 @@ def _least_sum(stages: list[StageCosts], bound: float) -> tuple[tuple[int, ...],
     counts, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
     for one in stages:
         if id(one) not in allowed:
-            most = int(one.most(np.array([bound]))[0]) + 1
-            allowed[id(one)] = np.where(one.by_count[:, :most] <= bound, one.by_count[:, :most], np.inf)
+            allowed[id(one)] = one.within(bound)
         table = allowed[id(one)]
         sums = before.take(behind[:, : table.shape[1]]) + table
         counts.append(sums.argmin(axis=1))
