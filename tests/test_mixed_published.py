@@ -73,3 +73,29 @@ def test_a_row_that_cannot_be_read_is_refused_with_its_place() -> None:
     assert refused.status == "refused" and "file.yaml: tp1-dp16-pp1-mbs1: parallel: dp is 'x'" in refused.reason
     with pytest.raises(PlannerError, match="of no trainer"):
         trainer_of("another one")
+
+
+def test_stages_whose_replicas_are_of_different_kinds() -> None:
+    """Two kinds in each stage, a slow Ethernet: every replica is priced on its own GPU, gradients go over the network."""
+    data = {
+        "source": {"id": "made-up"}, "topic": "heterogeneous", "framework": "sailor (megatron-deepspeed fork)",
+        "cluster": {"nodes": [
+            {"kind": "titan", "gpu": "titan-rtx", "gpus": 2, "network": "1 Gb/s"},
+            {"kind": "ti", "gpu": "rtx-2080-ti", "gpus": 2, "network": "1 Gb/s"},
+        ]},
+        "model": {"name": "opt-350m", "hidden": 1024, "layers": 24, "heads": 16, "seq": 1024, "vocab": 50272},
+        "rows": [{
+            "id": "row", "parallel": {"tp": 1, "dp": 2, "pp": 2}, "batch": {"micro": 1, "global": 8},
+            "stages": [
+                {"units": units, "replicas": [{"gpu": gpu, "tp": 1, "count": 1} for gpu in ("titan-rtx", "rtx-2080-ti")]}
+                for units in (12, 14)
+            ],
+            "measured": {"step_s": 3.0, "mem_bytes": 9.0e9},
+        }],
+    }  # fmt: skip
+    job, layout = run_of(data, data["rows"][0], "file")
+    assert [[stage.kind for stage in one.stages] for one in layout.pipelines] == [["titan", "titan"], ["ti", "ti"]]
+    found = answers(data, "file")[0]
+    assert found.status in ("predicted", "does not fit") and set(found.quantities) == {"step_s", "memory_gb"}
+    gradients = 24 / 2 * 12 * 1024**2 * 4  # bytes of half the layers in fp32
+    assert found.quantities["step_s"].predicted > gradients / job.clusters["ti"].hardware.network_bandwidth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 from collections import Counter
 from dataclasses import dataclass
 
@@ -46,12 +46,21 @@ class StageCosts:
     def __init__(self, costs: Floats) -> None:
         """``costs``: by first layer and number of layers, as in ``best_cut``."""
         size = len(costs)
-        end, start = np.indices((size, size))
-        self.by_end = np.where(end >= start, costs[start, np.maximum(end - start, 0)], np.inf)
-        """By end e and first layer s, infinite for e < s."""
+        end, held = np.indices((size, size))
+        self.by_count = np.where(end >= held, costs[np.maximum(end - held, 0), held], np.inf)
+        """By end e and number of layers n, infinite for e < n."""
         fastest = np.array([costs[: size - layers, layers].min() for layers in range(size)])
-        self.values = np.unique(self.by_end[np.isfinite(self.by_end)])
+        self.values = np.unique(self.by_count[np.isfinite(self.by_count)])
         self._least = np.minimum.accumulate(fastest[::-1])[::-1]
+        self._levels: list[float] = self._least.tolist()
+        slowest = np.array([costs[: size - layers, layers].max() for layers in range(size)])
+        alike = slowest == self._least  # wherever it begins, and more layers take longer; a stage may need one at least
+        self._plain = bool(np.all(alike[1:]) and (alike[0] or np.isinf(fastest[0])))
+
+    def within(self, bound: float) -> Floats:
+        """``by_count`` up to the most layers that the bound allows, infinite where one is above it."""
+        table = self.by_count[:, : max(bisect.bisect_right(self._levels, bound), 1)]
+        return table if self._plain and self._levels[0] <= bound else np.where(table <= bound, table, np.inf)
 
     def most(self, bounds: Floats) -> NDArray[np.intp]:
         """Most layers, wherever the stage begins, that take no longer than each bound; 0 where none does."""
@@ -60,47 +69,49 @@ class StageCosts:
 
 def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
     """The same of stages made before."""
-    tables, counts = [one.by_end for one in stages], Counter(stages)
+    counts = Counter(stages)
     bounds = np.unique(np.concatenate([one.values for one in counts]))
     room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
-    enough = np.flatnonzero(room >= len(tables[0]) - 1)
+    enough = np.flatnonzero(room >= len(stages[0].by_count) - 1)
     best: Cut | None = None
     least_sum = 0.0
     for tried, z in enumerate(bounds[enough].tolist(), 1):
         if best is not None and least_sum + (microbatches - 1.0) * z >= best.seconds(microbatches):
             break
-        found = _least_sum(tables, z)
+        found = _least_sum(stages, z)
         if found is not None:
             layers, taken = found
             cut = Cut(layers=layers, slowest=max(taken), total=sum(taken))
             if best is None or cut.seconds(microbatches) < best.seconds(microbatches):
                 best = cut
         if tried == 2:
-            unbounded = _least_sum(tables, np.inf)
+            unbounded = _least_sum(stages, np.inf)
             if unbounded is None:
                 return None
             least_sum = sum(unbounded[1])
     return best
 
 
-def _least_sum(tables: list[Floats], bound: float) -> tuple[tuple[int, ...], list[float]] | None:
+def _least_sum(stages: list[StageCosts], bound: float) -> tuple[tuple[int, ...], list[float]] | None:
     """The cut with the least sum and no stage above the bound, with the seconds of its stages."""
-    size = len(tables[0])
-    least, rows = np.full(size, np.inf), np.arange(size)
-    least[0] = 0.0
-    came, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
-    for one in tables:
+    size = len(stages[0].by_count)
+    rows = np.arange(size)
+    behind = size + rows[:, None] - rows  # where f(e - n) stands behind as many infinities
+    before = np.full(2 * size, np.inf)
+    before[size] = 0.0
+    counts, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
+    for one in stages:
         if id(one) not in allowed:
-            allowed[id(one)] = np.where(one <= bound, one, np.inf)
-        sums = least + allowed[id(one)]
-        came.append(sums.argmin(axis=1))
-        least = sums[rows, came[-1]]
-    if not np.isfinite(least[-1]):
+            allowed[id(one)] = one.within(bound)
+        table = allowed[id(one)]
+        sums = before.take(behind[:, : table.shape[1]]) + table
+        counts.append(sums.argmin(axis=1))
+        before[size:] = sums[rows, counts[-1]]
+    if not np.isfinite(before[-1]):
         return None
-    end, ends = size - 1, list[int]()
-    for back in reversed(came):
-        ends.append(end)
-        end = int(back[end])
-    ends = [0, *reversed(ends)]
-    layers = tuple(b - a for a, b in itertools.pairwise(ends))
-    return layers, [float(one[b, a]) for one, a, b in zip(tables, ends[:-1], ends[1:], strict=True)]
+    end, layers, taken = size - 1, list[int](), list[float]()
+    for one, held in zip(reversed(stages), reversed(counts), strict=True):
+        layers.append(int(held[end]))
+        taken.append(float(one.by_count[end, layers[-1]]))
+        end -= layers[-1]
+    return tuple(reversed(layers)), taken[::-1]

@@ -23,7 +23,7 @@ MOST_STAGES = 64
 """Stages of one pipeline that are searched."""
 HUGE = 1e15
 """Seconds of what does not fit."""
-STEP = 1.02
+STEP = 1.01
 """Ratio of neighbouring levels of ``Space.level``: a bound is at most so much too low."""
 COLUMNS = 100_000
 """Rows of degrees of one set of kinds: with more kinds, pipelines have fewer stages on each."""

@@ -22,10 +22,12 @@ from planner.space import MICRO_BATCHES
 LARGEST_TP = 64
 CUTS = 1500
 """Candidates that are cut exactly, at most; what is left out then is said with its bound."""
-GAP = 0.01
+GAP = 0.02
 """Part of the step time by which what is not looked at could still be faster."""
 EACH = 6
 """Candidates of every set of kinds that are cut first."""
+FEW = 100
+"""The same of those that use several kinds and cannot be faster than one kind alone."""
 FINALISTS = 12
 """Layouts that are priced exactly, stage by stage, for the one that is asked for."""
 
@@ -85,9 +87,11 @@ def search_mixed(
                 if found is not None:
                     columns.append((space, found))
     wanted = max(FINALISTS, 4 * top)
-    several = _cut_in_order([one for one in columns if len(one[1].kinds) > 1], wanted, gap)
-    single = _cut_in_order([one for one in columns if len(one[1].kinds) == 1], wanted, gap)
-    kept = sorted([*several.kept[:wanted], *single.kept[:wanted]], key=lambda one: one.seconds)
+    single = _cut_in_order([one for one in columns if len(one[1].kinds) == 1], wanted, gap / 2.0)
+    beaten = single.kept[0].seconds if single.kept else np.inf
+    several = _cut_in_order([one for one in columns if len(one[1].kinds) > 1], wanted, gap, beaten)
+    kept = sorted([*several.kept, *single.kept], key=lambda one: one.seconds)[:wanted]
+    kept += [one for one in several.kept[:2] if one not in kept]
     bound = min(several.bound, single.bound)
     best = list[tuple[MixedLayout, MixedEstimate]]()
     for one in kept:
@@ -166,8 +170,11 @@ class _InOrder:
     """Of those that were not."""
 
 
-def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float) -> _InOrder:
-    """Candidates cut in the order of their bounds, after the most promising of every set of kinds, which show what is reached."""
+def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float, beaten: float = np.inf) -> _InOrder:
+    """Candidates cut in the order of their bounds, after the most promising of every set of kinds, which show what is reached.
+
+    Of candidates that cannot be faster than ``beaten`` seconds a few are cut all the same, to say how far they fall behind.
+    """
     if not columns:
         return _InOrder([], 0, np.inf)
     bounds = np.concatenate([one.bound for _, one in columns])
@@ -181,7 +188,8 @@ def _cut_in_order(columns: list[tuple[Space, Columns]], wanted: int, gap: float)
     for number, at in enumerate([*ranked[first[ranked]], *ranked[~first[ranked]]]):
         below = kept[wanted - 1].seconds if len(kept) >= wanted else np.inf
         near = (1.0 - gap) * kept[0].seconds if kept else np.inf
-        if not first[at] and (number >= CUTS or bounds[at] >= min(below, near)):
+        most = FEW if bounds[at] >= beaten else CUTS
+        if not first[at] and (number >= most or bounds[at] >= min(below, near)):
             return _InOrder(kept[:wanted], number, float(bounds[at]))
         if bounds[at] < below:
             space, some = columns[owner[at]]
