@@ -60,6 +60,10 @@ def test_steps_of_torchtitan(folder: Path) -> None:
         shutil.copytree(folder / "dcp", folder / "titan" / f"step-{step}")
     (folder / "titan" / "step-30" / ".metadata").unlink()
     assert recognise(folder / "titan").step == 20
+    (folder / "titan" / "step-20" / "__1_0.distcp").unlink()
+    assert formats.set_aside(folder / "titan") == ["checkpoint step-20 is torn, set aside: __1_0.distcp is missing"]
+    assert sorted(one.name for one in (folder / "titan").iterdir()) == ["step-10", "step-30", "torn-step-20"]
+    assert formats.set_aside(folder / "titan") == formats.set_aside(folder / "nowhere") == []
 
 
 def test_megatron(folder: Path) -> None:
@@ -204,10 +208,10 @@ def test_other_engines_are_named_with_their_command(kind: str, says: str, plan: 
 
 def test_what_is_not_resharded_here_says_how(plan: Path, folder: Path, run: Any, tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="loads into any split as it is"):
-        reshard(folder / "dcp", load_plan(plan), plan, tmp_path / "new", print)
+        reshard(folder / "dcp", load_plan(plan), tmp_path / "new", print)
     (folder / "dcp" / "__1_0.distcp").unlink()
     with pytest.raises(PlannerError, match="is torn: __1_0.distcp is missing"):
-        reshard(folder / "dcp", load_plan(plan), plan, tmp_path / "new", print)
+        reshard(folder / "dcp", load_plan(plan), tmp_path / "new", print)
     result = run("reshape", str(plan), "--gpus", "8", "--run", str(tmp_path / "new"))
     assert result.exit_code == 2 and "say which with --checkpoint DIR" in result.output
 

@@ -164,6 +164,16 @@ def test_a_notice_saves_and_what_does_not_save_in_time_is_ended(started: Any) ->
     assert "notice: spot instance; not saved within 0.3 s" in lines[-1]
 
 
+def test_steps_do_not_put_off_the_end_of_the_grace(started: Any) -> None:
+    class Deaf(Scripted):
+        def lines(self) -> list[str]:
+            return [STEP.format(7)]
+
+    began = time.monotonic()
+    code, lines, _ = started(Deaf(), notice=lambda: "spot instance", silence=60.0)
+    assert code == 143 and time.monotonic() - began < 10 and "not saved within 0.3 s" in lines[-1]
+
+
 def test_silence_is_a_failure(started: Any) -> None:
     code, lines, gpus = started(Scripted(STEP.format(1)), Scripted("finished at step 2", 0))
     assert (code, gpus) == (0, [4, 4])
@@ -185,7 +195,9 @@ def test_causes_in_words() -> None:
 
 
 def test_what_a_killed_plan_run_left_is_ended_before_the_next_attempt(tmp_path: Path) -> None:
-    first = Attempt(["sleep", "60"], tmp_path / "attempt-1.log")
+    first = Attempt(["bash", "-c", "echo here; exec sleep 60"], tmp_path / "attempt-1.log")
+    while not first.lines():  # until the kernel shows its environment
+        time.sleep(0.01)
     second = Attempt(["bash", "-c", "echo hello; exit 3"], tmp_path / "attempt-2.log")
     assert first.process.wait(timeout=10) == -signal.SIGKILL
     second.process.wait(timeout=10)
@@ -313,8 +325,9 @@ def test_wrong_input_is_one_sentence(run: Any, plan: Path, tmp_path: Path, words
 
 
 def test_nodes_go_on_only_where_every_number_has_a_plan(run: Any, plan: Path, tmp_path: Path) -> None:
-    words = "--nnodes 1:4 --nproc-per-node 1 --rdzv-endpoint a:1 --print-commands -- -m torchtitan.train".split()
-    result = run("run", str(plan), "--to", str(tmp_path / "job"), *words)
+    nodes = ["--nnodes", "1:4", "--nproc-per-node", "1", "--rdzv-endpoint", "a:1"]
+    words = ["--to", str(tmp_path / "job"), *nodes, "--print-commands", "--", "-m", "torchtitan.train"]
+    result = run("run", str(plan), *words)
     assert result.exit_code == 0, result.output
     assert "torchrun --nnodes 4:4" in result.output  # torchtitan keeps dp 4
     assert "reads its data on with the same dp only" in result.output

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.elastic.elastic_job import Surroundings
     from planner.elastic.reshape import Reshape
     from planner.elastic.resilience import Resilience
+    from planner.lab.elastic.reshard import Resharded
     from planner.questions.watch.watched import Watched
 
 AROUND = ("mtbf", "spares", "price", "spot", "synchronous", "cluster")
@@ -179,6 +180,13 @@ class Reshaped(Result):
         target = load_target(trainer)
         jobs = [ExportJob.of(one) for one in worlds_between(self._move.job.plan, self._move.plan)]
         return write_elastic(target, jobs, Path(folder), force=force)
+
+    def reshard(self, checkpoint: File, to: File, *, progress: Progress = silent) -> Resharded:
+        """Rewrite the newest whole checkpoint of a folder in the new split with its own engine, and check every tensor: names,
+        shapes, values, sums. Raises PlannerError, with the command where another tool does it."""
+        from planner.lab.elastic.reshard import reshard
+
+        return reshard(Path(checkpoint), self._move.plan, Path(to), progress)
 
     def save_recipe(self, path: File) -> None:
         """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""

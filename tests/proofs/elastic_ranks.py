@@ -159,6 +159,7 @@ class ForkedGroup:
 
     def __init__(self, forks: Forks, folder: Path, world: int, log: Path, words: list[str], **more: Any) -> None:
         self.forks, self.log, self.struck, self._seen = forks, log, 0, 0
+        self.struck_at = 0.0
         self._codes: list[int] | None = None
         log.write_bytes(b"")
         self.ranks = forks.start(folder, world, words, log, **more)

@@ -2,9 +2,9 @@
 
 Order of the modules, each imports from its own line and from those above:
 
-    inert_pickle  run_flags  attempt
-    checkpoint_folder  worlds  notices
+    inert_pickle  run_flags  attempt  notices  save_interval
+    checkpoint_folder  worlds
     same_tensors  loop
-    reshard
+    reshard  setting_up
     command
 """

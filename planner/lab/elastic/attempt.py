@@ -34,6 +34,8 @@ class Meeting:
     """HOST:PORT of the node that keeps the rendezvous; port 0 = a free one of this node."""
     name: str = "plan-run"
     """Of the job; the same on all nodes."""
+    conf: str = ""
+    """--rdzv-conf of torchrun, like last_call_timeout=60; "" = its defaults."""
     restarts: int = 3
     """Times that torchrun itself meets anew after a failure, where there are several nodes."""
 
@@ -45,7 +47,7 @@ def torchrun(meeting: Meeting, ranks: int, start: Path, grace: float) -> list[st
     return [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{meeting.least}:{meeting.most}",
         "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting.endpoint,
-        "--rdzv-id", meeting.name, "--rdzv-conf", "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3",
+        "--rdzv-id", meeting.name, *(["--rdzv-conf", meeting.conf] if meeting.conf else []),
         "--max-restarts", str(meeting.restarts if several else 0), "--monitor-interval", str(POLL),
         "--shutdown-timeout", str(max(1, round(grace))), "--no-python", "bash", os.fspath(start),
     ]  # fmt: skip

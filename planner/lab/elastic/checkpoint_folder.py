@@ -117,6 +117,21 @@ def held_by(folder: Path, say: Callable[[str], object]) -> tuple[float, int | No
     return size, found.step
 
 
+def set_aside(root: Path) -> list[str]:
+    """Renames torn checkpoints of torchtitan, which would be loaded: step-30 becomes torn-step-30. What is said of each."""
+    said = []
+    for one in sorted(root.glob("step-*")) if root.is_dir() else ():
+        try:
+            found = _dcp(one)
+            problem = "" if found is None else found.problem  # without .metadata it is not loaded
+        except PlannerError as error:
+            problem = str(error)
+        if problem:
+            one.rename(one.with_name(f"torn-{one.name}"))
+            said.append(f"checkpoint {one.name} is torn, set aside: {problem}")
+    return said
+
+
 def _size(folder: Path) -> int:
     return sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
 

@@ -26,6 +26,8 @@ STOPPED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C, and after SIGTERM or a notice: start it again to go on."""
 LOOK = 5.0
 """Seconds between two questions how many GPUs there are."""
+TAIL = 20_000
+"""Characters of what an attempt printed at last that are looked at for its cause."""
 AGAIN = 3.0
 """Seconds before the next attempt after a failure, times the failures in a row."""
 UNWRITABLE = "checkpoints cannot be written"
@@ -71,6 +73,8 @@ class Job:
     """The number of GPUs is asked for while it runs, too."""
     notice: Callable[[], str] = lambda: ""
     """Why the machine is about to be taken away; "" = it is not."""
+    before: Callable[[], list[str]] = list
+    """Called before each attempt; what it says."""
     meeting: Meeting = field(default_factory=Meeting)
     """Of several nodes."""
     grace: float = 60.0
@@ -107,6 +111,14 @@ class Ended:
     """Mean seconds of its steps after the first."""
     seconds: float = 0.0
     """All of it."""
+
+    def did(self, step: int, seconds: float) -> None:
+        """A step has ended, so many seconds after the start."""
+        if self.first_step is None or self.first_step_s is None:
+            self.first_step, self.first_step_s = step, seconds
+        elif step > self.first_step:
+            self.step_s = (seconds - self.first_step_s) / (step - self.first_step)
+        self.last_step = step
 
 
 @dataclass(kw_only=True)
@@ -201,6 +213,8 @@ def _world(job: Job, gpus: int) -> int:
 def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str], object]) -> Ended:
     """One attempt, from its start to its end."""
     launch = job.launch or (lambda ranks, file: Attempt(torchrun(job.meeting, ranks, job.start, job.grace), file))
+    for line in job.before():
+        say(f"  {line}")
     begun, ended = time.monotonic(), Ended(gpus=gpus, started=time.time())
     try:
         group = launch(gpus, log)
@@ -223,32 +237,28 @@ def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str],
 
 def _watch(job: Job, group: Group, ended: Ended, said: Signals, say: Callable[[str], object]) -> str:
     """Until the attempt has ended by itself, or is to be ended; what it printed at last."""
-    begun, looked = time.monotonic(), time.monotonic()
-    stepped, deadline, tail, asked, marks = begun, begun + job.first, "", False, []
+    begun = looked = stepped = time.monotonic()
+    deadline, tail, asked = begun + job.first, "", False
     while True:
         over = group.code is not None
         for line in group.lines():
-            tail = f"{tail}{line}\n"[-20000:]
-            if line.startswith(SHOWN) or job.adapter.step.search(line):
+            tail = f"{tail}{line}\n"[-TAIL:]
+            found = job.adapter.step.search(line)
+            if found or line.startswith(SHOWN):
                 say(f"  {line}")
-            if found := job.adapter.step.search(line):
-                stepped, step = time.monotonic(), int(found[1])
-                deadline = max(deadline, stepped + job.silence) if asked else stepped + job.silence
-                ended.first_step, ended.last_step = ended.first_step or step, step
-                ended.first_step_s = ended.first_step_s or stepped - begun
-                marks.append(stepped)
-        if len(marks) > 1:
-            ended.step_s = (marks[-1] - marks[0]) / (len(marks) - 1)
+            if found:
+                stepped = time.monotonic()
+                deadline = deadline if asked else stepped + job.silence
+                ended.did(int(found[1]), stepped - begun)
         if over:
             return tail
         now = time.monotonic()
-        if not asked and (why := _to_stop(job, said, ended.gpus, now - looked > LOOK)):
+        look, looked = now - looked > LOOK, now if now - looked > LOOK else looked
+        if not asked and (why := _to_stop(job, said, ended.gpus, look)):
             ended.why, ended.words = why
             asked, deadline = True, now + job.grace
             say(f"{ended.words}: saving, at most {job.grace:g} s")
             group.ask()
-        if now - looked > LOOK:
-            looked = now
         if now > deadline or said.again:
             if asked:
                 ended.words += f"; not saved within {job.grace:g} s, it goes on from the checkpoint before"

@@ -42,10 +42,10 @@ class Resharded:
     """Their sum."""
 
 
-def reshard(checkpoint: Path, plan: Plan, file: Path, to: Path, say: Callable[[str], object], limit: float = 3600.0) -> Resharded:
-    """Writes the newest whole checkpoint of a folder to ``to`` in the split of a plan (of the file ``file``), on the processors of
-    this machine, within ``limit`` seconds, and checks it. Raises PlannerError where the format needs none, where another tool
-    does it (with the command), and where a tensor is not the same afterwards."""
+def reshard(checkpoint: Path, plan: Plan, to: Path, say: Callable[[str], object], limit: float = 3600.0) -> Resharded:
+    """Writes the newest whole checkpoint of a folder to ``to`` in the split of a plan, on the processors of this machine, within
+    ``limit`` seconds, and checks it. Raises PlannerError where the format needs none, where another tool does it (its command is
+    said), and where a tensor is not the same afterwards."""
     old = recognise(checkpoint)
     if old.problem:
         raise PlannerError(f"{old.path} is torn: {old.problem}; give a whole checkpoint")
@@ -55,10 +55,10 @@ def reshard(checkpoint: Path, plan: Plan, file: Path, to: Path, say: Callable[[s
     if plan.num_gpus > MOST_RANKS:
         raise PlannerError(
             f"{plan.num_gpus} processes on one machine are too many (at most {MOST_RANKS}); it loads into any split as it is: "
-            f"plan run {shlex.quote(str(file))} --checkpoints {shlex.quote(str(checkpoint))} --to run"
+            f"plan run PLAN --checkpoints {shlex.quote(str(checkpoint))} --to run"
         )
     target, job = load_target("pytorch"), ExportJob.of(plan)
-    require_expressible(target, job, file)
+    require_expressible(target, job, Path("plan.yaml"))
     double = any(one.dtype == "float64" for name, one in old.tensors.items() if name.startswith("model."))
     with tempfile.TemporaryDirectory(prefix="plan-reshape-") as name:
         folder = Path(name) / "run"

@@ -8,12 +8,14 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from planner import library
 from planner.cluster_file import ClusterFile, read_cluster
 from planner.errors import PlannerError
 from planner.lab.elastic.attempt import Meeting
+from planner.lab.elastic.checkpoint_folder import set_aside
 from planner.lab.elastic.loop import Job
 from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import Adapter, Saving, adapter_of, command_line
@@ -47,6 +49,7 @@ class Asked:
     nproc_per_node: int = 0
     rdzv_endpoint: str = ""
     rdzv_id: str = "plan-run"
+    rdzv_conf: str = ""
     world: str | None = None
     notice: str | None = None
     interval: str = "auto"
@@ -123,6 +126,7 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     job = Job(
         worlds=worlds, start=start, folder=folder, adapter=adapter, gpus=gpus_here(asked.world, ranks),
         watched=asked.world is not None, notice=taken_away(asked.notice, NOTICE_EVERY), meeting=meeting, grace=grace,
+        before=partial(set_aside, checkpoints) if adapter.target == "torchtitan" else list,
         first=math.inf if several else first + silence, silence=math.inf if several else silence, restarts=asked.restarts,
     )  # fmt: skip
     lines = [*_about(worlds, missing, adapter), _saved(asked, interval, checkpoints), _limits(job, silence)]
@@ -146,8 +150,8 @@ def _counts(asked: Asked) -> tuple[Meeting, int, list[int]]:
     if most - least >= MOST_WORLDS:
         raise PlannerError(f"--nnodes {asked.nnodes}: {most - least + 1} plans are too many; at most {MOST_WORLDS}")
     meeting = Meeting(
-        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, restarts=asked.restarts
-    )
+        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, conf=asked.rdzv_conf, restarts=asked.restarts,
+    )  # fmt: skip
     return meeting, ranks, [ranks * nodes for nodes in range(least, most + 1)]
 
 

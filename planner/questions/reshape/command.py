@@ -80,10 +80,8 @@ def reshape(
     if found.fits and target is not None and folder is not None:
         click.echo(f"wrote {folder}: {', '.join(found.export(target, folder))}", err=True)
     emit(found, as_json)
-    if found.found is not None and to is not None:
-        from planner.lab.elastic.reshard import reshard
-
-        done = reshard(flags["checkpoint"], found.found.plan, output or file, to, lambda line: click.echo(line, err=True))
+    if found.fits and to is not None:
+        done = found.reshard(flags["checkpoint"], to, progress=lambda line: click.echo(line, err=True))
         click.echo(
             f"{done.tensors} tensors, {done.values:,} values: names, shapes, values and sums are those of {done.old.path}; "
             f"written to {done.new.path}", err=True,

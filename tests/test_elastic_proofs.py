@@ -1,0 +1,356 @@
+"""plan run with real ranks on gloo: fewer and more of them, killed, their storage full or damaged; against a run without all that.
+
+Everything in float64. The ranks are forked from a process that has imported torch; torchrun itself starts them in the last tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"),
+]
+SAME = 1e-12
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Any]:
+    """The process that forks ranks."""
+    from tests.proofs.elastic_ranks import Forks
+
+    with Forks() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sound(forks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The run that nobody disturbs: FSDP on 4 ranks."""
+    from tests.proofs.elastic_faults import plan_of, run_job
+
+    trial = run_job(forks, tmp_path_factory.mktemp("sound"), [plan_of("fsdp 4")], steps=STEPS, every=0)
+    assert trial.code == 0, trial.said
+    return trial
+
+
+def held_against(sound: Any, trial: Any) -> None:
+    """Loss of every step, every weight and optimizer state, every sample; and what each failure cost."""
+    from planner.lab.elastic.same_tensors import compare
+
+    assert trial.code == 0, (trial.code, trial.said[-5:])
+    assert trial.losses().keys() == sound.losses().keys()
+    assert max(abs(value - sound.losses()[step]) for step, value in trial.losses().items()) <= SAME
+    same = compare(sound.final(), trial.final(), SAME)
+    assert same.differences == () and same.tensors == 120 and same.values > 100_000
+    trial.check_data()
+    assert all(lost <= most for lost, most in trial.lost()), trial.lost()
+
+
+PAIRS = (("fsdp 4", "fsdp 3"), ("tp 2 x fsdp 2", "pp 3"), ("pp 2 x tp 2", "fsdp 3"))
+
+
+@pytest.mark.parametrize("splits", PAIRS, ids=" and ".join)
+def test_four_three_four_ranks_train_as_if_nothing_had_happened(
+    splits: tuple[str, str], forks: Any, sound: Any, tmp_path: Path
+) -> None:
+    """The number of GPUs changes while it trains: the ranks save, the other plan goes on, and back."""
+    from tests.proofs.elastic_faults import plan_of, run_job
+
+    state: dict[str, Any] = {"gpus": 4}
+
+    def gpus() -> int:
+        steps = [int(one) for log in tmp_path.glob("attempt-*.log") for one in re.findall(r"^step (\d+)", log.read_text(), re.M)]
+        state["gpus"] = 4 if max(steps, default=0) < 6 or max(steps) >= 14 else 3
+        return int(state["gpus"])
+
+    trial = run_job(forks, tmp_path, [plan_of(one) for one in splits], steps=STEPS, gpus=gpus, watched=True, sleep=0.15)
+    held_against(sound, trial)
+    assert [len(group.ranks) for group in trial.groups] == [4, 3, 4], trial.said
+    assert not any(lost for lost, _ in trial.lost())  # saved in time: no step is done twice
+
+
+def test_ranks_killed_at_any_moment_cost_no_more_than_the_interval(forks: Any, sound: Any, tmp_path: Path) -> None:
+    """Ten times SIGKILL, on 4 and 3 ranks in turn. benchmarks/elastic_faults.py does it two hundred times."""
+    from tests.proofs.elastic_faults import kill_in_save, kill_one, plan_of, run_job
+
+    chance, launched = random.Random(7), [0]
+
+    def strike(group: Any, log: Path) -> None:
+        (kill_in_save(chance) if launched[0] % 3 == 0 else kill_one(chance, 1.5))(group, log)
+
+    def gpus() -> int:
+        launched[0] += 1
+        return 4 if launched[0] % 2 else 3
+
+    trial = run_job(forks, tmp_path, [plan_of("fsdp 4"), plan_of("pp 3")], steps=STEPS, strike=strike, strikes=10, gpus=gpus)
+    held_against(sound, trial)
+    assert sum(group.struck for group in trial.groups) >= 6
+    assert any("is torn, skipped: it was not written to its end" in line for line in trial.said)
+
+
+def test_a_node_of_two_killed(forks: Any, sound: Any, tmp_path: Path) -> None:
+    from tests.proofs.elastic_faults import kill, plan_of, run_job
+
+    def strike(group: Any, log: Path) -> None:
+        while group.code is None and len(re.findall("^step", log.read_text(), re.M)) < 9:
+            time.sleep(0.01)
+        kill(group, 2, 3)
+
+    trial = run_job(forks, tmp_path, [plan_of("tp 2 x fsdp 2")], steps=STEPS, strike=strike, strikes=1)
+    held_against(sound, trial)
+    assert len(trial.groups) == 2 and trial.seconds < 60
+
+
+def test_a_damaged_shard_is_not_loaded(forks: Any, sound: Any, tmp_path: Path) -> None:
+    """A byte of the newest checkpoint changes: the one before is loaded, and said."""
+    from tests.proofs.elastic_faults import kill, plan_of, run_job
+
+    def strike(group: Any, log: Path) -> None:
+        while group.code is None and "checkpoint step-00000008 whole" not in log.read_text():
+            time.sleep(0.01)
+        kill(group, 1)
+        while group.code is None:
+            time.sleep(0.01)
+        newest = max(one for one in (tmp_path / "checkpoints").glob("step-*") if (one / "complete.json").exists())
+        shard = newest / "__2_0.distcp"
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+
+    trial = run_job(forks, tmp_path, [plan_of("fsdp 4")], steps=STEPS, strike=strike, strikes=1)
+    from planner.lab.elastic.same_tensors import compare
+
+    assert trial.code == 0, trial.said[-5:]
+    assert any(re.search("is torn, skipped: the bytes of __2_0.distcp are not those that were written", one) for one in trial.said)
+    assert compare(sound.final(), trial.final(), SAME).differences == ()
+    trial.check_data()
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence_and_nothing_torn_is_loaded(forks: Any, sound: Any, tmp_path: Path) -> None:
+    """No file may grow beyond a few KB: two saves fail, the run ends at once and says what it has; with room again it goes on."""
+    from tests.proofs.elastic_faults import plan_of, run_job
+
+    first = run_job(forks, tmp_path, [plan_of("fsdp 4")], steps=10)
+    assert first.code == 0
+    full = run_job(forks, tmp_path, [plan_of("fsdp 4")], steps=STEPS, limit=100_000, strikes=9)
+    assert str(full.code).startswith(f"checkpoints cannot be written to {tmp_path / 'checkpoints'}"), full.code
+    assert "the last whole one is of step 10; free space, start again" in full.code and "File too large" in full.code
+    again = run_job(forks, tmp_path, [plan_of("fsdp 4")], steps=STEPS)
+    held_against(sound, again)
+    assert any("resumed at step 10" in line for line in again.said)
+
+
+def test_lost_time_is_as_predicted(forks: Any, tmp_path: Path) -> None:
+    """Steps that sleep, kills at moments that stand for an exponential distribution; ``plan resilience``'s formula within 20 %."""
+    import numpy as np
+
+    from planner.elastic.checkpoints import SaveTimes, lost_by_failure
+    from planner.lab.elastic import loop
+    from tests.proofs.elastic_faults import kill, plan_of, run_job
+
+    every, sleep, kills, steps_all = 6, 0.25, 5, 60
+    moments = [every * (one + 0.5) / kills for one in range(kills)]  # steps after a save has begun, evenly: a failure knows none
+    random.Random(3).shuffle(moments)
+    left = list(moments)
+
+    def strike(group: Any, log: Path) -> None:
+        steps, rest = divmod(left.pop(), 1.0)
+
+        def done() -> float:  # steps since the first save began
+            text = log.read_text()
+            first = re.search(r"^saving step-(\d+)", text, re.M)
+            return max(int(one) for one in re.findall(r"^step (\d+)", text, re.M)) - int(first[1]) if first else -1
+
+        while group.code is None and done() < steps:
+            time.sleep(0.01)
+        time.sleep(rest * sleep)
+        kill(group, 3)
+
+    trial = run_job(
+        forks, tmp_path, [plan_of("fsdp 4")], steps=steps_all, every=every, sleep=sleep, strike=strike, strikes=kills, restarts=20
+    )
+    assert trial.code == 0, trial.said[-3:]
+    history = json.loads((tmp_path / "history.json").read_text())
+    step = float(np.mean([one["step_s"] for one in history if one["step_s"]]))
+    pairs = [pair for log in trial.logs for pair in re.findall(r"stalled (\S+) s, saved in (\S+) s", log)]
+    stall, saved = (float(np.mean([float(pair[i]) for pair in pairs])) for i in (0, 1))
+    # From a kill to the first step after it: noticing, ending the others, starting, loading.
+    ends = [before["started"] + before["seconds"] - group.struck_at
+            for before, group in zip(history, trial.groups[:kills], strict=False)]  # fmt: skip
+    starts = [one["first_step_s"] - step for one in history[1:]]
+    restart = float(np.mean(ends) + np.mean(starts)) + loop.AGAIN
+    last = history[-1]
+    tail = last["seconds"] - last["first_step_s"] - (last["last_step"] - last["first_step"]) * step
+    predicted = kills * lost_by_failure(
+        every * step, SaveTimes(stall=stall, behind=saved - stall, load=0.0), mtbf=1e9, restart=restart
+    )
+    measured = trial.seconds - steps_all * step - (history[0]["first_step_s"] - step) - tail
+    print(f"lost {measured:.1f} s, predicted {predicted:.1f} s: step {step:.3f} s, saved in {saved:.2f} s, restart {restart:.2f} s")
+    assert measured == pytest.approx(predicted, rel=0.2), (measured, predicted, step, stall, saved, restart, trial.lost())
+
+
+# ------------------------------------------------------------------------------------------------ torchrun
+
+
+def plan_file(folder: Path) -> Path:
+    """The plan of FSDP on 4 ranks as a file."""
+    from planner import library
+    from tests.proofs.elastic_faults import plan_of
+
+    library.write_whole(folder / "plan.yaml", library.dump_yaml(plan_of("fsdp 4").to_dict()))
+    return folder / "plan.yaml"
+
+
+def started(folder: Path, name: str, *words: str, steps: int) -> subprocess.Popen[bytes]:
+    """plan run as a process; its output in a file."""
+    command = [sys.executable, str(ROOT / "cli.py"), "run", str(folder / "plan.yaml"), "--to", str(folder / name), *words,
+               "--", "train.py", "--device", "cpu", "--double", "--steps", str(steps)]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    with (folder / f"{name}.out").open("ab") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+
+
+def until(file: Path, words: str, process: subprocess.Popen[bytes], seconds: float = 90.0) -> None:
+    """Waits until something is printed."""
+    limit = time.monotonic() + seconds
+    while words not in (file.read_text() if file.exists() else ""):
+        assert time.monotonic() < limit and process.poll() is None, file.read_text()[-3000:]
+        time.sleep(0.05)
+
+
+def test_the_agent_killed_then_a_signal_then_to_the_end(sound: Any, tmp_path: Path) -> None:
+    """torchrun is killed and the loop goes on; SIGTERM saves and ends with 143; the same command ends the job."""
+    from planner.lab.elastic.attempt import _children
+    from planner.lab.elastic.same_tensors import compare
+
+    plan_file(tmp_path)
+    out = tmp_path / "job.out"
+    process = started(tmp_path, "job", "--gpus", "4", "--every", "4", steps=STEPS)
+    try:
+        until(out, "checkpoint step-00000004 whole", process)
+        [agent] = _children(process.pid)
+        ranks = _children(agent)
+        os.kill(agent, signal.SIGKILL)
+        until(out, "attempt 1 failed: torchrun was ended by SIGKILL", process)
+        until(out, "resumed at step", process)
+        assert len(ranks) == 4 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) in (143, 0)
+    finally:
+        process.kill()
+    assert re.search(r"SIGTERM: stopped after step \d+; start the same command again|finished at step", out.read_text())
+    process = started(tmp_path, "job", "--gpus", "4", "--every", "4", steps=STEPS)
+    assert process.wait(timeout=90) == 0, out.read_text()[-2000:]
+    assert compare(sound.final(), max((tmp_path / "job" / "checkpoints").glob("step-*")), SAME).differences == ()
+
+
+def test_of_two_nodes_one_is_killed_and_the_other_goes_on(sound: Any, tmp_path: Path) -> None:
+    """Two agents of two ranks meet by c10d, --nnodes 1:2. The one that does not keep the rendezvous is killed with all its
+    processes: the other's torchrun meets anew, alone."""
+    from planner.lab.elastic.attempt import _children
+    from planner.lab.elastic.same_tensors import compare
+    from tests.proofs.forked_ranks import free_port
+
+    plan_file(tmp_path)
+    port, nodes = free_port(), []
+    words = ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{port}", "--every", "4",
+             "--checkpoints", str(tmp_path / "checkpoints"),
+             "--rdzv-conf", "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3"]  # fmt: skip
+    outs = [tmp_path / f"node{number}.out" for number in range(2)]
+    try:
+        limit = time.monotonic() + 90
+        nodes.append(started(tmp_path, "node0", *words, steps=STEPS))
+        with socket.socket() as probe:
+            while probe.connect_ex(("localhost", port)):
+                assert time.monotonic() < limit, outs[0].read_text()[-1500:]
+                time.sleep(0.05)
+        nodes.append(started(tmp_path, "node1", *words, steps=STEPS))
+        while not list((tmp_path / "checkpoints").glob("step-*8/complete.json")):
+            assert time.monotonic() < limit, [one.read_text()[-1500:] for one in outs]
+            time.sleep(0.05)
+        agents = _children(nodes[1].pid)
+        for pid in (nodes[1].pid, *agents, *(rank for agent in agents for rank in _children(agent))):
+            os.kill(pid, signal.SIGKILL)
+        assert nodes[0].wait(timeout=120) == 0, outs[0].read_text()[-3000:]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert compare(sound.final(), max((tmp_path / "checkpoints").glob("step-*")), SAME).differences == ()
+    assert "attempt 2" not in outs[0].read_text()  # torchrun itself went on
+
+
+def test_a_checkpoint_is_rewritten_and_every_tensor_checked(sound: Any, tmp_path: Path) -> None:
+    """plan reshape --run: FSDP on 4 ranks to 3 ranks, by torch.distributed.checkpoint under torchrun."""
+    words = [sys.executable, str(ROOT / "cli.py"), "reshape", str(plan_file(tmp_path)), "--gpus", "3", "--checkpoint",
+             str(sound.folder / "checkpoints"), "--run", str(tmp_path / "new")]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "120 tensors" in done.stderr and "names, shapes, values and sums are those of" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ replica groups
+
+
+NO_TORCHFT = "NOT CHECKED: torchft is not installed (pip install torchft)"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason=NO_TORCHFT)
+def test_torchft_keeps_every_step_of_the_group_that_is_left(tmp_path: Path) -> None:
+    """Two replica groups on gloo, one is killed: the other does no step again; the new one takes over its state."""
+    from torchft._torchft import LighthouseServer
+
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=500, heartbeat_timeout_ms=1500)
+    outs = [tmp_path / name for name in ("first", "second", "again")]
+
+    def group(number: int, out: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "tests.proofs.replica_groups", str(number), lighthouse.address(), "100000"]
+        with out.open("wb") as file:
+            return subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL, cwd=ROOT)
+
+    def steps(out: Path) -> dict[int, tuple[int, int, float]]:
+        found = re.findall(r"^step (\d+) groups (\d) kept (\d) sum (\S+)$", out.read_text(), re.M)
+        return {int(step): (int(groups), int(kept), float(total)) for step, groups, kept, total in found}
+
+    def wait(out: Path, many: int, groups: int = 2) -> None:
+        limit = time.monotonic() + 80
+        while sum(one[0] == groups for one in steps(out).values()) < many:
+            assert time.monotonic() < limit, out.read_text()[-500:]
+            time.sleep(0.1)
+
+    running = [group(0, outs[0]), group(1, outs[1])]
+    try:
+        wait(outs[0], 10)
+        running[1].kill()
+        wait(outs[0], 10, groups=1)
+        running.append(group(1, outs[2]))
+        wait(outs[2], 10)
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+        lighthouse.shutdown()
+    mine, theirs = steps(outs[0]), steps(outs[2])
+    numbers = [int(one) for one in re.findall(r"^step (\d+) groups \d kept 1", outs[0].read_text(), re.M)]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))  # none twice, none left out
+    assert sum(not kept for _, kept, _ in mine.values()) <= 1  # the step of the failure
+    both = [step for step in set(mine) & set(theirs) if theirs[step][0] == mine[step][0] == 2]
+    assert len(both) >= 5 and min(theirs) > 10
+    assert all(abs(mine[step][2] - theirs[step][2]) <= SAME for step in both)
