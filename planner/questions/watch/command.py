@@ -52,12 +52,10 @@ def watch(
     from rich.live import Live
     from rich.text import Text
 
-    from planner.questions.watch.show import view
-
     with Live(Text("looking"), console=console(), refresh_per_second=2) as live:
         while True:
             try:
-                live.update(view(look().found))
+                live.update(Text(str(look())))
             except PlannerError as error:  # a log that is being written, an endpoint that starts: said, and looked at again
                 live.update(Text(f"{error}; looking again in {every:g} s"))
             time.sleep(every)
