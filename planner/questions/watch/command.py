@@ -1,5 +1,6 @@
 """``plan watch``: what holds a running job up, and whether another plan would pay."""
 
+import io
 import sys
 import time
 from pathlib import Path
@@ -49,15 +50,21 @@ def watch(
             found = look()
         emit(found, as_json)
         return
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    from planner.questions.watch.show import view
+    out = console()
 
-    with Live(Text("looking"), console=console(), refresh_per_second=2) as live:
+    def drawn(found: Any) -> Text:
+        text = io.StringIO()
+        found.show(Console(file=text, width=out.width, force_terminal=True, highlight=False))
+        return Text.from_ansi(text.getvalue())
+
+    with Live(Text("looking"), console=out, refresh_per_second=2) as live:
         while True:
             try:
-                live.update(view(look().found))
+                live.update(drawn(look()))
             except PlannerError as error:  # a log that is being written, an endpoint that starts: said, and looked at again
                 live.update(Text(f"{error}; looking again in {every:g} s"))
             time.sleep(every)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from planner.explain import layout_text
@@ -47,11 +47,6 @@ def parts(found: Watched) -> Iterator[RenderableType]:
 def _row(one: Costed) -> tuple[str, ...]:
     usd = "" if one.usd_per_day is None or not one.loss else f"{one.usd_per_day:,.0f}"
     return KINDS[one.found.kind], one.found.who, one.found.evidence, percent(one.loss) if one.loss else "", usd
-
-
-def view(found: Watched) -> Group:
-    """All of it as one thing that a live display shows."""
-    return Group(*parts(found))
 
 
 def print_watched(console: Console, found: Watched) -> None:
