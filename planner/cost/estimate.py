@@ -246,7 +246,7 @@ def _step_parts(
     forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
-    idle = idle + interleave_waits(layout, priced.send * overlapped)
+    idle = trainer.traffic.flushes(m) * (idle + interleave_waits(layout, priced.send * overlapped))
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(trainer, layout, priced, *window, data_slowdown(cluster, layout))
     offload = priced.on_host(m)

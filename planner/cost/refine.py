@@ -113,7 +113,8 @@ def refine(
         each, overlap = float(shared.send[0]) / vpp, float(sends_overlap(trainer, layout))
         stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
         passes = StageDurations(stage.forward + send, stage.backward + send, stage.weight)
-        walked = walked_time(schedule, pp, vpp, m, passes, each * overlap)
+        flushes = float(trainer.traffic.flushes(m))
+        walked = flushes * walked_time(schedule, pp, vpp, max(round(m / flushes), 1), passes, each * overlap)
         waiting = float(shared.slowest["waiting"][0])
         busy = sum(float(one.time[part][0]) for part in BUSY) + m * waiting
         bubble = np.array([max(walked - busy, 0.0)])

@@ -72,7 +72,7 @@ class StageTable:
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held), group_rows),
             (_space_columns(workload, cluster, trainer, spaces, more, max(middle, 1)), space_rows),
-            (flight_columns(flights, stage_positions(flights, max(middle, 1))), flight_rows),
+            (flight_columns(_until_flush(trainer, flights), stage_positions(flights, max(middle, 1))), flight_rows),
         ]
 
     def take(self, rows: slice) -> Gathered:
@@ -147,6 +147,13 @@ def _state_columns(
         "host_sum": state_traffic.host_sum_seconds(cluster, trainer, layout, held_bytes),
     }  # fmt: skip
     return {name: stages_first(values) for name, values in columns.items()}
+
+
+def _until_flush(trainer: Trainer, layout: Layout) -> Layout:
+    """With the microbatches alone that are under way before the pipeline runs empty."""
+    if not trainer.traffic.flush:
+        return layout
+    return layout.replace(num_microbatches=np.minimum(np.asarray(layout.num_microbatches), trainer.traffic.flush))
 
 
 def _space_columns(
