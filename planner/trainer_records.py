@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
-
 from planner import library
 from planner.errors import PlannerError
 from planner.layout import MODULE_NAMES, NAMES
@@ -261,18 +259,11 @@ class Traffic:
     zero1_all_reduces: bool
     """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
     overlapped reduce-scatter."""
-    flush: Annotated[int, within(0)]
-    """Microbatches after which a pipeline runs empty, as where gradients are accumulated over several calls of its schedule; 0 = it
-    does so once per step."""
     copy_bytes: Annotated[dict[str, float], keys(COPIES, required=False)]
     """Bytes per parameter that kernels move: to bring gathered weights into their places ('gather', each time), gradients into
     the buffer that is reduced ('reduce', each time); to add gradients to the accumulated ones ('accumulate', each microbatch;
     0 = inside the weight gradient's GEMM), and in a pipeline alone, where reductions wait for the last microbatch
     ('accumulate_in_pipeline'); and in host memory per offloaded parameter in addition to the update ('offload')."""
-
-    def flushes(self, microbatches: Any) -> Any:
-        """How often a pipeline runs empty in a step of so many microbatches, at least once."""
-        return np.ceil(np.asarray(microbatches, dtype=float) / self.flush) if self.flush else 1.0
 
     def copied(self, name: str) -> float:
         """Of ``copy_bytes``; 0 where it is not named."""

@@ -338,8 +338,8 @@ def test_whole_sends_carry_the_whole_tensor_of_every_rank() -> None:
 
 def test_a_pipeline_that_runs_empty_twice_idles_twice() -> None:
     """16 microbatches of a step in calls of 8: two bubbles, closed and walked, and 8 microbatches alone in flight with GPipe."""
-    one = job("gqa", batch=64)
-    twice = dataclasses.replace(one, trainer=one.trainer.replace(flush=8))
+    one = job("gqa", "automodel", batch=64)
+    twice = dataclasses.replace(one, trainer=one.trainer.with_facts({"terms": {"automodel": {"local_batch": 8}}}))
     layout = Layout(pp=2, dp=4, num_microbatches=16, zero=1)
     found = [priced(each, layout) for each in (one, twice)]
     assert found[1].time["bubble"][0] == pytest.approx(2 * found[0].time["bubble"][0])
