@@ -51,7 +51,7 @@ class OwnTerms:
         return layout
 
     def flush(self) -> int:
-        """Microbatches after which a pipeline runs empty, as where gradients are accumulated over several calls of its schedule; 0 =
+        """Microbatches after which a pipeline runs empty, as where gradients are accumulated over several calls of its schedule; 0:
         it does so once per step."""
         return 0
 
