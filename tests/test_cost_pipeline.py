@@ -336,6 +336,24 @@ def test_whole_sends_carry_the_whole_tensor_of_every_rank() -> None:
     assert sent["split"] < sent["gathered"] < sent["whole"]
 
 
+def test_a_pipeline_that_runs_empty_twice_idles_twice() -> None:
+    """16 microbatches of a step in calls of 8: two bubbles, closed and walked, and 8 microbatches alone in flight with GPipe."""
+    one = job("gqa", "automodel", batch=64)
+    twice = dataclasses.replace(one, trainer=one.trainer.with_facts({"terms": {"automodel": {"local_batch": 8}}}))
+    layout = Layout(pp=2, dp=4, num_microbatches=16, zero=1)
+    found = [priced(each, layout) for each in (one, twice)]
+    assert found[1].time["bubble"][0] == pytest.approx(2 * found[0].time["bubble"][0])
+    assert found[1].time["compute"][0] == found[0].time["compute"][0]
+    walked = [
+        refine(each.workload, each.cluster, each.trainer, [layout], [was])[0]
+        for each, was in zip((one, twice), found, strict=True)
+    ]
+    assert walked[1].time["bubble"][0] == pytest.approx(2 * walked[0].time["bubble"][0], rel=1e-6)
+    gpipe = layout.replace(schedule=Schedule.GPIPE)
+    stored = [priced(each, gpipe).memory["activations"][0] for each in (one, twice)]
+    assert stored[1] < 0.6 * stored[0]
+
+
 def test_refinement_sees_uneven_stages() -> None:
     """A heavy head on the last stage: the walk pays for it once per microbatch, and lighter ends get that back."""
     heavy = job("gqa", batch=64)

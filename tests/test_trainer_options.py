@@ -217,8 +217,8 @@ def test_exports_write_an_option_or_refuse(tmp_path: Path) -> None:
     assert "--moe-router-dtype" not in text
     again = api.import_config(tmp_path / "out" / "arguments.sh")
     assert again.file.trainer == plan.file.trainer
-    with pytest.raises(PlannerError, match="option pipeline_overlap=on, which an export to megatron does not write"):
-        api.estimate(**asked, options="pipeline_overlap=on").export("megatron", tmp_path / "no")
+    with pytest.raises(PlannerError, match="option pipeline_overlap=off, which an export to megatron does not write"):
+        api.estimate(**asked, options="pipeline_overlap=off").export("megatron", tmp_path / "no")
     with pytest.raises(PlannerError, match="option cuda_graphs=layers_and_experts: a graph of the experts"):
         api.estimate(**asked, options="cuda_graphs=layers_and_experts").export("megatron", tmp_path / "no")
 

@@ -48,7 +48,7 @@ from tools.hardware_fits.devices import (  # noqa: E402
     SUSTAINED,
     kernels,
 )  # fmt: skip
-from tools.hardware_fits.links import build_scale_up  # noqa: E402
+from tools.hardware_fits.links import build_scale_up, scaled_by_pair  # noqa: E402
 from tools.hardware_fits.measured import RANDOM  # noqa: E402
 from tools.hardware_fits.networks import build_networks  # noqa: E402
 from tools.hardware_fits.products import (  # noqa: E402
@@ -231,8 +231,8 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
     remarks: list[str] = []
     error = math.nan
     if name == "l40s":
-        data["curves_from"] = {"pcie": "rtx-pro-6000"}
-        measured["scale_up"] = "scaled from rtx-pro-6000 (its own table has PCIe P2P off)"
+        data["scale_up"], remarks, error = scaled_by_pair(raw["collectives"], device, MEASURED["rtx-pro-6000"])
+        measured["scale_up"] = "scaled from rtx-pro-6000 by what two of each reach (beyond two its own table has PCIe P2P off)"
     else:
         data["scale_up"], remarks, error = build_scale_up(raw["collectives"], device)
     if name in ("l40s", "rtx-pro-6000", "h100-sxm", "a100-sxm-80gb"):

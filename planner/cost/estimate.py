@@ -12,6 +12,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.memory.peak_points import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
+from planner.cost.own_terms import flushes
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import model_passes, stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
@@ -246,7 +247,7 @@ def _step_parts(
     forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
-    idle = idle + interleave_waits(layout, priced.send * overlapped)
+    idle = flushes(trainer, layout) * (idle + interleave_waits(layout, priced.send * overlapped))
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(trainer, layout, priced, *window, data_slowdown(cluster, layout))
     offload = priced.on_host(m)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from planner.arrays import Floats
 from planner.layout import Layout
 
@@ -47,6 +49,11 @@ class OwnTerms:
     def partition(self, model: ModelSpec, layout: Layout) -> Layout:
         """The layout with the layers that this framework gives to first and last stage, where it decides them."""
         return layout
+
+    def flush(self) -> int:
+        """Microbatches after which a pipeline runs empty, as where gradients are accumulated over several calls of its schedule; 0:
+        it does so once per step."""
+        return 0
 
     def sends_whole_tensors(self) -> bool:
         """Without sequence parallelism every tensor-parallel rank sends T h to the next stage, not its 1 / t."""
@@ -109,3 +116,16 @@ class OwnTerms:
     def gather_host_seconds(self, part: Part) -> Number:
         """Host work, in seconds, to gather all weights of a stage once, in addition."""
         return 0.0
+
+
+def until_flush(trainer: Trainer, layout: Layout) -> Layout:
+    """The layout with the microbatches alone that are under way before its pipeline runs empty."""
+    calls = [term.flush() for term in trainer.terms if term.flush()]
+    if not calls:
+        return layout
+    return layout.replace(num_microbatches=np.minimum(np.asarray(layout.num_microbatches), calls[0]))
+
+
+def flushes(trainer: Trainer, layout: Layout) -> Number:
+    """How often a pipeline runs empty in a step."""
+    return np.ceil(np.asarray(layout.num_microbatches) / np.asarray(until_flush(trainer, layout).num_microbatches))

@@ -12,6 +12,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.estimate import PARTS, Estimate, estimate
+from planner.cost.own_terms import flushes, until_flush
 from planner.cost.pipeline.partition import Stages, assign_layers, stage_layers
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
 from planner.cost.pipeline.schedules import EQUATIONS, pipeline_time, sends_overlap
@@ -113,7 +114,8 @@ def refine(
         each, overlap = float(shared.send[0]) / vpp, float(sends_overlap(trainer, layout))
         stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
         passes = StageDurations(stage.forward + send, stage.backward + send, stage.weight)
-        walked = walked_time(schedule, pp, vpp, m, passes, each * overlap)
+        m_call = int(until_flush(trainer, layout).num_microbatches)
+        walked = float(flushes(trainer, layout)) * walked_time(schedule, pp, vpp, m_call, passes, each * overlap)
         waiting = float(shared.slowest["waiting"][0])
         busy = sum(float(one.time[part][0]) for part in BUSY) + m * waiting
         bubble = np.array([max(walked - busy, 0.0)])

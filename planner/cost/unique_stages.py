@@ -9,6 +9,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
 from planner.cost.memory import peak_points, states
+from planner.cost.own_terms import until_flush
 from planner.cost.pipeline import partition
 from planner.cost.pipeline.partition import StageParameters, Stages, stage_positions
 from planner.cost.pipeline.schedules import flight_columns, in_flight
@@ -72,7 +73,7 @@ class StageTable:
             ({"send": send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held), group_rows),
             (_space_columns(workload, cluster, trainer, spaces, more, stage_positions(spaces, max(middle, 1))), space_rows),
-            (flight_columns(flights, stage_positions(flights, max(middle, 1))), flight_rows),
+            (flight_columns(until_flush(trainer, flights), stage_positions(flights, max(middle, 1))), flight_rows),
         ]
 
     def take(self, rows: slice) -> Gathered:

@@ -85,6 +85,28 @@ def build_scale_up(rows: list[dict[str, str]], gpu: str) -> tuple[dict[str, Any]
     return entry, remarks, octave_error(points)
 
 
+def scaled_by_pair(rows: list[dict[str, str]], gpu: str, relative: str) -> tuple[dict[str, Any], list[str], float]:
+    """Curves of a box whose table is sound for two devices alone: the relative's, by the ratio of what two of each reach.
+
+    The ratio is that of the times of the largest size of two devices, op by op; where two were not measured that of all_gather.
+    """
+    entry, _, error = build_scale_up(rows, relative)
+    pairs = {
+        name: {
+            OP_NAMES[r["op"]]: (float(r["bytes"]), float(r["time_us"]))
+            for r in sorted(rows, key=lambda one: float(one["bytes"]))
+            if (r["gpu"], r["source"], r["world"], r["dtype"]) == (name, "aic-nccl", "2", "half")
+        }
+        for name in (gpu, relative)
+    }
+    ratios = {op: pairs[gpu][op][1] / time for op, (size, time) in pairs[relative].items() if pairs[gpu][op][0] == size}
+    for op, curve in entry.items():
+        slower = ratios.get(op, ratios["all_gather"])
+        curve["us"] = {n: [short(row[0] + (x - row[0]) * slower, 4) for x in row] for n, row in curve["us"].items()}
+    said = ", ".join(f"{op} {1 / ratio:.2f}" for op, ratio in sorted(ratios.items()))
+    return entry, [f"{relative}, its rates times those of two {gpu} over those of two {relative}: {said}"], error
+
+
 def octave_error(points: dict[str, dict[int, dict[float, float]]]) -> float:
     """Median percent error of log-log interpolation at every other measured size (half the density of the file)."""
     errors: list[float] = []

@@ -11,7 +11,7 @@ from planner.cost.layer.attention_layer import attention_block
 from planner.cost.layer.operators import Collective, GatheredRows, MemoryBound, Operator, Shard
 from planner.cost.layer.parts import scale_adapters
 from planner.cost.own_terms import OwnTerms
-from planner.schema import one_of
+from planner.schema import one_of, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,13 @@ class Terms(OwnTerms):
     side is scaled."""
     expert_routing: Annotated[str, one_of("random", "neighbours")] = "random"
     """'random' experts for each token, or 'neighbours': token i takes experts i K onwards (a benchmark's fake gate)."""
+
+    local_batch: Annotated[int, within(0)] = 0
+    """Microbatches of one call of the pipeline's schedule, local_batch_size over pp_microbatch_size; 0 = those of a step."""
+
+    def flush(self) -> int:
+        """Gradients are accumulated over calls of the schedule, after each of which the pipeline is empty."""
+        return self.local_batch
 
     def layer(
         self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
