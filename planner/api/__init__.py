@@ -1,8 +1,7 @@
 """The Python API: what commands and notebooks call. ``import planner`` offers the same names, and imports them when asked.
 
 Keywords are the flags of the command line in Python spelling. Quantities are seconds and bytes; text with a unit
-('400 Gb/s', '71GiB') is read where a flag reads it. Whatever cannot be done is a PlannerError whose sentence says why.
-Each call imports what it needs.
+('400 Gb/s', '71GiB') is read where a flag reads it. What cannot be done is a PlannerError that says why.
 """
 
 # ruff: noqa: F405

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.api.results import Answer, File
+from planner.keywords import require_known
+from planner.units import parse_count
 
 if TYPE_CHECKING:
     from planner.rl.export.rl_folder import RlExport
@@ -59,23 +61,23 @@ def import_rl(
     *,
     format: str | None = None,
     settings: Mapping[str, str] | Sequence[str] = (),
-    model: str | None = None,
-    hardware: str | None = None,
-    gpus: int | None = None,
-    answers: str | None = None,
-    prompt_length: float | None = None,
+    **said: Any,
 ) -> RlRead:
     """A configuration of an RL framework as an RL plan, priced, with what was taken for what.
 
-    ``format``: a framework, or rl:NAME; None = by the file's content. Raises PlannerError with what decides time or memory and is
-    said nowhere: the length of answers above all, of which configurations have the limit alone.
+    ``format``: a framework, or rl:NAME; None = by the file's content. Keywords: model, hardware, gpus, answers, prompt_length.
+    Raises PlannerError with what decides time or memory and is said nowhere: the length of answers above all, of which
+    configurations have the limit alone.
     """
     from planner.rl.readback.rl_found import RlSaid
     from planner.rl.readback.rl_reading import priced, read_rl
     from planner.trainers.reading.given import Given, parse_settings
 
-    said = RlSaid(model=model, hardware=hardware, gpus=gpus, answers=answers, prompt_length=prompt_length)
-    return priced(read_rl(Path(file), said, Given(settings=parse_settings(settings)), format))
+    require_known("import_rl", said, ("model", "hardware", "gpus", "answers", "prompt_length"))
+    prompt = said.get("prompt_length")
+    if isinstance(prompt, str):
+        said["prompt_length"] = float(parse_count(prompt, what="the length of prompts")[0])
+    return priced(read_rl(Path(file), RlSaid(**said), Given(settings=parse_settings(settings)), format))
 
 
 def calibrate_rl(runs: Sequence[tuple[File, File]], *, output: File) -> Answer[PhaseFit]:

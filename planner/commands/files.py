@@ -200,15 +200,12 @@ def _tell(read: Any) -> None:
 def _import_rl(file: Path, from_: str | None, output: Path | None, settings: tuple[str, ...], said: dict[str, Any]) -> None:
     """A configuration of an RL framework as an RL plan: printed, and written where asked."""
     from planner.api import rl_calls, rl_files
-    from planner.units import parse_count
-
     taken = {name: said.pop(name) for name in ("model", "hardware", "gpus", "answers")}
     tokens = said.pop("input_tokens")
     for name, value in said.items():
         if value is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is not of an RL configuration, which {file} is")
-    prompt = None if tokens is None else float(parse_count(tokens, what="--input-tokens")[0])
-    read = rl_files.import_rl(file, format=from_, settings=settings, prompt_length=prompt, **taken)
+    read = rl_files.import_rl(file, format=from_, settings=settings, prompt_length=tokens, **taken)
     for note in read.notes:
         click.echo(f"note: {note}", err=True)
     if output is not None:
