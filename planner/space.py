@@ -172,7 +172,7 @@ class MemoryOption:
         covered = (np.maximum(np.round(layers * self.recompute_layers_share / chunks), 1) * chunks).astype(np.int64)
         return layout.replace(
             recompute=self.recompute, recompute_modules=self.recompute_modules,
-            recompute_layers=covered if 0 < self.recompute_layers_share < 1 else 0,
+            recompute_layers=np.where(covered < layers, covered, 0) if 0 < self.recompute_layers_share < 1 else 0,
         )  # fmt: skip
 
 

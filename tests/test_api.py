@@ -83,6 +83,7 @@ def kept(function):
     return ask
 
 
+@pytest.mark.proof
 def test_questions_are_what_the_commands_print(plans, run, tmp_path, monkeypatch):
     """The API and the command answer each question by themselves, the command once for JSON and tables."""
     monkeypatch.chdir(tmp_path)

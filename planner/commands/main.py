@@ -60,7 +60,7 @@ MEANT = {
     "--tp": "tensor-parallel tensor-parallel-size tensor-model-parallel-size",
     "--pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size",
     "--cp": "context-parallel context-parallel-size", "--ep": "expert-parallel expert-model-parallel-size",
-    "--hardware": "device accelerator cluster card", "--trainer": "framework backend engine",
+    "--hardware": "device accelerator card", "--trainer": "framework backend engine",
     "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r",
     "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
     "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "out save",

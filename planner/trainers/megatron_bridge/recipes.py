@@ -47,7 +47,7 @@ SIZES = re.compile(
 
 def published() -> Mapping[str, Mapping[str, Any]]:
     """Settings of the published recipes by their names."""
-    data = library.read_yaml(Path(__file__).with_name("engine_recipes.yaml"))
+    data = library.read_yaml(Path(__file__).with_name("recipes.yaml"))
     aliases: Mapping[str, str] = data["aliases"]
     recipes: Mapping[str, Mapping[str, Any]] = data["recipes"]
     return {**recipes, **{alias: recipes[name] for alias, name in aliases.items() if name in recipes}}

@@ -63,7 +63,7 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
 
 
 def _recipes() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = library.read_yaml(Path(__file__).with_name("engine_recipes.yaml"))
+    data: Mapping[str, Any] = library.read_yaml(Path(__file__).with_name("recipes.yaml"))
     return data
 
 
