@@ -17,7 +17,6 @@ from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
 from planner.mixed.mixed_search import MixedFinding, MixedPins, kinds_of, search_mixed
-from planner.mixed.who_runs import who_runs
 from planner.plan_file import Assumption
 from planner.rules import check_workload
 from planner.search import search
@@ -60,11 +59,13 @@ class MixedAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: what ``--json`` prints."""
+        from planner.mixed.export.who_runs import who_runs
+
         finding = self.finding
         return {
             "fits": bool(self.plans), "verdict": self.verdict, "plans": [_data(one) for one in self.plans],
             "alone": [vars(one) for one in self.alone],
-            "runs_on": [who_runs(one.layout, self.job.trainer) for one in self.plans],
+            "runs_on": [who_runs(one) for one in self.plans],
             "search": {"candidates": finding.candidates, "cut": finding.cut, "could_be_faster_by": finding.gap,
                        "cpu_seconds": finding.seconds},
         }  # fmt: skip
@@ -201,9 +202,9 @@ def _verdict(job: MixedJob, finding: MixedFinding, alone: Sequence[Alone]) -> st
         text = f"Mixing does not pay: with {more} the best plan takes {seconds_text(mixed.step_time)}, {best.kind} alone "
         return f"{text}{seconds_text(best.step_time_s)}: leave {more} out. {spare}."
     if gain < LITTLE:
-        return f"{more} add {gain:.1%} to {best.kind} alone: leave them out. {spare}."
+        return f"{more} add {100 * gain:.1f} % to {best.kind} alone: leave them out. {spare}."
     left = [one.kind for one in alone if one.kind not in used]
-    text = f"{', '.join(one for one in job.kinds if one in used)} together are {gain:.1%} faster than {best.kind} alone"
+    text = f"{', '.join(one for one in job.kinds if one in used)} together are {100 * gain:.1f} % faster than {best.kind} alone"
     return f"{text}{f', with {listed(left)} left out' if left else ''}. {spare}."
 
 
@@ -211,7 +212,7 @@ def _certificate(finding: MixedFinding) -> str:
     """What the search proves."""
     if finding.gap <= 0.0:
         return f"Of {finding.candidates:,} combinations of degrees none is faster."
-    return f"Of {finding.candidates:,} combinations of degrees none is faster by more than {finding.gap:.1%}."
+    return f"Of {finding.candidates:,} combinations of degrees none is faster by more than {100 * finding.gap:.1f} %."
 
 
 def kind_of_node(cluster: ClusterFile, node: str) -> str:

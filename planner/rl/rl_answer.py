@@ -109,7 +109,7 @@ def why_of(question: RlQuestion, found: Found) -> str:
     if not found.fit:
         chances = {name: float(np.ravel(one)[0]) for name, one in first.memory.chance.items()}
         phase, chance = max(chances.items(), key=lambda one: one[1])
-        return f"Nothing fits: the nearest runs out of memory with a chance of {chance:.0%} when {phase} begins."
+        return f"Nothing fits: the nearest runs out of memory with a chance of {100 * chance:.0f} % when {phase} begins."
     learning = sum(phases[name] for name in PHASES if name in ("logprob", "reference", "critic", "train", "critic_train"))
     sampled = phases["generate"] + phases["reward"]
     if place.mode == "colocated":
@@ -128,10 +128,10 @@ def why_of(question: RlQuestion, found: Found) -> str:
         name, other = min(others, key=lambda one: one[1].seconds)
         more = other.seconds / first.seconds - 1.0
         said += f"; the best {name} placement takes {format_seconds(other.seconds)}"
-        said += f", {more:.0%} more" if more > 0.005 else ""
+        said += f", {100 * more:.0f} % more" if more > 0.005 else ""
     elif len(found.best) > 1:
         more = found.best[1].seconds / first.seconds - 1.0
-        said += f"; the next takes {format_seconds(found.best[1].seconds)}, {more:.1%} more"
+        said += f"; the next takes {format_seconds(found.best[1].seconds)}, {100 * more:.1f} % more"
     return said + "."
 
 

@@ -7,10 +7,10 @@ from rich.text import Text
 
 from planner.cost.estimate import PARTS
 from planner.explain import PART_TEXT
+from planner.mixed.export.who_runs import who_runs
 from planner.mixed.mixed_changes import MixedChanges
 from planner.mixed.mixed_plan import MixedPlan
 from planner.mixed.mixed_question import MixedAnswer, shape_text
-from planner.mixed.who_runs import who_runs
 from planner.questions.mixed.show_sites import print_sites
 from planner.terminal.tables import assumptions_table, percent, plain_table, risk, samples, seconds, table
 
@@ -29,7 +29,8 @@ def print_answer(console: Console, answer: MixedAnswer) -> None:
         ]  # fmt: skip
         console.print(table(">#", "layout", ">step", ">tok/s", ">MFU", ">runs out", title="Mixed plans", rows=rows))
     print_alone(console, answer)
-    console.print(answer.verdict, markup=False, soft_wrap=not console.is_terminal)
+    if not answer.plans or not answer.plans[0].why.startswith(answer.verdict):
+        console.print(answer.verdict, markup=False, soft_wrap=not console.is_terminal)
     if answer.plans:
         print_plan(console, answer.plans[0])
     else:
@@ -70,8 +71,8 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
         print_sites(console, crossing)
     elif len(plan.cluster.sites) > 1:
         console.print("The plan stays in one site: nothing crosses between them.")
-    for text in who_runs(plan.layout, plan.job().trainer):
-        console.print(f"runs on: {text}", markup=False, soft_wrap=not console.is_terminal)
+    for text in who_runs(plan):
+        console.print(f"runs with: {text}", markup=False, soft_wrap=not console.is_terminal)
     if any(abs(scale - 1.0) > 1e-9 for scale in one.loss_scales):
         scales = ", ".join(f"{scale:.4g}" for scale in one.loss_scales)
         console.print(f"loss scales by group of pipelines: {scales} (shares differ; without them gradients weigh samples unevenly)")

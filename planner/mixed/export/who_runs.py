@@ -1,0 +1,40 @@
+"""Which trainers run a mixed plan, said beside it."""
+
+from __future__ import annotations
+
+from planner.errors import PlannerError, listed
+from planner.mixed.export.export_job import MixedExport, stages_text
+from planner.mixed.export.mixed_targets import TARGETS, mixed_target
+from planner.mixed.export.runnable import nearest, reasons
+from planner.mixed.mixed_plan import MixedPlan
+from planner.trainer_options import spelled
+
+
+def who_runs(plan: MixedPlan) -> list[str]:
+    """Sentences: the targets of ``plan export`` that take a plan as it is; where none does, what the nearest one would take."""
+    mixed = MixedExport(job=plan.job(), layout=plan.layout, trainer=plan.trainer)
+    trainer, priced, others = spelled(plan.trainer)[0], list[str](), list[str]()
+    for name in TARGETS:
+        if not _refused(mixed, name):
+            (priced if trainer in mixed_target(name, mixed).trainers else others).append(name)
+    said = [f"plan export --to {listed(priced)}"] if priced else []
+    if others:
+        said.append(f"plan export --to {listed(others)}, which is another trainer than {trainer}, for which it is priced")
+    return said or [_none(mixed)]
+
+
+def _refused(mixed: MixedExport, name: str) -> bool:
+    target = mixed_target(name, mixed)
+    try:
+        return bool(target.reasons(mixed) or reasons(mixed.layout, target.limits))
+    except PlannerError:
+        return True
+
+
+def _none(mixed: MixedExport) -> str:
+    """No trainer; the nearest layout that the first of them would run."""
+    for name in TARGETS:
+        found = nearest(mixed.layout, mixed_target(name, mixed).limits)
+        if found is not None:
+            return f"no trainer runs it as it is; --to {name} would run {stages_text(found)}"
+    return "no trainer runs it as it is: plan with fewer kinds"
