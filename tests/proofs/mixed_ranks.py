@@ -60,7 +60,7 @@ def _gradients(folder: str, changed: dict[str, Any], alone: bool) -> dict[str, A
     script, plan = _script(folder), _plan(folder, **changed)
     run = script.Stage(serial(plan) if alone else plan, torch.device("cpu"))
     rows = run.share["micro_batch_size"] * run.share["num_microbatches"]
-    inputs, targets = script.train.Tokens(plan, None).rows(0, run.share["first_row"], rows, torch.device("cpu"))
+    inputs, targets = script.train.Tokens(plan, None).rows(run.share["first_row"], rows, torch.device("cpu"))
     loss = run.gradients(inputs, targets)
     dist.all_reduce(loss)
     found = {}
@@ -128,7 +128,7 @@ def _timed(folder: str, seconds: dict[str, tuple[float, float]], steps: int) -> 
         layer.sleeper = Sleeper(forward, backward, 0.0)
         sleepers.append(layer.sleeper)
     inputs, targets = script.train.Tokens(plan, None).rows(
-        0, run.share["first_row"], run.share["micro_batch_size"] * run.share["num_microbatches"], torch.device("cpu")
+        run.share["first_row"], run.share["micro_batch_size"] * run.share["num_microbatches"], torch.device("cpu")
     )
     passes: list[float] = []
     reduce = run.schedule._stage.perform_reduce_grad
