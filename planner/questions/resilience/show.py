@@ -54,8 +54,9 @@ def print_resilience(console: Console, found: Resilience) -> None:
     each = "step" if found.steps == 1 else f"{found.steps:,} steps"
     console.print(
         f"[bold]Save every {each}[/bold] ({spell(found.interval)}; Young's formula: {spell(found.young)}): "
-        f"{format_bytes(job.saved.size)}, training stops {format_seconds(job.times.stall)}, whole "
-        f"{format_seconds(job.times.behind)} later. One failure costs {spell(found.lost)}."
+        f"{format_bytes(job.saved.size)} each; a save stops training for {format_seconds(job.times.stall)}"
+        + (f" and is complete {format_seconds(job.times.behind)} later" if job.times.behind > 0 else "")
+        + f". One failure costs {spell(found.lost)}."
     )
     best = found.answers[0]
     console.print(f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}.")
@@ -74,7 +75,7 @@ def print_resilience(console: Console, found: Resilience) -> None:
         f"{job.around.spares} as given nodes are missing {share(found.shortage) or '0 %'} of the time."
     )
     parts = ", ".join(f"{name} {format_seconds(value)}" for name, value in found.restart_parts.items())
-    console.print(f"A restart: {parts}.")
+    console.print(f"A restart takes {spell(sum(found.restart_parts.values()))}: {parts}.")
     _print_sweep(console, found)
     if found.replay is not None:
         print_replay(console, found.replay)
