@@ -211,3 +211,14 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
 def test_bad_input_is_a_sentence(plan: Path, flags: list[str], says: str) -> None:
     done = CliRunner().invoke(main, ["resilience", str(plan), *flags])
     assert done.exit_code == 2 and says in done.output
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(plan: Path) -> None:
+    from rich.console import Console
+
+    from planner.questions.resilience.show import print_resilience
+
+    console = Console(width=80)
+    with console.capture() as caught:
+        print_resilience(console, planner.resilience(plan, mtbf="900h").found)
+    assert "…" not in caught.get()

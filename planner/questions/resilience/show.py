@@ -21,6 +21,8 @@ from planner.units import format_bytes, format_seconds, plural
 HEADINGS = {
     "work": "work", "saves": "saves", "lost_work": "done again", "restarts": "new starts", "waiting": "waiting", "slower": "slower",
 }  # fmt: skip
+WIDE = 130
+"""Columns from which the table of answers has room for whole names."""
 SHORT = {"restart": "restart", "shrink": "shrink", "replica_groups": "replica groups", "reroute": "re-route"}
 
 
@@ -60,13 +62,14 @@ def print_resilience(console: Console, found: Resilience) -> None:
     )
     best = found.answers[0]
     console.print(f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}.")
+    names = NAMES if console.width >= WIDE else SHORT
     rows = [
-        (NAMES[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days), _usd(one.usd),
+        (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days), _usd(one.usd),
          *(share(one.answer.shares[name]) if one.answer.shares else "" for name in PARTS[1:]))
         for one in found.answers
     ]  # fmt: skip
-    headings = [f">{HEADINGS[name]}" for name in PARTS[1:]]
-    console.print(table("answer", ">goodput", ">days", ">USD", *headings, rows=rows))
+    headings = [f"~{HEADINGS[name]}" for name in PARTS[1:]]
+    console.print(table("answer", ">goodput", "~days", ">USD", *headings, rows=rows))
     for one in found.answers:
         if said := one.answer.why_not or one.answer.note:
             console.print(f"[dim]{SHORT[one.answer.key]}: {said}[/dim]")
@@ -120,7 +123,7 @@ def print_replay(console: Console, replay: Replay) -> None:
          *(share(one.shares[name]) for name in ("work", "lost_work", "restarts", "waiting")))
         for one in replay.policies
     ]  # fmt: skip
-    headings = ("policy", ">work of the plan", ">of what was held", ">stops", ">work", ">done again", ">new starts", ">waiting")
+    headings = ("policy", "~work of the plan", "~of what was held", "~stops", "~work", "~done again", "~new starts", "~waiting")
     console.print(table(*headings, rows=rows))
 
 

@@ -29,8 +29,8 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
             (one.change, one.flag, seconds(one.step_s)) for one in found.ways]))  # fmt: skip
     elif not found.fit:
         console.print(
-            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, 2 and 4 times the GPUs. Give more GPUs "
-            "or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
+            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, 2 and 4 times the GPUs. Give more "
+            "GPUs or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
         )  # fmt: skip
     if len(found.by_mode) > 1:
         console.print(plans_table(list(found.by_mode.values()), "The best of every kind", price))
@@ -65,7 +65,7 @@ def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = Non
     """One line for each placement."""
     rows = [(placement_text(one), actor_text(one), rollout_text(one), *_figures(one, price)) for one in plans]
     return table(
-        "placement", "actor", "rollout", ">step", ">idle train", ">idle gen.", ">tok/s/GPU", ">memory", ">risk", ">$/1000 steps",
+        "placement", "actor", "rollout", ">step", "~idle train", "~idle gen.", ">tok/s/GPU", "~memory", "~risk", ">$/1000 steps",
         title=heading, rows=rows,
     )  # fmt: skip
 
