@@ -149,7 +149,7 @@ def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:
     except BROKEN as error:
         raise PlannerError(f"{where}: not valid YAML ({str(error)[:200]})") from error
     if not isinstance(data, dict):
-        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
+        raise PlannerError(f"{where}: expected a mapping of keys to values, found {kind_of(data)}")
     return data
 
 
@@ -235,12 +235,42 @@ def _inside(data: Any) -> Iterable[Any]:
     return data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
 
 
+def kind_of(data: object) -> str:
+    """The type of plain data for a sentence: 'nothing' of an empty file."""
+    return "nothing" if data is None else type(data).__name__
+
+
+WRITTEN = {
+    "planner_plan": (
+        "a plan, as --output writes it", "plan estimate, what-if, report, compare, validate, export, resilience and others",
+    ),
+    "planner_serve_plan": (
+        "a serve plan, as --output of 'plan serve' writes it", "plan serve estimate, report, export, validate and doctor",
+    ),
+    "planner_mixed_plan": (
+        "a mixed plan, as --output of 'plan --cluster' writes it", "plan estimate, what-if, export and validate",
+    ),
+    "planner_rl_plan": ("an RL plan, as --output of 'plan rl' writes it", "plan rl estimate, export, doctor and calibrate --rl"),
+    "planner_rl_factors": ("factors of RL phases, as 'plan calibrate --rl' writes them", "plan rl --calibrated"),
+}  # fmt: skip
+"""What a file is that has one of these keys, and the commands that take it."""
+
+
+def other_kind(key: str, where: str) -> str:
+    """The sentence on a file with this key of ``WRITTEN`` where another kind is asked for."""
+    what, taken = WRITTEN[key]
+    return f"{where} is {what}, and a file of another kind is asked for here; it is for {taken}"
+
+
 def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -> int:
     """The format version of a plan or validation, under ``planner_<what>``. Raises PlannerError where it cannot be read."""
     version = data.get(f"planner_{what}")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        kind = what.replace("_", " ")
-        raise PlannerError(f"{where}: not a {kind} file: the key 'planner_{what}' with its version number is missing")
+        if other := next((key for key in WRITTEN if key in data and key != f"planner_{what}"), ""):
+            raise PlannerError(other_kind(other, where))
+        kind = what.replace("_", " ").replace("rl ", "RL ")
+        article = "an" if kind.startswith("RL") else "a"
+        raise PlannerError(f"{where}: not {article} {kind} file: the key 'planner_{what}' with its version number is missing")
     if version > newest:
         raise PlannerError(
             f"{where}: the {what} has version {shown(version)}, this planner reads up to {newest}; update planner to read it"

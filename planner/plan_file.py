@@ -182,10 +182,6 @@ def load_plan(path: Path) -> Plan:
 
 def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
     """A plan from plain data. Raises PlannerError."""
-    if "planner_serve_plan" in data:
-        raise PlannerError(
-            f"{where} is a serve plan, and this is asked of trainings; 'plan serve', export, validate and doctor take it"
-        )
     version = library.version_of(data, "plan", VERSION, where=where)
     if version < VERSION:
         raise PlannerError(

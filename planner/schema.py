@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from planner import units
+from planner import library, units
 from planner.errors import CONTROL, PlannerError, nearest_first, shown
 
 T = TypeVar("T")
@@ -132,17 +132,8 @@ def quantities_of(cls: Any) -> tuple[str, ...]:
 def mapping(data: object, where: str) -> Mapping[str, Any]:
     """The data, if it is a mapping. Raises PlannerError."""
     if not isinstance(data, Mapping):
-        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
+        raise PlannerError(f"{where}: expected a mapping of keys to values, found {library.kind_of(data)}")
     return data
-
-
-WRITTEN = {
-    "planner_plan": "a plan, as --output writes it", "planner_serve_plan": "a serve plan, as --output of 'plan serve' writes it",
-    "planner_mixed_plan": "a mixed plan, as --output of 'plan --cluster' writes it",
-    "planner_rl_plan": "an RL plan, as --output of 'plan rl' writes it",
-    "planner_rl_factors": "factors of RL phases, as 'plan calibrate --rl' writes them",
-}  # fmt: skip
-"""What a file is that has one of these keys."""
 
 
 def check_keys(
@@ -153,8 +144,8 @@ def check_keys(
     for key in found:
         if key not in known:
             text = key if isinstance(key, str) else shown(key)
-            if text in WRITTEN:
-                raise PlannerError(f"{where} is {WRITTEN[text]}, and a file of another kind is asked for here")
+            if text in library.WRITTEN:
+                raise PlannerError(library.other_kind(text, where))
             near = f"; nearest: {nearest_first(text, known)[0]}" if known else "; there is none here"
             raise PlannerError(f"{where}: unknown key {shown(text)}{near}")
     missing = [repr(key) for key in required if key not in found]

@@ -313,6 +313,7 @@ def test_the_interval_is_that_of_resilience(run: Any, plan: Path, tmp_path: Path
         (["--nnodes", "1:2"], "say where the nodes meet, --rdzv-endpoint HOST:PORT"),
         (["--gpus", "1:200"], "200 plans are too many"),
         (["--nnodes", "1:2", "--gpus", "4", "--rdzv-endpoint", "a:1"], "--gpus is for one node"),
+        (["--every", "10", "--interval", "5min"], "--interval and --every both say when to save"),
         (["--grace", "60"], "--grace: '60' has no unit"),
         (["--", "no/pretrain_x.py"], "there is no such file"),
         (["--", "mine.py"], "of no trainer that plan run knows"),

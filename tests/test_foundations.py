@@ -67,7 +67,7 @@ def test_shown() -> None:
         (b"a: 1\n b: 2\n", "{path} line 2: mapping values are not allowed in this context"),
         (b'name: x\ntext: "cut off', "{path} line 2: found unexpected end of stream"),
         (b"- 1\n- 2\n", "{path}: expected a mapping of keys to values, found list"),
-        (b"", "{path}: expected a mapping of keys to values, found NoneType"),
+        (b"", "{path}: expected a mapping of keys to values, found nothing"),
         (b"just text", "{path}: expected a mapping of keys to values, found str"),
         (b"tp: 2\npp: 1\ntp: 4\n", "{path} line 3: 'tp' is given twice"),
         (b"day: 2024-13-45", "{path}: not valid YAML (month must be in 1..12)"),
@@ -256,7 +256,7 @@ def test_workload_needs_its_keys() -> None:
     for key in ("model", "sequence_length", "global_batch_size"):
         cut = {name: value for name, value in data.items() if name != key}
         assert sentence(Workload.from_dict, cut, where="a.yaml") == f"a.yaml: missing key '{key}'"
-    assert sentence(Workload.from_dict, None) == "workload: expected a mapping of keys to values, found NoneType"
+    assert sentence(Workload.from_dict, None) == "workload: expected a mapping of keys to values, found nothing"
 
 
 @pytest.mark.parametrize(

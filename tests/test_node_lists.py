@@ -244,3 +244,5 @@ def test_the_command_writes_a_cluster_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["hardware", "cluster", str(tmp_path / "n.txt"), "--hardware", "l40s", "--json"])
     assert json.loads(done.stdout)["cluster"]["nodes"][0]["hardware"] == "l40s"
     assert CliRunner().invoke(main, ["hardware", "cluster", str(tmp_path / "n.txt")]).exit_code == 2
+    done = CliRunner().invoke(main, ["hardware", "cluster", str(tmp_path / "n.txt"), "--hardware", "a100=l40s"])
+    assert done.exit_code == 2 and "has no GPUs called 'a100'" in done.stderr  # it would change nothing, in silence

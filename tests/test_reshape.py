@@ -245,7 +245,8 @@ def test_nothing_fits(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [([], "how many GPUs"), (["--gpus", "0"], "--gpus"), (["--gpus", "64"], "already"), (["--gpus", "128", "--lost"], "--lost"),
+    [([], "how many GPUs"), (["--gpus", "0"], "--gpus"), (["--gpus", "48", "--nodes", "6"], "leave one"),
+     (["--gpus", "64"], "already"), (["--gpus", "128", "--lost"], "--lost"),
      (["--gpus", "48", "--drain", "120"], "has no unit"), (["--gpus", "48", "--step", "-1"], "--step"),
      (["--gpus", "48", "--recipe", "x.toml"], "ends in"), (["--gpus", "48", "--cluster", "none.yaml"], "none.yaml")],
 )  # fmt: skip

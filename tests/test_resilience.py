@@ -42,6 +42,12 @@ def test_daly_is_the_minimum_and_young_its_limit(stall: float) -> None:
         assert tau == pytest.approx(float(young(stall, 3600.0)), rel=1e-3)
 
 
+@pytest.mark.parametrize("rare", [1e-30, 1e-16, 1e-13, 0.9e-10, 1.1e-10])
+def test_daly_holds_where_failures_are_rare_beyond_rounding(rare: float) -> None:
+    """u = sqrt(2 d) (1 - sqrt(2 d) / 3) to first orders; without it rounding gave an interval of 0: a save every step."""
+    assert float(daly(rare, 1.0)) == pytest.approx(math.sqrt(2.0 * rare) * (1.0 - math.sqrt(2.0 * rare) / 3.0), rel=1e-6)
+
+
 def test_wall_over_work_by_hand() -> None:
     """(M / tau) e^{(R + s)/M} (e^{(tau + delta)/M} - 1)"""
     found = float(wall_over_work(300.0, stall=5.0, mtbf=1000.0, restart=60.0, behind=100.0))
@@ -205,3 +211,14 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
 def test_bad_input_is_a_sentence(plan: Path, flags: list[str], says: str) -> None:
     done = CliRunner().invoke(main, ["resilience", str(plan), *flags])
     assert done.exit_code == 2 and says in done.output
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(plan: Path) -> None:
+    from rich.console import Console
+
+    from planner.questions.resilience.show import print_resilience
+
+    console = Console(width=80)
+    with console.capture() as caught:
+        print_resilience(console, planner.resilience(plan, mtbf="900h").found)
+    assert "…" not in caught.get()

@@ -151,3 +151,18 @@ def test_reading_of_flags() -> None:
     assert read_fields("tp=4, recompute=full", "--actor") == {"tp": 4, "recompute": 2}
     with pytest.raises(PlannerError):
         read_fields("tp", "--actor")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--prompts", "0"], "--prompts is 0"), (["--turns", "0"], "--turns is 0"),
+        (["--memory-share", "2"], "--memory-share is 2.0"),
+        (["--train-gpus", "20"], "change --train-gpus"), (["--actor", "tp=3"], "--actor tp=3: no such layout"),
+        (["--rollout", "tp=64"], "--rollout tp=64: no such layout"), (["--staleness", "8..0"], "the smaller first like 0..8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_the_name_of_its_flag(flags: list[str], says: str) -> None:
+    """A 0 must not read as not said, and a fixed degree that rules everything out is the one named."""
+    found = CliRunner().invoke(main, ["rl", "--model", "qwen3-4b", "--gpus", "4", *flags])
+    assert found.exit_code == 2 and says in found.stderr

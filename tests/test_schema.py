@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 
+from planner import library
 from planner.errors import PlannerError
 from planner.schema import Number, Positive, Rule, Seconds, Text, check, keys, one_of, plain, read, within
 
@@ -105,3 +106,12 @@ def test_what_is_missing_is_listed() -> None:
         read(Inner, {}, "f", hint="; cut off")
     with pytest.raises(PlannerError, match=r"^f: expected a mapping of keys to values, found list$"):
         read(Inner, [], "f")
+
+
+@pytest.mark.parametrize("key", sorted(library.WRITTEN))
+def test_a_file_of_another_kind_is_named_with_the_commands_that_take_it(key: str) -> None:
+    asked = "rl_plan" if key == "planner_plan" else "plan"
+    with pytest.raises(PlannerError) as found:
+        library.version_of({key: 1}, asked, 1, where="x.yaml")
+    what, taken = library.WRITTEN[key]
+    assert what in str(found.value) and str(found.value).endswith(taken)

@@ -57,7 +57,7 @@ def surroundings(plan: Any, said: dict[str, Any]) -> Surroundings:
     spares = said.get("spares")
     if spares is not None:
         if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= 2**18:
-            raise PlannerError(f"--spares is {shown(spares)}; it must be a whole number from 0")
+            raise PlannerError(f"--spares is {shown(spares)}; it must be a whole number from 0 to {2**18}")
         changes["spares"] = spares
     price = said.get("price")
     if price is not None:
@@ -113,7 +113,7 @@ def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -
     days, shortage = said.get("days"), said.get("shortage")
     for flag, value in (("--days", days), ("--shortage", shortage)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6):
-            raise PlannerError(f"{flag} is {shown(value)}; it must be a number above 0")
+            raise PlannerError(f"{flag} is {shown(value)}; it must be a number above 0 and below a million")
     asked = Asked(
         days=30.0 if days is None else float(days),
         repair=_seconds(said.get("repair"), "--repair", "24h") or 0.0,
@@ -220,8 +220,10 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
     for flag in ("gpus", "nodes", "step"):
         value, least = said.get(flag), 0 if flag == "step" else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**21):
-            raise PlannerError(f"--{flag} is {shown(value)}; it must be a whole number from {least}")
-    if (said.get("gpus") is None) == (said.get("nodes") is None):
+            raise PlannerError(f"--{flag} is {shown(value)}; it must be a whole number from {least} to {2**21}")
+    if said.get("gpus") is not None and said.get("nodes") is not None:
+        raise PlannerError("--gpus and --nodes both say how many GPUs; leave one of them out")
+    if said.get("gpus") is None and said.get("nodes") is None:
         raise PlannerError("on how many GPUs does the run go on? give --gpus or --nodes")
     gpus = said.get("gpus") or said["nodes"] * int(file.cluster().hardware.gpus_per_node)
     if said.get("lost") and gpus > file.num_gpus:

@@ -18,6 +18,8 @@ from planner.errors import PlannerError
 
 NEWTON_STEPS = 60
 """The derivative vanishes at 0: the distance to a small root is halved by each step at first."""
+SERIES = 1e-10
+"""Stall over time between failures below which the interval is that of the series: Newton's function is rounding there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +46,16 @@ def daly(stall: npt.ArrayLike, mtbf: npt.ArrayLike) -> Floats:
 
     From d/dtau (e^{(tau + delta)/M} - 1) / tau = 0: with u = tau/M and d = delta/M, u = 1 - e^{-(u + d)}. Newton from u = 1
     falls to the root, as the function is convex. Neither R nor s moves it.  [Daly 2006, FGCS 22(3), section 4, equation 20 ff.]
+
+    Where d is lost beside 1 (below 1e-10), the first terms of its series: u = p - p^2/3, p = sqrt(2 d).
     """
     d = np.asarray(stall, dtype=float) / np.asarray(mtbf, dtype=float)
     u = np.ones_like(d)
     for _ in range(NEWTON_STEPS):
         kept = np.exp(-(u + d))
         u = np.maximum(u - (kept - 1.0 + u) / np.maximum(1.0 - kept, 1e-300), 0.0)
-    return u * np.asarray(mtbf, dtype=float)
+    near = np.sqrt(2.0 * d)
+    return np.where(d < SERIES, near - near * near / 3.0, u) * np.asarray(mtbf, dtype=float)
 
 
 def wall_over_work(

@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster_file import ClusterFile, Storage
+from planner.costs import DAY
 from planner.elastic.checkpoints import SaveTimes, save_times, transfer_seconds
 from planner.elastic.failure_rates import NodeMtbf, constants, node_mtbf
 from planner.elastic.shards import Places, Saved, items_of, places_of_plan, saved_of
@@ -200,8 +201,8 @@ class ElasticJob:
         """What the user did not say."""
         known, found = constants(), []
         if self.around.mtbf is None:
-            hours = f"{format_seconds(self.node_mtbf.seconds)} per node"
-            found.append(Assumption("failures", hours, self.node_mtbf.why, "--mtbf"))
+            each = f"a node every {self.node_mtbf.seconds / DAY:,.1f} days"
+            found.append(Assumption("failures", each, self.node_mtbf.why, "--mtbf"))
         if self.around.storage is None:
             each = f"{known.storage_node.value / GIGA:g} GB/s per node"
             found.append(Assumption("storage", each, known.storage_node.source, "--cluster (storage)"))
@@ -209,7 +210,7 @@ class ElasticJob:
             why = "Megatron --async-save, torchtitan checkpoint.async_mode, torch async_save"
             found.append(Assumption("saves", "asynchronous", why, "--synchronous"))
         start = known.process_start.value + self.start["communicators"]
-        why = f"{known.process_start.source}; {known.communicator.source}"
+        why = f"{known.process_start.source}; {known.communicator.source.removeprefix('assumed: ')}"
         found.append(Assumption("start of processes", format_seconds(start), why, "--restart"))
         return tuple(found)
 

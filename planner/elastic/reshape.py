@@ -210,7 +210,7 @@ def _why(best: Candidate, way: Way, others: list[Candidate]) -> str:
     if best.nests:
         names = ", ".join(best.nests)
         read = f"stored shards are read {best.move.amplification:.2f} times"
-        text += f"; {names} nest in the old degrees" if best.nested else f"; {read}"
+        text += f"; {names} {'nests' if len(best.nests) == 1 else 'nest'} in the old degrees" if best.nested else f"; {read}"
     faster = [one for one in others if one.step_time < best.step_time]
     if faster:
         part = 100.0 * (best.step_time / faster[0].step_time - 1.0)

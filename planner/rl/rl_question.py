@@ -119,6 +119,7 @@ def ask(request: RlRequest) -> RlQuestion:
     assumed: list[Assumption] = []
     if request.model is None:
         raise PlannerError("which model? give --model")
+    _check(request)
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     framework = _framework(request, assumed)
     trainer = known_as(request.trainer) if request.trainer else framework.trainer
@@ -148,6 +149,16 @@ def ask(request: RlRequest) -> RlQuestion:
         job=job, asked=_asked(request, pools, framework, assumed), hardware=pools.names[0], generate_hardware=pools.names[1],
         trainer=trainer, network_bandwidth=bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
+
+
+def _check(request: RlRequest) -> None:
+    """Raises PlannerError on a number that means nothing; 0 would read as not said."""
+    for flag in ("prompts", "samples", "epochs", "turns"):
+        if getattr(request, flag) == 0:
+            raise PlannerError(f"--{flag} is 0; it must be a whole number from 1")
+    share = request.memory_share
+    if share is not None and not 0.0 < share <= 1.0:
+        raise PlannerError(f"--memory-share is {shown(share)}; it must be a share above 0 and up to 1, like 0.6")
 
 
 def _framework(request: RlRequest, assumed: list[Assumption]) -> RlFramework:
@@ -299,7 +310,8 @@ def read_staleness(said: object) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,4})(?:\s*(?:\.\.|-)\s*(\d{1,4}))?", text)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if low > high or high > ASYNCHRONOUS:
-        raise PlannerError(f"--staleness is {shown(said)}; write a number of steps, a range like 0..8, or any")
+        known = f"a number of steps up to {ASYNCHRONOUS}, a range with the smaller first like 0..8, or any"
+        raise PlannerError(f"--staleness is {shown(said)}; write {known}")
     return low, high
 
 

@@ -136,7 +136,7 @@ def search(job: RlJob, asked: Asked, top: int = 5) -> Found:
         searched, fitting = searched + found.count, fitting + found.fitting
         rows += found.rows
     if not rows:
-        raise PlannerError(_nothing(job, asked))
+        raise PlannerError(_nothing(job, asked, places, sides))
     rows = _ranked(rows)
     best = [_whole(job, one) for one in _varied(rows, top)]
     named: dict[str, Candidate] = {}
@@ -383,7 +383,17 @@ def _whole(job: RlJob, row: _Row) -> Candidate:
     return price(job, row.placement, RlLayouts(actor=row.actor, rollout=row.rollout, rollout_precision=job.precision))
 
 
-def _nothing(job: RlJob, asked: Asked) -> str:
+def _nothing(job: RlJob, asked: Asked, places: Sequence[Placement], sides: _Sides) -> str:
+    """Why nothing is legal: what the user fixed is named where that alone rules everything out."""
+    if not places:
+        return (
+            f"{job.framework.label} has no placement on {asked.gpus} GPUs with the pools, mode and staleness asked for; change "
+            "--train-gpus, --generate-gpus, --mode, --staleness or --gpus"
+        )
+    for flag, pins, side in (("--actor", asked.train, sides.train), ("--rollout", asked.rollout, sides.rollout)):
+        if pins and all(side(one) is None for one in places):
+            said = ",".join(f"{name}={value}" for name, value in pins.items())
+            return f"{flag} {said}: no such layout of {job.workload.model.name} is legal on {asked.gpus} GPUs; change it or --gpus"
     return (
         f"no layout of {job.workload.model.name} is legal on {asked.gpus} GPUs with {job.framework.label}, trainer "
         f"{job.trainer.name} and {job.engine.label}; change --gpus, a fixed degree, or the framework"

@@ -173,6 +173,8 @@ def _time(text: str, name: str) -> float:
 
 def _interval(asked: Asked, cluster: ClusterFile | None) -> Interval:
     mtbf = _time(asked.mtbf, "mtbf") if asked.mtbf else None
+    if asked.interval != "auto" and asked.every:
+        raise PlannerError("--interval and --every both say when to save; leave one of them out")
     if asked.interval != "auto":
         return Interval(seconds=_time(asked.interval, "interval"), why="as asked for")
     return best_interval_of(asked.plan, cluster, mtbf)
@@ -201,7 +203,7 @@ def _found_program(command: tuple[str, ...]) -> tuple[str, ...]:
 def _about(worlds: dict[int, World], missing: list[str], adapter: Adapter) -> list[str]:
     lines = [f"{gpus} GPUs: {one.words}, {format_seconds(one.plan.prediction.step_time_s)} per step as predicted"
              for gpus, one in sorted(worlds.items(), reverse=True)]  # fmt: skip
-    lines += [f"no plan for {one}" for one in missing]
+    lines += [f"no plan for {one.replace(': misses by', ': the nearest misses the memory by')}" for one in missing]
     if not adapter.stops:
         lines.append(f"{adapter.target} does not save on SIGTERM: a notice, too, loses what was trained since its last checkpoint")
     return lines

@@ -71,6 +71,8 @@ def refusal(who: str, layout: MixedLayout, limits: Limits, more: list[str]) -> s
         return ""
     text = f"{who} cannot run this plan: {'; '.join(found)}"
     near = None if more else nearest(layout, limits)
+    if layout.outer is not None and near is None:
+        return f"{text}; plan it again with --trainer torchtitan, which exports local updates, and another --global-batch-size"
     if near is None:
         return f"{text}; plan with fewer kinds, or export to another trainer"
     return f"{text}. The nearest plan that it runs is {stages_text(near)}{_settings(layout, near)}"

@@ -97,6 +97,7 @@ def cluster_of(path: Path, hardware: Mapping[str, str] | None = None) -> ReadClu
         notes.append(f"{plural(len(without), 'node')} without a GPU left out")
     if not used:
         raise PlannerError(f"{path.name}: none of its {plural(len(nodes), 'node')} has a GPU that takes a job")
+    _check_words(hardware or {}, [one.product for one in used], path.name)
     known = {word: _profile(word, hardware or {}, path.name) for word in dict.fromkeys(one.product for one in used)}
     notes += [
         f"GPUs called {word} are taken as {name}; --hardware {word}=PROFILE says otherwise"
@@ -289,6 +290,14 @@ def _grouped(
         for name, ((profile, gpus, site, spot), hosts) in zip(names, groups.items(), strict=True)
     )  # fmt: skip
     return ClusterFile(nodes=kinds), dict(zip(names, map(tuple, groups.values()), strict=True))
+
+
+def _check_words(hardware: Mapping[str, str], products: Sequence[str], where: str) -> None:
+    """Raises PlannerError where a profile is given for GPUs that are not in the list: it would change nothing."""
+    if unknown := [word for word in hardware if word not in products]:
+        found = listed([shown(word[:80]) if word else "GPUs without a name" for word in dict.fromkeys(products)], "and")
+        meant = f"GPUs called {shown(unknown[0][:80])}" if unknown[0] else "nodes that do not say their GPU"
+        raise PlannerError(f"--hardware: {where} has no {meant}; it has {found}; write --hardware TYPE=PROFILE with such a TYPE")
 
 
 def _profile(product: str, hardware: Mapping[str, str], where: str) -> str:

@@ -21,6 +21,8 @@ from planner.units import format_bytes, format_seconds, plural
 HEADINGS = {
     "work": "work", "saves": "saves", "lost_work": "done again", "restarts": "new starts", "waiting": "waiting", "slower": "slower",
 }  # fmt: skip
+WIDE = 130
+"""Columns from which the table of answers has room for whole names."""
 SHORT = {"restart": "restart", "shrink": "shrink", "replica_groups": "replica groups", "reroute": "re-route"}
 
 
@@ -54,18 +56,20 @@ def print_resilience(console: Console, found: Resilience) -> None:
     each = "step" if found.steps == 1 else f"{found.steps:,} steps"
     console.print(
         f"[bold]Save every {each}[/bold] ({spell(found.interval)}; Young's formula: {spell(found.young)}): "
-        f"{format_bytes(job.saved.size)}, training stops {format_seconds(job.times.stall)}, whole "
-        f"{format_seconds(job.times.behind)} later. One failure costs {spell(found.lost)}."
+        f"{format_bytes(job.saved.size)} each; a save stops training for {format_seconds(job.times.stall)}"
+        + (f" and is complete {format_seconds(job.times.behind)} later" if job.times.behind > 0 else "")
+        + f". One failure costs {spell(found.lost)}."
     )
     best = found.answers[0]
     console.print(f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}.")
+    names = NAMES if console.width >= WIDE else SHORT
     rows = [
-        (NAMES[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days), _usd(one.usd),
+        (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days), _usd(one.usd),
          *(share(one.answer.shares[name]) if one.answer.shares else "" for name in PARTS[1:]))
         for one in found.answers
     ]  # fmt: skip
-    headings = [f">{HEADINGS[name]}" for name in PARTS[1:]]
-    console.print(table("answer", ">goodput", ">days", ">USD", *headings, rows=rows))
+    headings = [f"~{HEADINGS[name]}" for name in PARTS[1:]]
+    console.print(table("answer", ">goodput", "~days", ">USD", *headings, rows=rows))
     for one in found.answers:
         if said := one.answer.why_not or one.answer.note:
             console.print(f"[dim]{SHORT[one.answer.key]}: {said}[/dim]")
@@ -74,7 +78,7 @@ def print_resilience(console: Console, found: Resilience) -> None:
         f"{job.around.spares} as given nodes are missing {share(found.shortage) or '0 %'} of the time."
     )
     parts = ", ".join(f"{name} {format_seconds(value)}" for name, value in found.restart_parts.items())
-    console.print(f"A restart: {parts}.")
+    console.print(f"A restart takes {spell(sum(found.restart_parts.values()))}: {parts}.")
     _print_sweep(console, found)
     if found.replay is not None:
         print_replay(console, found.replay)
@@ -119,7 +123,7 @@ def print_replay(console: Console, replay: Replay) -> None:
          *(share(one.shares[name]) for name in ("work", "lost_work", "restarts", "waiting")))
         for one in replay.policies
     ]  # fmt: skip
-    headings = ("policy", ">work of the plan", ">of what was held", ">stops", ">work", ">done again", ">new starts", ">waiting")
+    headings = ("policy", "~work of the plan", "~of what was held", "~stops", "~work", "~done again", "~new starts", "~waiting")
     console.print(table(*headings, rows=rows))
 
 

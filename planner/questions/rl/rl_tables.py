@@ -28,7 +28,10 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
         console.print(table("what would fit", "=flag", ">step", title="What would fit", rows=[
             (one.change, one.flag, seconds(one.step_s)) for one in found.ways]))  # fmt: skip
     elif not found.fit:
-        console.print("No single change of those that were tried fits.")
+        console.print(
+            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, 2 and 4 times the GPUs. Give more "
+            "GPUs or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
+        )  # fmt: skip
     if len(found.by_mode) > 1:
         console.print(plans_table(list(found.by_mode.values()), "The best of every kind", price))
     print_parts(console, found.plans[0])
@@ -53,7 +56,7 @@ def title(plan: RlPlan) -> str:
     work = plan.workload
     kinds = plan.hardware + (f" and {plan.generate_hardware}" if plan.generate_hardware else "")
     lengths = f"{work.answers.mean:,.0f} tokens (p99 {work.answers.quantile(0.99):,.0f})"
-    batch = f"{work.prompts} prompts x {work.samples} answers of {lengths}"
+    batch = f"{work.prompts} prompts x {plural(work.samples, 'answer')} of {lengths}"
     where = f"{plan.gpus} x {escape(kinds)}"
     return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
@@ -62,7 +65,7 @@ def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = Non
     """One line for each placement."""
     rows = [(placement_text(one), actor_text(one), rollout_text(one), *_figures(one, price)) for one in plans]
     return table(
-        "placement", "actor", "rollout", ">step", ">idle train", ">idle gen.", ">tok/s/GPU", ">memory", ">risk", ">$/1000 steps",
+        "placement", "actor", "rollout", ">step", "~idle train", "~idle gen.", ">tok/s/GPU", "~memory", "~risk", ">$/1000 steps",
         title=heading, rows=rows,
     )  # fmt: skip
 
