@@ -29,7 +29,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plan_estimate_and_what_if(run, cluster) -> None:
     found = run(*JOB, "--cluster", "cluster.yaml", "--output", "mixed.yaml")
     assert found.exit_code == 0, found.output
-    for text in ("Who holds what", "Each kind alone", "lost to the difference of kinds", "runs on:", "USD per step"):
+    for text in ("Who holds what", "Each kind alone", "lost to the difference of kinds", "runs with:", "USD per step"):
         assert text in found.output
     again = run("estimate", "mixed.yaml", "--json")
     assert again.exit_code == 0

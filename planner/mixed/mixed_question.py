@@ -16,10 +16,11 @@ from planner.mixed.local_search import search_local
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
-from planner.mixed.mixed_search import MixedFinding, MixedPins, kinds_of, search_mixed
+from planner.mixed.mixed_search import MixedFinding, MixedPins, kinds_of, least_states, memory_of, search_mixed
 from planner.plan_file import Assumption
 from planner.rules import check_workload
 from planner.search import search
+from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text
 
 PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "cp", "ep")
@@ -187,7 +188,7 @@ def _verdict(job: MixedJob, finding: MixedFinding, alone: Sequence[Alone]) -> st
     """Whether mixing pays, against the fastest kind alone, and what the others are good for instead."""
     best = next((one for one in alone if one.step_time_s), None)
     if finding.mixed is None:
-        return "Nothing fits on these nodes." if best is None else f"No plan over several kinds fits; use {best.kind} alone."
+        return _no_room(job) if best is None else f"No plan over several kinds fits; use {best.kind} alone."
     if best is None or best.step_time_s is None:
         return "No kind has room for it alone: they are needed together."
     others = [one for one in alone if one.kind != best.kind]
@@ -206,6 +207,20 @@ def _verdict(job: MixedJob, finding: MixedFinding, alone: Sequence[Alone]) -> st
     left = [one.kind for one in alone if one.kind not in used]
     text = f"{', '.join(one for one in job.kinds if one in used)} together are {100 * gain:.1f} % faster than {best.kind} alone"
     return f"{text}{f', with {listed(left)} left out' if left else ''}. {spare}."
+
+
+def _no_room(job: MixedJob) -> str:
+    """Nothing fits, by how much where one copy of the states is already too large, and what would help."""
+    least, memory = least_states(job), memory_of(job)
+    why = (
+        f": weights and optimizer states take {format_bytes(least)}, all cards together have {format_bytes(memory)}"
+        if least > memory else ", with no cut, degree or recompute that was tried"
+    )  # fmt: skip
+    ways = "" if job.workload.lora_rank else " train adapters (--lora-rank 16),"
+    return (
+        f"Nothing fits on these nodes{why}. Add nodes,{ways} shorten the sequences, or keep states on the host on one kind alone "
+        "(--hardware KIND --gpus N --offload-optimizer 100)."
+    )
 
 
 def _certificate(finding: MixedFinding) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.cost.parameters import total_parameters
+from planner.cost.state_dtypes import frozen_element, stored_as
 from planner.errors import PlannerError
 from planner.mixed.mixed_candidates import Columns, Found, Space, columns_of, layouts_of
 from planner.mixed.mixed_estimate import MixedEstimate, estimate_mixed
@@ -18,6 +20,7 @@ from planner.mixed.stage_tables import Axes
 from planner.rules import divisors
 from planner.search import SAFE
 from planner.space import MICRO_BATCHES
+from planner.workload import PAGED
 
 LARGEST_TP = 64
 CUTS = 1500
@@ -75,6 +78,8 @@ def search_mixed(
     """
     started = clock.process_time()
     pins = pins or MixedPins()
+    if least_states(job) > memory_of(job):
+        return MixedFinding(best=[], mixed=None, candidates=0, cut=0, gap=0.0, seconds=clock.process_time() - started)
     spaces = [Space(job, axes) for axes in axes_of(job, pins)]
     kinds = job.kinds
     sets = [some for size in range(1, len(kinds) + 1) for some in itertools.combinations(kinds, size)]
@@ -105,6 +110,21 @@ def search_mixed(
         gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
         seconds=clock.process_time() - started,
     )  # fmt: skip
+
+
+def least_states(job: MixedJob) -> float:
+    """Bytes of the model that no split makes fewer: one copy of all weights, and of the optimizer states where they are trained."""
+    work = job.workload
+    count = total_parameters(work.model)
+    if work.lora_rank:
+        return count * min(frozen_element(work), work.element)
+    trainer = stored_as(work, job.trainer)
+    return count * (trainer.stored.weight_bytes + trainer.states_of(work.optimizer) * (work.optimizer not in PAGED))
+
+
+def memory_of(job: MixedJob) -> float:
+    """Bytes of all GPUs that the driver reports as usable."""
+    return sum(one.num_gpus * one.hardware.usable_memory for one in job.clusters.values())
 
 
 def axes_of(job: MixedJob, pins: MixedPins) -> list[Axes]:

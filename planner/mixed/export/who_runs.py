@@ -20,7 +20,8 @@ def who_runs(plan: MixedPlan) -> list[str]:
     said = [f"plan export --to {listed(priced)}"] if priced else []
     if others:
         said.append(f"plan export --to {listed(others)}, which is another trainer than {trainer}, for which it is priced")
-    return said or [_none(mixed)]
+    said = said or [_none(mixed)]
+    return [*said, "local updates: a job of its own on every site, joined by torchft"] if plan.layout.outer else said
 
 
 def _refused(mixed: MixedExport, name: str) -> bool:
