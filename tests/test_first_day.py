@@ -227,7 +227,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--output", "new", "--resume"], "nothing in"),
     (["--output", "full", "--resume"], "there is no summary.yaml"),
     (["--output", "odd", "--resume"], "steps must be a list"),
-    (["--output", "other", "--resume"], "not a first day file"),
+    (["--output", "other", "--resume"], "is a plan, as --output writes it"),
     (["--output", "new", "--budget", "0s"], "must be above zero"),
     (["--output", "new", "--hardware", "h1000"], "unknown hardware"),
 ]
