@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 TIMED = (
     "test_proofs.py", "test_profiler_run.py", "test_profiler_links.py", "test_mixed_proofs.py", "test_sites_proofs.py",
-    "test_rl_proof.py", "test_elastic_proofs.py",
+    "test_rl_proof.py",
 )  # fmt: skip
 """Files whose ranks are timed: one of them at a time."""
 
