@@ -80,6 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
 
 
 def _make_model(folder: Path) -> int:
+    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -93,7 +94,10 @@ def _make_model(folder: Path) -> int:
         vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=2,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    model.lm_head.weight.data[config.eos_token_id] = 0.0  # an answer that ends before its first token is no answer to time
+    model.save_pretrained(folder)
     return len(vocabulary)
 
 
