@@ -11,7 +11,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -259,41 +258,6 @@ def test_the_agent_killed_then_a_signal_then_to_the_end(sound: Any, tmp_path: Pa
     process = started(tmp_path, "job", "--gpus", "4", "--every", "4", steps=STEPS)
     assert process.wait(timeout=90) == 0, out.read_text()[-2000:]
     assert compare(sound.final(), max((tmp_path / "job" / "checkpoints").glob("step-*")), SAME).differences == ()
-
-
-def test_of_two_nodes_one_is_killed_and_the_other_goes_on(sound: Any, tmp_path: Path) -> None:
-    """Two agents of two ranks meet by c10d, --nnodes 1:2. The one that does not keep the rendezvous is killed with all its
-    processes: the other's torchrun meets anew, alone."""
-    from planner.lab.elastic.attempt import _children
-    from planner.lab.elastic.same_tensors import compare
-    from tests.proofs.forked_ranks import free_port
-
-    plan_file(tmp_path)
-    port, nodes = free_port(), []
-    words = ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{port}", "--every", "4",
-             "--checkpoints", str(tmp_path / "checkpoints"),
-             "--rdzv-conf", "last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3"]  # fmt: skip
-    outs = [tmp_path / f"node{number}.out" for number in range(2)]
-    try:
-        limit = time.monotonic() + 90
-        nodes.append(started(tmp_path, "node0", *words, steps=STEPS))
-        with socket.socket() as probe:
-            while probe.connect_ex(("localhost", port)):
-                assert time.monotonic() < limit, outs[0].read_text()[-1500:]
-                time.sleep(0.05)
-        nodes.append(started(tmp_path, "node1", *words, steps=STEPS))
-        while not list((tmp_path / "checkpoints").glob("step-*8/complete.json")):
-            assert time.monotonic() < limit, [one.read_text()[-1500:] for one in outs]
-            time.sleep(0.05)
-        agents = _children(nodes[1].pid)
-        for pid in (nodes[1].pid, *agents, *(rank for agent in agents for rank in _children(agent))):
-            os.kill(pid, signal.SIGKILL)
-        assert nodes[0].wait(timeout=120) == 0, outs[0].read_text()[-3000:]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert compare(sound.final(), max((tmp_path / "checkpoints").glob("step-*")), SAME).differences == ()
-    assert "attempt 2" not in outs[0].read_text()  # torchrun itself went on
 
 
 def test_a_checkpoint_is_rewritten_and_every_tensor_checked(sound: Any, tmp_path: Path) -> None:
