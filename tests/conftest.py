@@ -28,10 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole-parity", action="store_true", help="run every combination of tests.proofs.parity")
 
 
-TIMED = (
-    "test_proofs.py", "test_profiler_run.py", "test_profiler_links.py", "test_mixed_proofs.py", "test_sites_proofs.py",
-    "test_rl_proof.py",
-)  # fmt: skip
+TIMED = ("test_proofs.py", "test_profiler_run.py", "test_profiler_links.py")
 """Files whose ranks are timed: one of them at a time."""
 
 
