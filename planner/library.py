@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import stat
@@ -101,6 +102,12 @@ def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> 
         raise PlannerError(f"{_told(path)}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise PlannerError(f"{_told(path)}: cannot be read (it is not text in UTF-8)") from error
+
+
+def fields_of_lines(text: str) -> list[list[str]]:
+    """What stands on the lines of a text, parted by spaces, commas, semicolons or colons; empty lines and # comments left out."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [re.split(r"[\s,;:]+", line) for line in lines if line]
 
 
 def regular_file(path: Path) -> int:

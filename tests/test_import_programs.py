@@ -114,9 +114,8 @@ def test_what_decides_memory_and_is_not_priced_is_refused(words: str, says: str,
 
 
 def test_tables_trained_beside_adapters(tmp_path: Path) -> None:
-    cases = {"embed_tokens,lm_head": "both", "lm_head": "head", "embed_tokens": "embedding", "classifier": "none"}
-    for said, whole in cases.items():
-        assert script(tmp_path, f"--use_lora True --lora_r 8 --modules_to_save {said}").lora_whole == whole
+    for whole, names in {"both": "embed_tokens,lm_head", "head": "lm_head", "embedding": "embed_tokens", "none": "score"}.items():
+        assert script(tmp_path, f"--use_lora True --lora_r 8 --modules_to_save {names}").lora_whole == whole
 
 
 def test_a_program_of_its_own_called_dpo_has_the_habits_of_what_it_imports(tmp_path: Path) -> None:
@@ -391,8 +390,7 @@ def test_how_people_write_commands(text: str, found: tuple[int, str], tmp_path: 
     ],
 )
 def test_what_trains_something_else_is_refused(program: str, says: str, tmp_path: Path) -> None:
-    text = f"args = TrainingArguments(per_device_train_batch_size=1)\n{program}\n"
-    (tmp_path / "own.py").write_text(text)
+    (tmp_path / "own.py").write_text(f"args = TrainingArguments(per_device_train_batch_size=1)\n{program}\n")
     if "Classification" not in program:
         with pytest.raises(PlannerError, match=says):
             read(tmp_path / "own.py", None, Given())

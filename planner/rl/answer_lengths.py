@@ -221,8 +221,7 @@ def lengths_of_file(path: Path) -> AnswerLengths:
         data = library.parse_json(text, str(path))
         rows = [one if isinstance(one, list) else [one] for one in data] if isinstance(data, list) else []
     else:
-        lines = (line.partition("#")[0].strip() for line in text.splitlines())
-        rows = [re.split(r"[\s,;:]+", line) for line in lines if line]
+        rows = library.fields_of_lines(text)
     values, counts = list[float](), list[float]()
     for number, row in enumerate(rows, 1):
         try:

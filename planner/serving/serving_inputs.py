@@ -87,8 +87,7 @@ def _lengths_of_file(path: Path, what: str) -> Lengths:
         found = library.parse_json(text, str(path))
         rows = [[one] for one in found] if isinstance(found, list) else []
     else:
-        lines = (line.partition("#")[0].strip() for line in text.splitlines())
-        rows = [re.split(r"[\s,;:]+", line) for line in lines if line]
+        rows = library.fields_of_lines(text)
     values, counts = list[float](), list[float]()
     for number, row in enumerate(rows, 1):
         try:

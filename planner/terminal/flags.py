@@ -46,6 +46,25 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     return click.UsageError(f"No such option '{error.option_name}'. Did you mean '{flag}'?", error.ctx)
 
 
+class SearchGroup(click.Group):
+    """A group whose default command is ``search``; ``meant``: its flags by what other tools call them."""
+
+    def __init__(self, *args: Any, meant: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.meant = meant
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise option_meant(error, self.meant) or click.UsageError(error.format_message(), error.ctx) from None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0].startswith("-"):
+            args = ["search", *args]
+        return super().parse_args(ctx, args)
+
+
 def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Flags for fields of Layout, all optional: what is not given is None."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planner.keywords import flag_of
-from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, option_meant, progress
+from planner.terminal.flags import ALSO, JOB_FLAGS, SearchGroup, completed, emit, progress
 
 NOTHING_FITS = 1
 """Exit code: no placement fits."""
@@ -84,22 +84,7 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-class RlGroup(click.Group):
-    """A group whose default command is the search."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            raise option_meant(error, MEANT) or click.UsageError(error.format_message(), error.ctx) from None
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0].startswith("-"):
-            args = ["search", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=RlGroup)
+@click.group(cls=SearchGroup, meant=MEANT)
 def rl() -> None:
     """Where to train and where to generate in RL: placement, pools, layouts, staleness; the step by phase."""
 

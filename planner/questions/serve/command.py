@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planner.keywords import flag_of
-from planner.terminal.flags import ALSO, JOB_FLAGS, completed, emit, option_meant, progress
+from planner.terminal.flags import ALSO, JOB_FLAGS, SearchGroup, completed, emit, progress
 
 NOTHING_SERVES, INTERRUPTED = 1, 130
 """Exit codes: nothing starts or keeps the limits; stopped with Ctrl-C, what was found is printed."""
@@ -87,34 +87,7 @@ MEANT = {
 """Flags by what engines and other tools call them."""
 
 
-class ServeGroup(click.Group):
-    """A group whose default command is the search."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            raise option_meant(error, MEANT) or click.UsageError(error.format_message(), error.ctx) from None
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] in ("-h", "--help"):
-            args = ["search", *args]
-        if not args or args[0].startswith("-"):
-            args = ["search", *args]
-        return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in self.commands:
-            from planner.errors import nearest_first
-
-            known = [name for name in self.commands if name != "search"]
-            raise click.UsageError(
-                f"No such question '{args[0]}'; known: {', '.join(nearest_first(args[0], known))}, or flags alone", ctx
-            )
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=ServeGroup)
+@click.group(cls=SearchGroup, meant=MEANT)
 def serve() -> None:
     """How to serve a model: engine, split, format and load, with latency, throughput, memory and price."""
 
