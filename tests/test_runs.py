@@ -218,7 +218,7 @@ def test_what_was_assumed_is_said(runs: dict[str, Run]) -> None:
 
 UNSUPPORTED = {
     "nv-korthikanti-2022-table4/22b-layer-sp": "no step time",
-    "nv-nemo-launcher-a100/175b-n8-3579cdb3": "layout not stated: tp, pp",
+    "nv-nemo-longseq-h100/32k-nocp": "layout not stated: tp, pp",
     "nv-megatron-readme-2020-a100/1b": "model not stated: seq",
     "oss-bigscience-gpt2-v100-32gb/hf-z2-oom": "host memory",
 }

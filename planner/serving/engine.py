@@ -30,11 +30,11 @@ from planner.serving.engine_facts import (
     Accounting,
     Cases,
     Count,
+    Fused,
     Graphs,
     Messages,
     Reserve,
     Shortfall,
-    Where,
     by_card,
     generation,
     is_amd,
@@ -100,8 +100,8 @@ class Engine:
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
     """Of KINDS those that it runs."""
-    fused_quantisation: Annotated[dict[str, Where], keys(WEIGHTS, required=False)] = field(default_factory=dict)
-    """Formats whose inputs the kernel before quantises, and in which models; in all others a kernel of its own does it."""
+    fused_quantisation: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
     file: str = ""
@@ -118,10 +118,10 @@ class Engine:
         generations = [one for least in self.formats.values() for one in least]
         return tuple(dict.fromkeys("AMD" if is_amd(one) else "NVIDIA" for one in generations))
 
-    def fuses(self, weights: str, plain: bool) -> bool:
-        """Whether the input of a product in this format is quantised by the kernel before it."""
-        where = self.fused_quantisation.get(weights)
-        return where == "all" or (where == "plain" and plain)
+    def fuses(self, weights: str, plain: bool, kernel: str) -> bool:
+        """Whether this kernel of FUSING quantises the input of the product after it."""
+        fused = self.fused_quantisation.get(weights)
+        return fused is not None and (plain or fused.models == "all") and kernel in fused.kernels
 
     @property
     def admits(self) -> str:

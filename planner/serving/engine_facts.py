@@ -28,7 +28,8 @@ KINDS = ("latent", "sparse", "sinks", "chunked", *LINEAR_KINDS)
 DEGREES = ("attn_dp", "dcp")
 """Degrees that not every engine has: attention data parallelism, and the cache of a sequence split by position."""
 Count = Annotated[float, within(0, 1e9)]
-Where = Annotated[str, one_of(("all", "plain"))]  # plain: no norm of queries and keys, no MLA, no experts
+FUSING = ("norm", "all_reduce", "attention", "activation")
+"""Kernels that may quantise what they write: norms, norms in the all-reduce of a tensor group, attention, the activation of an MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,15 @@ class Case:
 
 
 Cases = tuple[Case, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused:
+    """Kernels that quantise what they write for the product after them."""
+
+    models: Annotated[str, one_of(("all", "plain"))]
+    """plain: without norms of queries and keys, latent attention and experts."""
+    kernels: tuple[Annotated[str, one_of(FUSING)], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

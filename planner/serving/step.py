@@ -8,6 +8,7 @@ B sequences, c context, n prompt tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,10 +127,14 @@ class _Step:
         """Time of products of so many rows at the clock of the pass, over that of a short burst."""
         return 1.0 + (1.0 / np.asarray(self.work.clock, dtype=np.float64) - 1.0) * core_bound(rows)
 
-    def _product(self, n: Any, k: Any, weights: str, tokens: Any = None) -> Floats:
+    def _product(self, n: Any, k: Any, weights: str, tokens: Any = None, after: str = "norm") -> Floats:
+        """``after``: the kernel of FUSING that writes its input; a norm stands in an all-reduce where there is one."""
         plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
-        fused = self.served.engine.fuses(weights, plain)
-        return self.curves.linear_time(self.tokens if tokens is None else tokens, n, k, weights, fused=fused)
+        fuses = partial(self.served.engine.fuses, weights, plain)
+        time = partial(self.curves.linear_time, self.tokens if tokens is None else tokens, n, k, weights)
+        if after == "norm" and not fuses("norm") and fuses("all_reduce"):
+            return np.where(self.tp > 1.0, time(fused=True), time(fused=False))
+        return time(fused=fuses(after))
 
     def _projections(self) -> Floats:
         """Products around attention of one layer; KV heads below tp are repeated.
@@ -139,7 +144,7 @@ class _Step:
         """
         m, tp, weights = self.model, self.tp, self.served.attention_format
         h = float(m.hidden_size)
-        out = self._product(h, m.attention_output_size / tp, weights)
+        out = self._product(h, m.attention_output_size / tp, weights, after="attention")
         if not m.is_mla:
             heads = np.maximum(m.num_kv_heads / tp, 1.0)
             columns = (m.query_size + m.query_gate_size) / tp + heads * (m.head_dim + m.value_head_size)
@@ -160,9 +165,8 @@ class _Step:
     def _mlp(self, width: float, split: Any, weights: str, tokens: Any = None) -> Floats:
         """Gate and up in one product, then down."""
         h, gates = float(self.model.hidden_size), self.model.num_mlp_matrices - 1.0
-        return self._product(gates * width / split, h, weights, tokens) + self._product(
-            h, width / split, weights, tokens
-        )
+        up = self._product(gates * width / split, h, weights, tokens)
+        return up + self._product(h, width / split, weights, tokens, after="activation")
 
     def _experts(self) -> Floats:
         """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
