@@ -102,6 +102,8 @@ class Engine:
     """Of KINDS those that it runs."""
     fused_quantisation: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
+    reduced_norms: Annotated[str, one_of(("none", "plain", "all"))] = "none"
+    """Models whose norm and residual sum the all-reduce before them does; plain as in ``Fused``."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
     file: str = ""

@@ -66,6 +66,7 @@ class _Step:
     def __init__(self, served: Served, layout: ServingLayout, work: Pass) -> None:
         self.served, self.layout, self.work = served, layout, work
         self.model, self.curves, self.hardware = served.model, served.curves, served.hardware
+        self.plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
         self.tp = np.asarray(layout.tp, dtype=np.float64)
         self.ranks = np.asarray(layout.ranks, dtype=np.float64)
         self.attn_dp = np.asarray(layout.attn_dp, dtype=np.float64)
@@ -129,8 +130,7 @@ class _Step:
 
     def _product(self, n: Any, k: Any, weights: str, tokens: Any = None, after: str = "norm") -> Floats:
         """``after``: the kernel of FUSING that writes its input; a norm stands in an all-reduce where there is one."""
-        plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
-        fuses = partial(self.served.engine.fuses, weights, plain)
+        fuses = partial(self.served.engine.fuses, weights, self.plain)
         time = partial(self.curves.linear_time, self.tokens if tokens is None else tokens, n, k, weights)
         if after == "norm" and not fuses("norm") and fuses("all_reduce"):
             return np.where(self.tp > 1.0, time(fused=True), time(fused=False))
@@ -273,10 +273,10 @@ class _Step:
         m = self.model
         # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
         # before it to drain: seven a layer, five more with MLA's compressed states and absorbed heads.
-        gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * self.hardware.graph_launch_floor
-        floor = self.hardware.launch_floor
+        gap, floor = self.hardware.graph_launch_floor, self.hardware.launch_floor
         if self.served.engine.overlaps_launches(self.hardware):
-            gaps, floor = 0.0, self.hardware.graph_launch_floor
+            gap, floor = 0.0, self.hardware.graph_launch_floor
+        gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * gap
         h, rows = float(m.hidden_size), self.tokens
         norms = 4.0 * ACTIVATION * rows * h
         rope = 2.0 * ACTIVATION * rows * (m.query_size / self.tp + 2.0 * np.maximum(m.key_size / self.tp, m.head_dim))
@@ -284,7 +284,9 @@ class _Step:
         act = 3.0 * ACTIVATION * rows * width / self.ranks
         per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
         per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
-        return gaps + attends * per_attention + mlps * per_mlp
+        reduced = self.served.engine.reduced_norms
+        saved = (reduced == "all" or (reduced == "plain" and self.plain)) * (self.tp > 1.0) * (floor + gap)
+        return gaps + attends * (per_attention - saved) + mlps * (per_mlp - saved)
 
     def _communication(self) -> Floats:
         """All-reduces after attention and MLP, or the gathers of attention data parallelism, and messages of pipelines."""
