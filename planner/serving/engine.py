@@ -33,6 +33,7 @@ from planner.serving.engine_facts import (
     Fused,
     Graphs,
     Messages,
+    ReducedNorms,
     Reserve,
     Shortfall,
     by_card,
@@ -102,8 +103,8 @@ class Engine:
     """Of KINDS those that it runs."""
     fused_quantisation: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
-    reduced_norms: Annotated[str, one_of(("none", "plain", "all"))] = "none"
-    """Models whose norm and residual sum the all-reduce before them does; plain as in ``Fused``."""
+    reduced_norms: ReducedNorms = ReducedNorms()
+    """Where an all-reduce does the norm after it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
     file: str = ""
@@ -194,6 +195,13 @@ class Engine:
     def runs(self, form: str, hardware: HardwareProfile) -> bool:
         """Whether a format of FORMATS runs on a device, natively or with weights that are expanded on the way."""
         return _is_since(self.formats.get(form, ()), hardware)
+
+    def reduces_norms(self, hardware: HardwareProfile, plain: bool) -> bool:
+        """Whether the all-reduce of a tensor group does the norm and the residual sum after it."""
+        found = self.reduced_norms
+        return (found.models == "all" or (plain and found.models == "plain")) and (
+            not found.arch or generation(hardware) in found.arch
+        )
 
     def overlaps_launches(self, hardware: HardwareProfile) -> bool:
         """Whether kernels are launched before the one before has ended: programmatic dependent launch."""

@@ -69,6 +69,16 @@ class Fused:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReducedNorms:
+    """Norms and residual sums that the all-reduce before them does."""
+
+    models: Annotated[str, one_of(("none", "plain", "all"))] = "none"
+    """plain: as in ``Fused``."""
+    arch: tuple[Line, ...] = ()
+    """Generations of the device; empty = any."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Messages:
     """The engine's own all-reduce on some devices: the largest message by number of GPUs."""
 

@@ -268,7 +268,7 @@ class _Step:
         t = gaps + kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states,
         absorbed heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where
         there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
-        With programmatic dependent launch a kernel is on the GPU when the one before it drains: no gaps, the floor of a graph.
+        Norms that an all-reduce does are no kernels of their own. With programmatic dependent launch a kernel is on the GPU when the one before it drains: no gaps, the floor of a graph.
         """
         m = self.model
         # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
@@ -284,8 +284,7 @@ class _Step:
         act = 3.0 * ACTIVATION * rows * width / self.ranks
         per_attention = (2.0 + 2.0 * m.is_mla) * floor + self.hardware.memory_time(norms + rope, "norm_forward")
         per_mlp = (2.0 + 2.0 * m.is_moe) * floor + self.hardware.memory_time(norms + act, "norm_forward")
-        reduced = self.served.engine.reduced_norms
-        saved = (reduced == "all" or (reduced == "plain" and self.plain)) * (self.tp > 1.0) * (floor + gap)
+        saved = (self.tp > 1.0) * self.served.engine.reduces_norms(self.hardware, self.plain) * (floor + gap)
         return gaps + attends * (per_attention - saved) + mlps * (per_mlp - saved)
 
     def _communication(self) -> Floats:

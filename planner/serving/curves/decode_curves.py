@@ -19,6 +19,7 @@ from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, Prefill
 from planner.serving.curves.kernel_tables import BEST_SHARE, Kernel, kernel_from, nearest, table
 from planner.serving.curves.message_times import EXCHANGES, SmallAllReduce, exchange_sizes
 from planner.serving.serving_layout import CACHES, WEIGHT_BYTES, WEIGHTS
+from planner.units import MICRO
 
 ENGINES = ("vllm", "trtllm", "sglang")
 """In the order in which another's kernel stands for one that was not measured."""
@@ -321,6 +322,7 @@ class DecodeCurves:
             return own
         shorter = WEIGHT_BYTES[weights] / WEIGHT_BYTES["bf16"]
         once = {name: plain.numbers.get(name, 0.0) * by for name, by in (("launch", 1.0), ("depth", shorter))}
+        once["launch"] = max(once["launch"], own.numbers["launch"] - self.hardware.launch_floor / MICRO)
         return replace(own, numbers={**own.numbers, **{k: min(v, own.numbers.get(k, v)) for k, v in once.items()}})
 
     def _unpacking(self, weights: str) -> float:
