@@ -66,7 +66,9 @@ class Transformer:
     qkv_bias: bool = False
     """Query, key and value projections have biases, whatever linear_bias says (Qwen 2)."""
     qk_norm: bool = False
-    """A learned RMS norm over head_dim of queries and of keys (Qwen 3, Gemma 3)."""
+    """A learned RMS norm of queries and of keys."""
+    qk_norm_spans: Annotated[str, one_of(("head", "heads"))] = "head"
+    """What that norm is over: each head (Qwen 3, Gemma 3), or all heads of the layer together (OLMo 2, MiniMax-M2)."""
     parallel_attention: bool = False
     """Attention and MLP read the same input and are added together (Falcon, GPT-NeoX)."""
     attention_gate: bool = False

@@ -294,6 +294,8 @@ class _Step:
         layers = float(m.num_layers)
         reduce = self._all_reduce(size, self.tp)
         total = layers * reduce + layers * np.where(self.attn_dp > 1.0, 0.0, reduce)
+        if m.qk_norm and m.qk_norm_spans == "heads":  # the sums of squares of queries and keys, in fp32
+            total = total + layers * self._all_reduce(8.0 * self.tokens, self.tp)
         if np.any(self.attn_dp > 1.0):
             whole = size * self.attn_dp
             both = sum(
