@@ -103,7 +103,7 @@ class Engine:
     """Of KINDS those that it runs."""
     fused_quantisation: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
-    reduced_norms: ReducedNorms = ReducedNorms()
+    reduced_norms: ReducedNorms = field(default_factory=ReducedNorms)
     """Where an all-reduce does the norm after it."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""

@@ -29,7 +29,7 @@ DEGREES = ("attn_dp", "dcp")
 """Degrees that not every engine has: attention data parallelism, and the cache of a sequence split by position."""
 Count = Annotated[float, within(0, 1e9)]
 FUSING = ("norm", "all_reduce", "attention", "activation")
-"""Kernels that may quantise what they write: norms, norms in the all-reduce of a tensor group, attention, the activation of an MLP."""
+"""Kernels that may quantise what they write: norms, norms that an all-reduce does, attention, the activation of an MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -268,7 +268,8 @@ class _Step:
         t = gaps + kernels x floor + bytes / (W u). Two kernels around attention, two more with MLA (norms of the compressed states,
         absorbed heads); one norm and one activation in an MLP; norm, choice of experts, activation of shared ones and sum where
         there are experts. The floor is that of a launch: kernels of a few rows take it inside a graph too, one waits for the other.
-        Norms that an all-reduce does are no kernels of their own. With programmatic dependent launch a kernel is on the GPU when the one before it drains: no gaps, the floor of a graph.
+        Norms that an all-reduce does are no kernels. With programmatic dependent launch a kernel is on the GPU when the one before
+        it drains: no gaps, the floor of a graph.
         """
         m = self.model
         # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one

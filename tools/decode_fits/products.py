@@ -16,32 +16,29 @@ from tools.tables import floats
 
 PRODUCTS = {"m": (1, 8, 32, 64, 128), "n": (256, 512, 1024, 2048, 4096, 8192), "k": (256, 512, 1024, 2048, 4096, 8192)}
 """Nodes; 2560, 5120 and 7168 were measured too and test what lies between."""
-CHOSEN = {"fp8": "vllm", "fp8_block": "trtllm"}
+CHOSEN = {"fp8": "vllm", "fp8_block": "trtllm", "nvfp4": "vllm"}
 """The engine whose rows stand for a format: vLLM's of fp8 hold no more than one quantisation; its blocks of fp8 are the host
-launching Triton (55 to 1,000 us whatever the shape)."""
+launching Triton (55 to 1,000 us whatever the shape). TensorRT-LLM's of nvfp4 walk along k 3.7 times slower, at 2 TB/s where few outputs
+leave no other work: its autotuner, which servers run, was not."""
 CACHED_MEMORY = 1.2
 """Share of the bandwidth on devices of ``CACHED``, from the few rows beyond the cache (8192 x 8192 in bf16: 0.80 to 0.81)."""
 
 
 def linear(hardware: HardwareProfile, rows: Rows) -> dict[str, Any]:
-    """bf16 from all engines together (one library); fp8 and fp8_block from the engine of ``CHOSEN``; nvfp4 per engine."""
+    """bf16 from all engines together (one library); the others from the engine of ``CHOSEN``."""
     entries: dict[str, Any] = {}
     for (dtype,), of_dtype in grouped(rows, "dtype"):
         if dtype == "sq":
             continue
         name = FORMATS[dtype]
-        if dtype == "nvfp4":
-            by_key = {f"{name} {engine}": own for (engine,), own in grouped(of_dtype, "engine")}
-        else:
-            by_key = {name: [row for row in of_dtype if row["engine"] == CHOSEN.get(dtype)] or of_dtype}
-        for key, own in by_key.items():
-            m, n, k, us = floats(own, "m", "n", "k", "time_us")
-            data = Data({"m": m, "n": n, "k": k}, us * 1e-6, versions(own))
-            data.keep = from_memory(hardware, n * k * WEIGHT_BYTES[name], data.seconds)
-            form = Form(axes=PRODUCTS)
-            if data.keep is not None:
-                form = Form(least={"launch": 1e6 * hardware.graph_launch_floor}, memory=CACHED_MEMORY)
-            entries[key] = entry("linear", hardware, name, data, form)
+        own = [row for row in of_dtype if row["engine"] == CHOSEN.get(dtype)] or of_dtype
+        m, n, k, us = floats(own, "m", "n", "k", "time_us")
+        data = Data({"m": m, "n": n, "k": k}, us * 1e-6, versions(own))
+        data.keep = from_memory(hardware, n * k * WEIGHT_BYTES[name], data.seconds)
+        form = Form(axes=PRODUCTS)
+        if data.keep is not None:
+            form = Form(least={"launch": 1e6 * hardware.graph_launch_floor}, memory=CACHED_MEMORY)
+        entries[name] = entry("linear", hardware, name, data, form)
     return entries
 
 

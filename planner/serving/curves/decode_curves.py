@@ -301,8 +301,8 @@ class DecodeCurves:
     def _of_weights(self, operator: str, weights: str, fused: bool) -> Kernel:
         """As measured, or the kernel of the nearest format reading these weights where none was, in the end that of bf16.
 
-        Without the quantisation of its input, a product is launched once, as that of bf16 is, and walks along k in tiles of as many
-        bytes; bandwidth, rate and what shapes showed are its own.
+        Without the quantisation of its input, a product has one launch less, though not less than that of bf16, and walks along k
+        in tiles of as many bytes as that; bandwidth, rate and what shapes showed are its own.
         """
         weights = {"fp16": "bf16"}.get(weights, weights)
         plain = self._of_engine(operator, "bf16")
