@@ -131,13 +131,16 @@ def test_survivors_hold_the_state_only_with_replicas() -> None:
 
 
 def test_nesting() -> None:
-    changed = nesting(places(DENSE, tp=4, dp=4), places(DENSE, tp=2, pp=3, dp=6))
-    assert changed == {"tp": True, "pp": True, "dp": False}
+    """Stages cut no tensor; replicas do so only where they share the states."""
+    for zero, dp in ((3, False), (0, True)):
+        changed = nesting(places(DENSE, tp=4, dp=4, zero=zero), places(DENSE, tp=2, pp=3, dp=6, zero=zero))
+        assert changed == {"tp": True, "pp": True, "dp": dp}
 
 
 def test_every_trainer_has_a_recipe() -> None:
-    assert {recipe_of(load_trainer(name)).engine for name in names("trainers")} == {"dcp", "torch_dist", "universal", "safetensors"}
-    assert all(one.source and one.load for one in recipes())
+    engines = {recipe_of(load_trainer(name)).engine for name in names("trainers")}
+    assert engines == {"dcp", "torch_dist", "universal", "safetensors", "orbax", "nanotron", "gathered"}
+    assert all(one.source and one.version and one.load for one in recipes())
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,7 @@ def test_new_plan_keeps_the_batch_and_counts_its_move(plan: Path, tmp_path: Path
     assert found.plan.file.num_gpus == 48 and found.plan.file.workload.global_batch_size == best.batch == 512
     for way in best.ways:
         assert way.seconds == pytest.approx(sum(way.parts.values())) and all(value >= 0 for value in way.parts.values())
+        assert way.range[0] < way.seconds < way.range[1]
     way, rate = found.found.way, 512 / planner.load(plan).estimate.step_time  # type: ignore[union-attr]
     assert best.total == pytest.approx(86400 * rate / (best.batch / best.step_time) + way.seconds)
     assert all(other.total >= best.total * 0.98 for other in found.found.others)  # type: ignore[union-attr]

@@ -119,9 +119,13 @@ DEGREES = ("tp", "pp", "dp", "ep", "cp")
 
 
 def nesting(old: Places, new: Places) -> dict[str, bool]:
-    """By degree that differs: whether the finer partition is a subdivision of the coarser one."""
-    return {
-        name: nested(int(getattr(new.layout, name)), int(getattr(old.layout, name)))
-        for name in DEGREES
-        if int(getattr(new.layout, name)) != int(getattr(old.layout, name))
-    }
+    """By degree that differs: whether a new shard is made of whole old ones, or lies inside one. Stages move whole layers, and cut
+    nothing; dp and cp cut as many shards as share the states."""
+
+    def parts(places: Places, name: str) -> int:
+        if name == "pp":
+            return 1
+        return max(dense for dense, _ in places.shards.values()) if name in ("dp", "cp") else int(getattr(places.layout, name))
+
+    changed = (name for name in DEGREES if int(getattr(new.layout, name)) != int(getattr(old.layout, name)))
+    return {name: nested(parts(new, name), parts(old, name)) for name in changed}

@@ -38,7 +38,7 @@ def print_reshape(console: Console, found: Reshape) -> None:
         )
     console.print(_others_table(found))
     recipe = found.recipe
-    console.print(f"[bold]Engine:[/bold] {recipe.title}. No state is moved by planner itself.")
+    console.print(f"[bold]Engine:[/bold] {recipe.title}; flags of {recipe.version}. No state is moved by planner itself.")
     for what, lines in (("save", recipe.save), ("then", recipe.steps), ("load", recipe.load), ("note", recipe.notes)):
         for line in lines:
             console.print(Text(f"  {what:<5}{line}"))
@@ -64,17 +64,18 @@ def _print_move(console: Console, found: Reshape) -> None:
         cut = [name for name, yes in found.best.nests.items() if not yes]
         text = "; ".join(
             part for part in (
-                f"{', '.join(nest)}: the new degree divides the old one or is a multiple" if nest else "",
-                f"{', '.join(cut)}: neither divides the other, stored shards are read whole and cut" if cut else "",
+                f"{', '.join(nest)} {'nest' if len(nest) > 1 else 'nests'}: a new shard is made of whole old ones, or lies inside one" if nest else "",
+                f"{', '.join(cut)}: new shards lie across old ones, which are read whole and cut" if cut else "",
             ) if part
         )  # fmt: skip
         console.print(f"Degrees that change: {text}.")
     rows = [
         (WAYS[one.key] + (f" ({one.why_not})" if one.why_not else ""), "" if one.why_not else seconds(one.seconds),
+         "" if one.why_not else f"{one.range[0]:.0f} to {one.range[1]:.0f} s",
          ", ".join(f"{name} {seconds(value)}" for name, value in one.parts.items() if value > 0.0))
         for one in found.best.ways
     ]  # fmt: skip
-    console.print(table("way", ">takes", "in parts", rows=rows))
+    console.print(table("way", "~takes", "~between", "in parts", rows=rows))
 
 
 def _others_table(found: Reshape) -> object:
