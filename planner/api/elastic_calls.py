@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,13 +190,7 @@ class Reshaped(Result):
 
     def save_recipe(self, path: File) -> None:
         """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""
-        from planner import library
-
-        output, data = Path(path), self._move.recipe_document()
-        if output.suffix not in (".yaml", ".yml", ".json"):
-            raise PlannerError(f"{output}: name a file that ends in .yaml or .json")
-        text = json.dumps(data, indent=2) + "\n" if output.suffix == ".json" else library.dump_yaml(data)
-        library.write_whole(output, text)
+        _save(Path(path), self._move.recipe_document())
 
 
 def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Reshaped:
@@ -235,10 +229,39 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
     return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress), gpus)
 
 
-def watch(plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, **said: Any) -> Answer[Watched]:
+@dataclass(frozen=True, repr=False)
+class Watching(Answer["Watched"]):
+    """A running job at one moment; ``found.findings`` and ``found.actions``."""
+
+    found: Watched
+
+    def save(self, path: File) -> str:
+        """Write the best new plan, or order of experts, that pays, as YAML or JSON; returns what it is, '' where none pays and
+        nothing was written. Raises PlannerError."""
+        for one in self.found.actions:
+            if one.pays and one.plan is not None:
+                _save(Path(path), one.plan)
+                return one.what
+        return ""
+
+
+def _save(path: Path, data: Mapping[str, Any]) -> None:
+    """Write plain data as YAML or JSON. Raises PlannerError."""
+    from planner import library
+
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise PlannerError(f"{path}: name a file that ends in .yaml or .json")
+    text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else library.dump_yaml(dict(data))
+    library.write_whole(path, text)
+
+
+def watch(
+    plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, before: Watching | None = None, **said: Any
+) -> Watching:
     """What holds a running job up, and what would pay: ``watch("plan.yaml", "ranks.csv", "gpus.csv")``.
 
-    ``logs``: training logs, tables of ranks' times, CSV of nvidia-smi; ``url``: a Prometheus endpoint. Keywords: ``remaining``,
+    ``logs``: training logs, tables of ranks' times, of experts, of nvidia-smi or dcgmi dmon; ``url``: a Prometheus endpoint.
+    ``before``: the look before, whose plan with the measured speeds is kept while they are the same. Keywords: ``remaining``,
     ``spares``, ``price`` and a ``cluster`` file. Raises PlannerError.
     """
     from planner.elastic.elastic_job import ElasticJob
@@ -252,7 +275,7 @@ def watch(plan: Plan | File, *logs: File, url: str | None = None, progress: Prog
     remaining = _seconds(said.get("remaining"), "--remaining", "24h") or REMAINING
     work = file.workload
     seen = observe([Path(one) for one in logs], url, work.global_batch_size, work.tokens, file.num_gpus)
-    return Answer(watched(job, seen, remaining, progress), print_watched)
+    return Watching(watched(job, seen, remaining, progress, None if before is None else before.found), print_watched)
 
 
 __all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience", "watch"]

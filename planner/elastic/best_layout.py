@@ -84,8 +84,8 @@ def fitting(resolved: ResolvedJob, top: int = 1, pins: Pins | None = None) -> Fo
 
 
 def _shared_out(resolved: ResolvedJob, gpus: int) -> bool:
-    """Whether ``gpus`` may be a product of degrees: what neither batch, heads, experts nor sequence have a factor for must be pipeline
-    stages. Cheap, so that numbers without a layout are not searched."""
+    """Whether ``gpus`` may be a product of degrees: what neither batch, heads, experts nor sequence have a factor for must be
+    pipeline stages. Cheap, so that numbers without a layout are not searched."""
     work = resolved.job.workload
     for number in (work.global_batch_size, work.model.num_heads, work.model.num_experts, work.sequence_length):
         while number > 1 and (common := math.gcd(gpus, number)) > 1:

@@ -135,8 +135,8 @@ class ElasticJob:
         return self.storage_of(self.plan.num_gpus)
 
     def storage_of(self, ranks: int, end: str = "") -> Storage:
-        """Where checkpoints lie: as the cluster file says, else each node reaches ``storage_node`` and all nodes of so many ranks no
-        less; ``end``: as ``constants`` takes it."""
+        """Where checkpoints lie: as the cluster file says, else each node reaches ``storage_node`` and all nodes of so many ranks
+        no less; ``end``: as ``constants`` takes it."""
         if self.around.storage is not None:
             return self.around.storage
         each = constants(end).storage_node.value
@@ -218,7 +218,8 @@ class ElasticJob:
         process = known.process_start
         each = f"{format_seconds(process.value)}, from {format_seconds(process.fast)} to {format_seconds(process.slow)}"
         found.append(Assumption("start of processes", each, process.source, "--restart"))
-        found.append(Assumption("process groups", format_seconds(self.start["communicators"]), known.communicator.source, "--restart"))
+        groups = format_seconds(self.start["communicators"])
+        found.append(Assumption("process groups", groups, known.communicator.source, "--restart"))
         return tuple(found)
 
 

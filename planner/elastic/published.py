@@ -1,9 +1,9 @@
 """Answers to published runs of elastic jobs: changes of layout, recoveries, goodput under failures, traces of machines.
 
 State bytes come from the model, boxes from the two layouts, rates from the hardware; nothing is fitted to a row. A recovery counts
-from when the loss is known, and the machines with the highest numbers are lost, one node where the source names no number. A central
-state is gathered on one node as whole tensors and handed out again, by the formula of an exchange twice. Ranges are those of
-profiles/elastic.yaml. What else a source leaves open: ``published_job``.
+from when the loss is known, and the machines with the highest numbers are lost, one node where the source names no number. A
+central state is gathered on one node as whole tensors and handed out again, by the formula of an exchange twice. Ranges are those
+of profiles/elastic.yaml. What else a source leaves open: ``published_job``.
 """
 
 from __future__ import annotations

@@ -62,12 +62,12 @@ def _print_move(console: Console, found: Reshape) -> None:
     if found.best.nests:
         nest = [name for name, yes in found.best.nests.items() if yes]
         cut = [name for name, yes in found.best.nests.items() if not yes]
-        text = "; ".join(
-            part for part in (
-                f"{', '.join(nest)} {'nest' if len(nest) > 1 else 'nests'}: a new shard is made of whole old ones, or lies inside one" if nest else "",
-                f"{', '.join(cut)}: new shards lie across old ones, which are read whole and cut" if cut else "",
-            ) if part
-        )  # fmt: skip
+        verb = "nests" if len(nest) == 1 else "nest"
+        said = (
+            (nest, f"{', '.join(nest)} {verb}: a new shard is made of whole old ones, or lies inside one"),
+            (cut, f"{', '.join(cut)}: new shards lie across old ones, which are read whole and cut"),
+        )
+        text = "; ".join(part for names, part in said if names)
         console.print(f"Degrees that change: {text}.")
     rows = [
         (WAYS[one.key] + (f" ({one.why_not})" if one.why_not else ""), "" if one.why_not else seconds(one.seconds),

@@ -14,8 +14,10 @@ from planner.terminal.tables import assumptions_table, percent, seconds, table
 
 KINDS = {
     "slow_rank": "slow rank", "slow_node": "slow node", "slow_stage": "slow stage", "slow_link": "slow link",
-    "expert_imbalance": "uneven experts", "throttled": "throttled GPU", "broken": "driver error",
+    "expert_imbalance": "uneven experts", "throttled": "throttled GPU", "broken": "driver error", "narrow_bus": "narrow bus",
 }  # fmt: skip
+LONGEST = 240
+"""Letters of what could be done; a plan of many pipelines is longer."""
 SHOWN = 8
 """Findings in the table, the most expensive first."""
 
@@ -30,14 +32,17 @@ def parts(found: Watched) -> Iterator[RenderableType]:
     step = "no step time was read" if found.measured is None else f"step {seconds(found.measured)}"
     yield Text(f"{step}; {planned}; read: {', '.join(found.seen.sources)}")
     if found.findings:
-        yield table("what", "who", "measured", ">costs", ">USD a day", rows=[_row(one) for one in found.findings[:SHOWN]])
+        more = f", {len(found.findings) - SHOWN} more" if len(found.findings) > SHOWN else ""
+        yield table("what", "who", "measured", ">costs", "~USD a day", rows=[_row(one) for one in found.findings[:SHOWN]])
+        dollars = "" if found.usd_per_day is None else f", {found.usd_per_day:,.0f} USD a day"
+        yield Text(f"Together {percent(found.loss)} of each step{dollars}{more}.")
     if found.actions:
         rows = [
-            (one.what, percent(one.gain), spell(one.cost), "never" if one.pays_after is None else spell(one.pays_after),
-             "yes" if one.pays else "no", one.how)
+            (one.what if len(one.what) <= LONGEST else f"{one.what[: LONGEST - 3]}...", percent(one.gain), spell(one.cost),
+             "never" if one.pays_after is None else spell(one.pays_after), "yes" if one.pays else "no", one.how)
             for one in found.actions
         ]  # fmt: skip
-        yield table("what could be done", ">gains", ">stands still", ">repaid after", "pays", "how", rows=rows)
+        yield table("what could be done", ">gains", "~stands still", "~repaid after", "pays", "how", rows=rows)
     for one in found.findings[:1]:
         if one.check:
             yield Text(f"Check: {one.check}")
