@@ -22,7 +22,7 @@ from planner.trainers.reading.log_facts import steady
 from planner.units import MILLI
 
 Key = TypeVar("Key", bound=Hashable)
-HEAD, TAIL = 2 << 20, 62 << 20
+HEAD, TAIL = 1 << 20, 16 << 20
 """Bytes of a longer file that are read: settings and headings, and the last steps."""
 RANK = ("rank", "global_rank")
 PARTS: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,5 @@
 """``plan watch``: what holds a running job up, and whether another plan would pay."""
 
-import io
 import sys
 import time
 from pathlib import Path
@@ -59,23 +58,21 @@ def watch(
             what = found.save(output)
             click.echo(f"wrote {output}: {what}" if what else f"{output} was not written: no new plan pays", err=True)
         return
-    from rich.console import Console
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
+    from planner.questions.watch.show import parts
+
     out = console()
-
-    def drawn(found: Any) -> Text:
-        text = io.StringIO()
-        found.show(Console(file=text, width=out.width, force_terminal=True, highlight=False))
-        return Text.from_ansi(text.getvalue())
-
     with Live(Text("looking"), console=out, refresh_per_second=2) as live:
-        found = None
+        found, number = None, 0
         while True:
+            number += 1
+            when = f"look {number}, {time.strftime('%H:%M:%S')}; the next in {every:g} s, Ctrl-C ends"
             try:
                 found = look(before=found)
-                live.update(drawn(found))
+                live.update(Group(*parts(found.found, out.width), Text(when, style="dim")))
             except PlannerError as error:  # a log that is being written, an endpoint that starts: said, and looked at again
-                live.update(Text(f"{error}; looking again in {every:g} s"))
+                live.update(Group(Text(str(error)), Text(when, style="dim")))
             time.sleep(every)
