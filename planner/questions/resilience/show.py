@@ -21,8 +21,10 @@ from planner.units import format_bytes, format_seconds, plural
 HEADINGS = {
     "work": "work", "saves": "saves", "lost_work": "done again", "restarts": "new starts", "waiting": "waiting", "slower": "slower",
 }  # fmt: skip
-WIDE = 130
+WIDE = 150
 """Columns from which the table of answers has room for whole names."""
+CENTURY = 36_525.0
+"""Days; what takes longer never ends."""
 NARROW = 100
 """Columns below which goodput and shares are two tables."""
 LINES = {"restart": "o-", "shrink": "o--", "replica_groups": "s-", "reroute": "^:"}
@@ -68,7 +70,8 @@ def print_resilience(console: Console, found: Resilience) -> None:
     console.print(f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}.")
     names = NAMES if console.width >= WIDE else SHORT
     totals = [
-        (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days), _usd(one.usd))
+        (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days),
+         _usd(one.usd if one.days < CENTURY else None))
         for one in found.answers
     ]  # fmt: skip
     shares = [tuple(share(one.answer.shares[name]) if one.answer.shares else "" for name in PARTS[1:]) for one in found.answers]
@@ -96,7 +99,7 @@ def print_resilience(console: Console, found: Resilience) -> None:
 
 
 def _days(days: float) -> str:
-    return f"{days:,.1f}" if days < 1e6 else "never"
+    return f"{days:,.1f}" if days < CENTURY else "never"
 
 
 def _usd(usd: float | None) -> str:
