@@ -205,11 +205,11 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
 
     known = ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster", "checkpoint")
     require_known("reshape", said, known)
-    file, size = _plan(plan), None
+    file, size, seen = _plan(plan), None, list[str]()
     if said.get("checkpoint") is not None:
         from planner.lab.elastic.checkpoint_folder import held_by
 
-        size, step = held_by(Path(said["checkpoint"]), progress)
+        size, step = held_by(Path(said["checkpoint"]), seen.append)
         said["step"] = step if said.get("step") is None else said["step"]
     for flag in ("gpus", "nodes", "step"):
         value, least = said.get(flag), 0 if flag == "step" else 1
@@ -226,7 +226,8 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
         gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
         remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
     )  # fmt: skip
-    return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress), gpus)
+    found = answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress)
+    return Reshaped(None if found is None else replace(found, checkpoint=" ".join(seen)), gpus)
 
 
 @dataclass(frozen=True, repr=False)

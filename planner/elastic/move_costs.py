@@ -80,12 +80,15 @@ def ways_of(
     read a part each and send it to the others (Megatron --ckpt-fully-parallel-load)."""
     lost = {"work done again": (interval + job.times.stall) / 2.0 + job.times.behind, "detection": constants().detect_node.value}
     middle, fast, slow = (_parts(job, move, layout, shared_reads, end) for end in ("", "fast", "slow"))
-    others = {"planned": {"warm-up": step_time}, "failed": {"warm-up": step_time, **lost}, "live": {"warm-up": step_time}}
     why_not = "" if move.complete else "the ranks that are left do not hold all of the state"
+
+    def whole(key: str, parts: dict[str, float]) -> dict[str, float]:
+        return {**(lost if key == "failed" else {}), **parts, "warm-up": step_time}
+
     return [
         Way(
-            key=key, parts={**parts, **others[key]}, why_not=why_not if key == "live" else "",
-            range=spread(*({**one[key], **others[key]} for one in (middle, fast, slow))),
+            key=key, parts=whole(key, parts), why_not=why_not if key == "live" else "",
+            range=spread(*(whole(key, one[key]) for one in (middle, fast, slow))),
         )
         for key, parts in middle.items() if key != "live" or move.exchanged
     ]  # fmt: skip

@@ -54,11 +54,18 @@ def print_reshape(console: Console, found: Reshape) -> None:
 
 def _print_move(console: Console, found: Reshape) -> None:
     move = found.best.move
+    if found.checkpoint:
+        console.print(Text(f"Checkpoint: {found.checkpoint}"))
+        if found.other_job:
+            console.print(Text(f"Checkpoint: {found.other_job}", style="bold red"))
     console.print(
         f"State: {format_bytes(found.job.saved.size)}. A rank holds at most {format_bytes(float(move.own.max()))} and reads at "
         f"most {format_bytes(float(move.read.max()))}; all together read {format_bytes(float(move.read.sum()))}, "
         f"{move.amplification:.2f} x what they need."
     )
+    if move.exchanged and move.received.sum() > 0:
+        sent, got = (format_bytes(float(one.max())) for one in (move.sent, move.received))
+        console.print(f"Live, a node sends at most {sent} and gets at most {got} from other nodes.")
     if found.best.nests:
         nest = [name for name, yes in found.best.nests.items() if yes]
         cut = [name for name, yes in found.best.nests.items() if not yes]
