@@ -145,6 +145,18 @@ def test_several_slow_nodes_are_planned_again(folder: Path) -> None:
     assert not (folder / "none.yaml").exists()
 
 
+def test_stages_are_slow_against_the_plan(folder: Path) -> None:
+    """The last stage has the head: as long as planned it is not slow, twice as long it is."""
+    plan = folder / "stages.yaml"
+    planner.plan(model="llama-8b", gpus=GPUS, pp=4, tp=4, vpp=1, top=1)[0].save(plan)
+    job = ElasticJob(plan=planner.load(plan).file, around=Surroundings())
+    stages = watched.stage_seconds(watched.price_plan(job.plan))
+    assert max(stages) > 1.06 * min(stages)
+    for factor, kind in ((1.0, []), (1.5, [("slow_stage", "stage 2")])):
+        slow = {rank: stages[at] * (factor if at == 2 else 1.0) for rank, at in enumerate(job.places.stage)}
+        assert kinds(planner.watch(plan, ranks(folder / "stages.csv", slow))) == kind
+
+
 DMON = """#Entity   SMCLK   DVCCTR                POWER     TMPTR
 ID                                      W         C
 GPU 0     1755    0                     650.100   60

@@ -88,8 +88,9 @@ def beyond(values: Floats) -> float:
     return 1.0 + 0.67 * spread + max(LEAST, SPREADS * spread)
 
 
-def slow_ranks(seen: Observed, places: Places, node_ranks: int) -> list[Straggler]:
-    """Ranks, or whole nodes, that are slower than the others of their pipeline stage; stages slower than the others."""
+def slow_ranks(seen: Observed, places: Places, node_ranks: int, stages: Sequence[float]) -> list[Straggler]:
+    """Ranks, or whole nodes, that are slower than the others of their pipeline stage; stages slower than the others, against the
+    seconds of ``stages`` as planned."""
     busy = busy_times(seen)
     if not busy:
         return []
@@ -115,7 +116,7 @@ def slow_ranks(seen: Observed, places: Places, node_ranks: int) -> list[Straggle
             text = f"computes {slow[rank]:.2f} times as long as the {peers[stage[rank]]} ranks of stage {stage[rank]}, "
             text += f"median of {len(busy[rank])} steps"
             found.append(Straggler(kind="slow_rank", who=f"rank {rank} on {node}", size=slow[rank], evidence=text, ranks=(rank,)))
-    return found + _slow_stage({rank: values for rank, values in busy.items() if rank not in slow}, stage)
+    return found + _slow_stage({rank: values for rank, values in busy.items() if rank not in slow}, stage, stages)
 
 
 def node_of(seen: Observed, rank: int, node_ranks: int) -> str:
@@ -123,11 +124,14 @@ def node_of(seen: Observed, rank: int, node_ranks: int) -> str:
     return seen.nodes.get(rank, f"node-{rank // node_ranks}")
 
 
-def _slow_stage(busy: Mapping[int, Sequence[float]], stage: Mapping[int, int]) -> list[Straggler]:
-    """The stage whose median rank computes longer than those of the others by twice LEAST; slow ranks are left out before."""
+def _slow_stage(
+    busy: Mapping[int, Sequence[float]], stage: Mapping[int, int], planned: Sequence[float]
+) -> list[Straggler]:
+    """The stage whose median rank computes longer than planned, against the others, by twice LEAST; slow ranks are left out
+    before."""
     by_stage: dict[int, list[float]] = defaultdict(list)
     for rank, values in busy.items():
-        by_stage[stage[rank]].append(float(np.median(values)))
+        by_stage[stage[rank]].append(float(np.median(values)) / planned[stage[rank]])
     if len(by_stage) < 2:
         return []
     middle = {one: float(np.median(values)) for one, values in by_stage.items()}
@@ -136,7 +140,7 @@ def _slow_stage(busy: Mapping[int, Sequence[float]], stage: Mapping[int, int]) -
     size = middle[worst] / max(rest, 1e-12)
     if size <= 1.0 + 2.0 * LEAST:
         return []
-    text = f"its ranks compute {size:.2f} times as long as those of the other {len(middle) - 1} stages"
+    text = f"against the plan its ranks compute {size:.2f} times as long as those of the other {len(middle) - 1} stages"
     return [Straggler(kind="slow_stage", who=f"stage {worst}", size=size, evidence=text)]
 
 
@@ -264,11 +268,25 @@ def _explained(found: list[Straggler]) -> list[Straggler]:
     return kept
 
 
-def stragglers(
-    seen: Observed, places: Places, node_ranks: int, *, communication: float, imbalance: float, loads: Floats | None = None
-) -> list[Straggler]:
-    """All that holds the job up, by what it costs at first sight: largest first. ``communication`` and ``imbalance`` as planned,
-    ``loads``: tokens by layer and expert. Raises PlannerError."""
-    found = slow_ranks(seen, places, node_ranks) + slow_links(seen, places, node_ranks, communication)
-    found += uneven_experts(seen, loads, int(places.layout.ep), imbalance) + odd_gpus(seen, node_ranks, places.ranks)
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a plan expects of what is observed."""
+
+    places: Places
+    node_ranks: int
+    """GPUs of a node."""
+    stages: Sequence[float]
+    """Seconds of a microbatch by pipeline stage, or numbers in proportion."""
+    communication: float
+    """Seconds of a step that nothing hides."""
+    imbalance: float
+    """Tokens of the busiest expert rank over the mean."""
+
+
+def stragglers(seen: Observed, plan: Planned, loads: Floats | None = None) -> list[Straggler]:
+    """All that holds the job up, by what it costs at first sight: largest first. ``loads``: tokens by layer and expert.
+    Raises PlannerError."""
+    places, node_ranks = plan.places, plan.node_ranks
+    found = slow_ranks(seen, places, node_ranks, plan.stages) + slow_links(seen, places, node_ranks, plan.communication)
+    found += uneven_experts(seen, loads, int(places.layout.ep), plan.imbalance) + odd_gpus(seen, node_ranks, places.ranks)
     return sorted(_explained(found), key=lambda one: -one.size)

@@ -16,7 +16,7 @@ from planner.costs import DAY, HOUR
 from planner.elastic.elastic_job import ElasticJob
 from planner.elastic.expert_placement import loads_of
 from planner.elastic.observed import Observed
-from planner.elastic.stragglers import Straggler, node_of, stragglers
+from planner.elastic.stragglers import Planned, Straggler, node_of, stragglers
 from planner.plan_file import Assumption
 from planner.questions.doctor.mechanisms import Mechanism, slower
 from planner.questions.watch.replans import (
@@ -178,6 +178,13 @@ class Pricing:
         return None if price is None else loss * self.job.plan.num_gpus * price * DAY / HOUR
 
 
+def stage_seconds(base: Priced) -> list[float]:
+    """Seconds of a microbatch on every pipeline rank: the first and the last stage have embedding and head."""
+    pp = int(base.layout.pp)
+    first, middle, last = (base.times.forward + base.times.backward)[:, 0].tolist()
+    return [first, *[middle] * (pp - 2), last] if pp > 1 else [first]
+
+
 def watched(
     job: ElasticJob, seen: Observed, remaining: float = REMAINING, progress: Callable[[str], None] = lambda _: None,
     before: Watched | None = None,
@@ -190,7 +197,10 @@ def watched(
     exposed = sum(value for name, value in prediction.time_s.items() if "communication" in name)
     imbalance = float(busiest(job.plan.workload, np.asarray(job.plan.layout.ep)))
     layers, loads = loads_of(seen.experts, job.plan.workload.model.num_experts) if seen.experts else ((), None)
-    found = stragglers(seen, job.places, job.node_ranks, communication=exposed, imbalance=imbalance, loads=loads)
+    planned = Planned(
+        places=job.places, node_ranks=job.node_ranks, stages=stage_seconds(pricing.base), communication=exposed, imbalance=imbalance
+    )
+    found = stragglers(seen, planned, loads)
     costs = sorted((pricing.costed(one) for one in found), key=lambda one: -one.loss)
     extra = sum(max((pricing.lost(one) for one in found if one.kind == kind), default=0.0) for kind in OTHERS)
 
