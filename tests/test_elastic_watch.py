@@ -123,6 +123,7 @@ def test_shares_by_brute_force(folder: Path, slow: dict[int, float]) -> None:
     assert change.step == pytest.approx(best / m) and change.step < max(slow.values())
 
 
+@pytest.mark.proof
 def test_several_slow_nodes_are_planned_again(folder: Path) -> None:
     """Two slow ranks on two nodes: what they cost together, other nodes for both, and a plan with both speeds."""
     plan = folder / "more.yaml"
@@ -264,6 +265,10 @@ def test_tables_of_nvidia_smi() -> None:
     gpus = gpus_of_table(table, "")
     assert [one.clock for one in gpus] == [1755.0, 1400.0, 1755.0]
     assert gpus[1].reasons == ("software thermal slowdown",) and gpus[2].reasons == () and gpus[2].power is None
+    dcgm = table_of("Hostname,gpu,DCGM_FI_DEV_SM_CLOCK,DCGM_FI_DEV_GPU_TEMP\na,0,1755,60\n", "dcgm.csv", KNOWN)
+    assert dcgm is not None
+    [one] = gpus_of_table(dcgm, "")
+    assert (one.name, one.clock, one.temperature) == ("a/GPU 0", 1755.0, 60.0)
 
 
 def test_metrics_of_an_exporter() -> None:
@@ -343,7 +348,7 @@ def test_command_for_cron(folder: Path) -> None:
     done = CliRunner().invoke(main, ["watch", str(folder / "plan.yaml"), str(table), "--once", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert found["ranks"] == GPUS and found["findings"][0]["who"] == "rank 5 on n0"
+    assert found["ranks"] == GPUS and found["findings"][0]["who"] == "rank 5 on n0" and found["at_step"] == 19
     text = CliRunner().invoke(main, ["watch", str(folder / "plan.yaml"), str(table)]).output
     assert "slow rank" in text and "Verdict" in text
 

@@ -61,7 +61,7 @@ class Gpu:
 
 def gpus_of_table(table: Table, node: str) -> tuple[Gpu, ...]:
     """GPUs of a table; of a ``node`` where it names none. Raises PlannerError."""
-    nodes, index = table.texts(*NODE), table.texts("index", "gpu", "gpu_id", "uuid")
+    nodes, index = table.texts(*NODE), table.texts("index", "gpu", "gpu_id", "gpu-id", "uuid")
     found = {what: values for what, names in COLUMNS.items() if (values := table.numbers(*names)) is not None}
     rows = (
         ((nodes[i] if nodes else node, index[i] if index else "0"),

@@ -52,6 +52,8 @@ class Observed:
     nodes: Mapping[int, str] = field(default_factory=dict)
     """Node of a rank, where it was said."""
     gpus: tuple[Gpu, ...] = ()
+    at: int | None = None
+    """Last step that was seen."""
     sources: tuple[str, ...] = ()
 
     def joined(self, other: Observed) -> Observed:
@@ -61,6 +63,7 @@ class Observed:
             steps=self.steps + other.steps, ranks={name: one for name, one in ranks.items() if one},
             pairs={**self.pairs, **other.pairs}, experts={**self.experts, **other.experts},
             nodes={**self.nodes, **other.nodes}, gpus=self.gpus + other.gpus, sources=self.sources + other.sources,
+            at=max((one for one in (self.at, other.at) if one is not None), default=None),
         )  # fmt: skip
 
     @property
@@ -110,7 +113,7 @@ def _of_log(text: str, path: Path, batch: int, tokens: int, gpus: int) -> Observ
         seconds = batch / one.samples_per_second
     if seconds is None:
         raise PlannerError(f"{path}: the log says no time of a step")
-    return Observed(steps=(seconds,), sources=(path.name,))
+    return Observed(steps=(seconds,), sources=(path.name,), at=log.steps[-1].number)
 
 
 def of_ranks(table: Table) -> Observed:
@@ -129,7 +132,8 @@ def of_ranks(table: Table) -> Observed:
     kept = {part: ranks for part, values in parts.items() if (ranks := _by(at, values))}
     if not kept:
         raise PlannerError(f"{table.name}: no column of times; name one of {', '.join(names[0] for names in PARTS.values())}")
-    return Observed(ranks=kept, nodes=_names(at, nodes), sources=(table.name,))
+    steps = [int(one) for one in table.numbers("step", "iteration") or [] if one is not None and 0 <= one < 2**53]
+    return Observed(ranks=kept, nodes=_names(at, nodes), sources=(table.name,), at=max(steps, default=None))
 
 
 def _names(ranks: Sequence[int], nodes: Sequence[str] | None) -> dict[int, str]:

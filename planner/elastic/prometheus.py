@@ -15,7 +15,8 @@ from planner.errors import PlannerError, shown
 
 TIMEOUT = 5.0
 """Seconds until an endpoint has answered."""
-MOST_BYTES = 16_000_000
+MOST_BYTES = 100_000_000
+"""Eight metrics of 16,384 GPUs are half of that."""
 WANTED = (
     r"DCGM_FI_DEV_(SM_CLOCK|POWER_USAGE|GPU_TEMP|XID_ERRORS|CLOCK_THROTTLE_REASONS|CLOCKS_EVENT_REASONS|PCIE_(MAX_)?LINK_WIDTH)"
     r"|.*(step|compute|comm|wait)(_time)?_seconds|.*expert_tokens"
@@ -57,7 +58,7 @@ def fetch(url: str, said: str) -> str:
         why = getattr(reason, "strerror", None) or str(reason)
         raise PlannerError(f"{said} does not answer ({shown(why)}); check the address and its port") from error
     if len(data) > MOST_BYTES:
-        raise PlannerError(f"{said} answers with more than {MOST_BYTES} bytes; name an exporter, or the address of a server alone")
+        raise PlannerError(f"{said} answers with more than {MOST_BYTES} bytes; name a query: {said.partition('?')[0]}?query=...")
     return data.decode("utf-8", errors="replace")
 
 

@@ -19,7 +19,7 @@ class Table:
     name: str
     """Of the file."""
     headings: tuple[str, ...]
-    """In small letters, without units."""
+    """In small letters, without units and DCGM's prefix."""
     rows: Sequence[Sequence[str]]
 
     def has(self, *names: str) -> bool:
@@ -54,7 +54,7 @@ def table_of(text: str, name: str, known: set[str]) -> Table | None:
     first = next((line for line in lines if line.strip() and (not line.startswith("#") or line.startswith("#Entity"))), "")
     if first.startswith("#Entity"):
         return _of_dmon(first, lines, name)
-    headings = [re.sub(r"\s*\[.*\]", "", one.strip().lower()) for one in next(csv.reader([first]), [])]
+    headings = [re.sub(r"^dcgm_fi_dev_|\s*\[.*\]", "", one.strip().lower()) for one in next(csv.reader([first]), [])]
     if len(headings) < 2 or not known & set(headings):
         return None
     rows = csv.reader(line for line in lines if line.strip() and not line.startswith("#"))

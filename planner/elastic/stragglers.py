@@ -222,11 +222,12 @@ def uneven_experts(seen: Observed, loads: Floats | None, ranks: int, planned: fl
     return [Straggler(kind="expert_imbalance", who=who, size=size, evidence=text)]
 
 
-def rank_of(gpu: Gpu, seen: Observed, node_ranks: int, ranks: int) -> int | None:
-    """The rank of a GPU by its node, as tables of ranks name it or by its number, and its place there; None where that is open."""
-    said = [rank for rank, name in seen.nodes.items() if name == gpu.node]
+def _rank_of(gpu: Gpu, firsts: Mapping[str, int], node_ranks: int, ranks: int) -> int | None:
+    """The rank of a GPU by its node, whose first rank tables of ranks say or its number, and its place there; None where that is
+    open."""
     number = re.search(r"(\d+)$", gpu.node)
-    first = min(said) if said else int(number[1]) * node_ranks if number else 0 if ranks <= node_ranks else None
+    usual = int(number[1]) * node_ranks if number else 0 if ranks <= node_ranks else None
+    first = firsts.get(gpu.node, usual)
     if first is None or not gpu.index.isdigit() or int(gpu.index) >= node_ranks or first + int(gpu.index) >= ranks:
         return None
     return first + int(gpu.index)
@@ -237,8 +238,9 @@ def odd_gpus(seen: Observed, node_ranks: int, ranks: int) -> list[Straggler]:
     found = []
     clocks = [one.clock for one in seen.gpus if one.clock]
     middle = float(np.median(clocks)) if len(clocks) > 1 else 0.0
+    firsts = {name: rank for rank, name in sorted(seen.nodes.items(), reverse=True)}
     for one in seen.gpus:
-        rank = rank_of(one, seen, node_ranks, ranks)
+        rank = _rank_of(one, firsts, node_ranks, ranks)
         odd = list[tuple[str, float, str]]()
         if one.xid:
             odd.append(("broken", 1.0, f"the driver reported XID {one.xid}"))

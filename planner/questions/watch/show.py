@@ -11,6 +11,7 @@ from planner.explain import layout_text
 from planner.questions.resilience.show import spell
 from planner.questions.watch.watched import Costed, Watched
 from planner.terminal.tables import assumptions_table, percent, seconds, table
+from planner.units import plural
 
 KINDS = {
     "slow_rank": "slow rank", "slow_node": "slow node", "slow_stage": "slow stage", "slow_link": "slow link",
@@ -32,7 +33,9 @@ def parts(found: Watched, width: int) -> Iterator[RenderableType]:
     low, high = found.interval
     planned = f"planned {seconds(job.step_time)}, nine of ten runs {seconds(low)} to {seconds(high)}"
     step = "no step time was read" if found.measured is None else f"step {seconds(found.measured)}"
-    yield Text(f"{step}; {planned}; read: {', '.join(found.seen.sources)}")
+    at = found.seen.at
+    reached = "" if at is None else f"at step {at:,}, {plural(at * job.plan.workload.global_batch_size, 'sample')}; "
+    yield Text(f"{reached}{step}; {planned}; read: {', '.join(found.seen.sources)}")
     if found.findings:
         more = f", {len(found.findings) - SHOWN} more" if len(found.findings) > SHOWN else ""
         yield table("what", "who", "measured", ">costs", "~USD a day", rows=[_row(one) for one in found.findings[:SHOWN]])

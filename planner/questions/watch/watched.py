@@ -104,7 +104,8 @@ class Watched:
         """Plain data for --json."""
         return {
             "sources": list(self.seen.sources), "ranks": len({r for one in self.seen.ranks.values() for r in one}),
-            "gpus": len(self.seen.gpus), "step_time_s": self.measured, "planned_step_time_s": self.job.step_time,
+            "gpus": len(self.seen.gpus), "at_step": self.seen.at, "step_time_s": self.measured,
+            "planned_step_time_s": self.job.step_time,
             "interval_s": list(self.interval), "findings": [one.to_dict() for one in self.findings],
             "loss_percent": 100.0 * self.loss, "usd_per_day": self.usd_per_day,
             "actions": [one.to_dict() for one in self.actions], "verdict": self.verdict,
