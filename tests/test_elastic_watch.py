@@ -25,7 +25,9 @@ from planner.elastic.seen_tables import table_of
 from planner.elastic.stragglers import levels
 from planner.errors import PlannerError
 from planner.library import read_ends, read_yaml
+from planner.mixed.export.placement import place
 from planner.questions.watch import watched
+from planner.questions.watch.mixed_watched import Mixed
 from planner.questions.watch.replans import Held, replica_times, stretch, uneven_shares
 
 GPUS = 16
@@ -142,6 +144,14 @@ def test_several_slow_nodes_are_planned_again(folder: Path) -> None:
     assert 0 < again.gain < seen.loss and again.pays
     assert found.save(folder / "next.yaml").startswith("plan again")
     assert planner.load_mixed(folder / "next.yaml").to_dict()["layout"] == again.plan["layout"]
+    new = planner.load_mixed(folder / "next.yaml").file
+    mixed = Mixed(new, place(new.layout, new.cluster))
+    for slow, loss in (({}, 0.0), ({2: 1.4}, 0.2)):  # the new plan is watched too: as planned, and with a slow rank
+        busy = {rank: planned * slow.get(rank, 1.0) for rank, planned in mixed.expected().items()}
+        table = ranks(folder / "new.csv", busy, ranks=new.layout.num_gpus)
+        found = planner.watch(folder / "next.yaml", table)
+        assert [one.found.ranks for one in found.found.findings] == [(rank,) for rank in slow]
+        assert found.found.loss == pytest.approx(loss, abs=0.1) and len(found.found.actions) == 2 * len(slow)
     assert planner.watch(folder / "plan.yaml", ranks(folder / "even.csv", {})).save(folder / "none.yaml") == ""
     assert not (folder / "none.yaml").exists()
 

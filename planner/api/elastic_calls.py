@@ -265,18 +265,26 @@ def watch(
     ``before``: the look before, whose plan with the measured speeds is kept while they are the same. Keywords: ``remaining``,
     ``spares``, ``price`` and a ``cluster`` file. Raises PlannerError.
     """
+    from planner.api.mixed_calls import MixedPlan, load_mixed
+    from planner.api.plan_kinds import plan_kind
     from planner.elastic.elastic_job import ElasticJob
     from planner.elastic.observed import observe
+    from planner.questions.watch.mixed_watched import watched_mixed
     from planner.questions.watch.show import print_watched
     from planner.questions.watch.watched import REMAINING, watched
 
     require_known("watch", said, (*AROUND, "remaining"))
-    file = _plan(plan)
-    job = ElasticJob(plan=file, around=surroundings(file, said))
     remaining = _seconds(said.get("remaining"), "--remaining", "24h") or REMAINING
-    work = file.workload
-    seen = observe([Path(one) for one in logs], url, work.global_batch_size, work.tokens, file.num_gpus)
-    return Watching(watched(job, seen, remaining, progress, None if before is None else before.found), print_watched)
+    last, paths = None if before is None else before.found, [Path(one) for one in logs]
+    if isinstance(plan, MixedPlan) or (not isinstance(plan, Plan) and plan_kind(plan) == "mixed"):
+        mixed = (plan if isinstance(plan, MixedPlan) else load_mixed(plan)).file
+        work = mixed.workload
+        seen = observe(paths, url, mixed.layout.global_batch_size, work.tokens, mixed.layout.num_gpus)
+        return Watching(watched_mixed(mixed, seen, remaining, progress, last), print_watched)
+    file = _plan(plan)
+    job, work = ElasticJob(plan=file, around=surroundings(file, said)), file.workload
+    seen = observe(paths, url, work.global_batch_size, work.tokens, file.num_gpus)
+    return Watching(watched(job, seen, remaining, progress, last), print_watched)
 
 
 __all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience", "watch"]

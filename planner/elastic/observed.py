@@ -68,11 +68,10 @@ class Observed:
 
     @property
     def step_time(self) -> float | None:
-        """Seconds of a step: of the logs, else the slowest rank's median."""
-        if self.steps:
-            return float(np.median(self.steps))
-        found = self.ranks.get("step")
-        return max(float(np.median(one)) for one in found.values()) if found else None
+        """Seconds of a step: of the logs, else the slowest rank's median; None where nothing said it."""
+        each = self.steps or [float(np.median(one)) for one in self.ranks.get("step", {}).values()]
+        found = float(np.median(self.steps) if self.steps else max(each, default=np.nan))
+        return found if np.isfinite(found) else None
 
 
 def observe(files: Sequence[Path], url: str | None, step_batch: int, tokens: int, gpus: int) -> Observed:

@@ -97,12 +97,26 @@ def slow_ranks(seen: Observed, places: Places, node_ranks: int, stages: Sequence
     if max(busy) >= places.ranks:
         raise PlannerError(f"rank {max(busy)} was measured, but the plan has {places.ranks} GPUs; is it the plan of this run?")
     stage = {rank: int(places.stage[rank]) for rank in busy}
-    level = levels(busy, stage)
-    limit = beyond(np.array(list(level.values())))
-    slow = {rank: value for rank, value in level.items() if value > limit}
+    slow = slow_of(levels(busy, stage))
     peers = Counter(stage.values())
+    text = {rank: f"as the {peers[at]} ranks of stage {at}" for rank, at in stage.items()}
+    found = grouped(slow, seen, node_ranks, text, {rank: len(values) for rank, values in busy.items()})
+    return found + _slow_stage({rank: values for rank, values in busy.items() if rank not in slow}, stage, stages)
+
+
+def slow_of(level: Mapping[int, float]) -> dict[int, float]:
+    """The ranks whose level is no chance."""
+    limit = beyond(np.array(list(level.values())))
+    return {rank: value for rank, value in level.items() if value > limit}
+
+
+def grouped(
+    slow: Mapping[int, float], seen: Observed, node_ranks: int, peers: Mapping[int, str], steps: Mapping[int, int]
+) -> list[Straggler]:
+    """Slow ranks one by one, those of a node that is slow as a whole together. ``peers``: of every rank that was measured, what it
+    is compared with, in words; ``steps``: over how many."""
     members: dict[str, list[int]] = defaultdict(list)
-    for rank in busy:
+    for rank in peers:
         members[node_of(seen, rank, node_ranks)].append(rank)
     found = []
     for node, ranks in members.items():
@@ -113,10 +127,9 @@ def slow_ranks(seen: Observed, places: Places, node_ranks: int, stages: Sequence
             found.append(Straggler(kind="slow_node", who=node, size=size, evidence=text, ranks=tuple(ranks)))
             continue
         for rank in hit:
-            text = f"computes {slow[rank]:.2f} times as long as the {peers[stage[rank]]} ranks of stage {stage[rank]}, "
-            text += f"median of {len(busy[rank])} steps"
+            text = f"computes {slow[rank]:.2f} times as long {peers[rank]}, median of {steps[rank]} steps"
             found.append(Straggler(kind="slow_rank", who=f"rank {rank} on {node}", size=slow[rank], evidence=text, ranks=(rank,)))
-    return found + _slow_stage({rank: values for rank, values in busy.items() if rank not in slow}, stage, stages)
+    return found
 
 
 def node_of(seen: Observed, rank: int, node_ranks: int) -> str:
@@ -147,7 +160,7 @@ def _slow_stage(
 def slow_links(seen: Observed, places: Places, node_ranks: int, planned: float) -> list[Straggler]:
     """Pairs of ranks, rings of data parallel ranks, or all links, whose communication takes longer than that of others or than
     planned. What even the rank that waits least has is the links'; more is waiting for the slowest rank."""
-    found = _slow_pairs(seen, node_ranks)
+    found = slow_pairs(seen, node_ranks)
     times = seen.ranks.get("communication")
     if found or not times or max(times) >= places.ranks:
         return found
@@ -162,7 +175,7 @@ def slow_links(seen: Observed, places: Places, node_ranks: int, planned: float) 
     return [Straggler(kind="slow_link", who="the links between the ranks", size=size, evidence=text)]
 
 
-def _slow_pairs(seen: Observed, node_ranks: int) -> list[Straggler]:
+def slow_pairs(seen: Observed, node_ranks: int) -> list[Straggler]:
     """Pairs slower than the median of the pairs of their kind: inside a node, or across nodes."""
     kinds: dict[bool, dict[tuple[int, int], float]] = defaultdict(dict)
     for pair, values in seen.pairs.items():

@@ -69,6 +69,11 @@ class Change:
     plan: Mapping[str, Any] | None = None
 
 
+def in_steps(level: float) -> float:
+    """A slowdown in steps of SAME_SPEED, rounded up."""
+    return round(SAME_SPEED * math.ceil(min(level, 100.0) / SAME_SPEED - 1e-6), 3)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Held:
     """A job as it is held up."""
@@ -89,8 +94,8 @@ class Held:
         """Slow nodes, as slow as their slowest rank, in steps of SAME_SPEED and at most SPEEDS."""
         found: dict[int, float] = {}
         for rank, level in self.levels.items():
-            node, factor = rank // self.job.node_ranks, SAME_SPEED * math.ceil(min(level, 100.0) / SAME_SPEED - 1e-6)
-            found[node] = max(found.get(node, 1.0), round(factor, 3))
+            node = rank // self.job.node_ranks
+            found[node] = max(found.get(node, 1.0), in_steps(level))
         speeds = sorted({*found.values()})
         while len(speeds) > SPEEDS:  # the two that are nearest become the slower one
             at = min(range(len(speeds) - 1), key=lambda i: speeds[i + 1] - speeds[i])
@@ -116,10 +121,14 @@ def stretch(times: Floats, microbatches: int) -> float:
     return float(steps.max()) / (times.shape[1] + microbatches - 1)
 
 
-def actions_of(held: Held, now: float, changes: Sequence[Change], remaining: float) -> list[Action]:
-    """Changes with gain and cost, those that pay first. ``now``: seconds of a step as it is."""
-    job, answers = held.job, []
-    whole = job.times.behind + job.times.stall + sum(value for name, value in job.start.items() if name != "detection")
+def move_seconds(job: ElasticJob) -> float:
+    """Seconds of a save and a new start."""
+    return job.times.behind + job.times.stall + sum(value for name, value in job.start.items() if name != "detection")
+
+
+def actions_of(changes: Sequence[Change], now: float, whole: float, remaining: float) -> list[Action]:
+    """Changes with gain and cost, those that pay first. ``now``: seconds of a step as it is; ``whole``: of a move."""
+    answers = []
     for one in changes:
         gain, cost = 1.0 - one.step / now, 0.0 if one.free else whole
         after = cost / gain if gain > 0 else None

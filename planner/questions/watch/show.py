@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from planner.explain import layout_text
 from planner.questions.resilience.show import spell
 from planner.questions.watch.watched import Costed, Watched
 from planner.terminal.tables import assumptions_table, percent, seconds, table
@@ -27,14 +26,13 @@ SHOWN = 8
 
 def parts(found: Watched, width: int) -> Iterator[RenderableType]:
     """What is shown, from above; ``width``: columns of the terminal."""
-    job = found.job
-    yield Text(f"{job.plan.workload.model.name} on {job.plan.num_gpus} x {job.plan.hardware}", style="bold")
-    yield Text(layout_text(job.plan.layout))
+    yield Text(found.title, style="bold")
+    yield Text(found.layout)
     low, high = found.interval
-    planned = f"planned {seconds(job.step_time)}, nine of ten runs {seconds(low)} to {seconds(high)}"
+    planned = f"planned {seconds(found.planned)}, nine of ten runs {seconds(low)} to {seconds(high)}"
     step = "no step time was read" if found.measured is None else f"step {seconds(found.measured)}"
     at = found.seen.at
-    reached = "" if at is None else f"at step {at:,}, {plural(at * job.plan.workload.global_batch_size, 'sample')}; "
+    reached = "" if at is None else f"at step {at:,}, {plural(at * found.batch, 'sample')}; "
     yield Text(f"{reached}{step}; {planned}; read: {', '.join(found.seen.sources)}")
     if found.findings:
         more = f", {len(found.findings) - SHOWN} more" if len(found.findings) > SHOWN else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from planner.elastic.elastic_job import ElasticJob
 from planner.elastic.expert_placement import loads_of
 from planner.elastic.observed import Observed
 from planner.elastic.stragglers import Planned, Straggler, node_of, stragglers
+from planner.explain import layout_text
 from planner.plan_file import Assumption
 from planner.questions.doctor.mechanisms import Mechanism, slower
 from planner.questions.watch.replans import (
@@ -28,6 +28,7 @@ from planner.questions.watch.replans import (
     changes_of_experts,
     changes_of_nodes,
     changes_of_stage,
+    move_seconds,
     planned_again,
     replica_times,
     slower_ranks,
@@ -41,7 +42,7 @@ SLOW = ("slow_rank", "slow_node", "throttled", "slow_stage")
 OTHERS = ("slow_link", "narrow_bus", "expert_imbalance", "slow_stage")
 """Kinds that other nodes do not mend."""
 REMAINING = DAY
-Again = tuple[Mapping[int, float], Sequence[Change]] | None
+Again = tuple[Mapping[Any, float], Sequence[Change]] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,14 @@ class Costed:
 class Watched:
     """A running job at one moment."""
 
-    job: ElasticJob
+    title: str
+    """Model and GPUs."""
+    layout: str
+    """In words."""
+    planned: float
+    """Seconds of a step."""
+    batch: int
+    """Sequences of a step."""
     seen: Observed
     measured: float | None
     """Seconds of a step; None where nothing said it."""
@@ -105,7 +113,7 @@ class Watched:
         return {
             "sources": list(self.seen.sources), "ranks": len({r for one in self.seen.ranks.values() for r in one}),
             "gpus": len(self.seen.gpus), "at_step": self.seen.at, "step_time_s": self.measured,
-            "planned_step_time_s": self.job.step_time,
+            "planned_step_time_s": self.planned,
             "interval_s": list(self.interval), "findings": [one.to_dict() for one in self.findings],
             "loss_percent": 100.0 * self.loss, "usd_per_day": self.usd_per_day,
             "actions": [one.to_dict() for one in self.actions], "verdict": self.verdict,
@@ -221,13 +229,14 @@ def watched(
             again = held.nodes, planned_again(held)
         if held.levels and again is not None:
             changes += [replace(one, step=one.step + extra) for one in again[1]]
-        actions = actions_of(held, now, changes, remaining)
+        actions = actions_of(changes, now, move_seconds(job), remaining)
     assumed = [one for one in job.assumptions() if one.what not in ("failures", "saves")]
     if remaining == REMAINING:
         assumed.append(Assumption("training left", "24 h", "assumed: what a change must pay for itself in", "--remaining"))
-    measured = seen.step_time
+    plan = job.plan
     return Watched(
-        job=job, seen=seen, measured=None if measured is None or not math.isfinite(measured) else measured,
+        title=f"{plan.workload.model.name} on {plan.num_gpus} x {plan.hardware}", layout=layout_text(plan.layout),
+        planned=job.step_time, batch=plan.workload.global_batch_size, seen=seen, measured=seen.step_time,
         interval=prediction.step_time_range_s, findings=tuple(costs), loss=loss, usd_per_day=pricing.dollars(loss),
         actions=tuple(actions), remaining=remaining, assumptions=tuple(assumed) if actions else (), again=again,
     )  # fmt: skip
