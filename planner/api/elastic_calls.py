@@ -236,6 +236,12 @@ class Watching(Answer["Watched"]):
 
     found: Watched
 
+    def parts(self, width: int) -> list[Any]:
+        """What is drawn live, for rich: all of ``show`` but what was assumed, for a terminal of ``width`` columns."""
+        from planner.questions.watch.show import parts
+
+        return list(parts(self.found, width))
+
     def save(self, path: File) -> str:
         """Write the best new plan, or order of experts, that pays, as YAML or JSON; returns what it is, '' where none pays and
         nothing was written. Raises PlannerError."""

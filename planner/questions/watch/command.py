@@ -62,17 +62,16 @@ def watch(
     from rich.live import Live
     from rich.text import Text
 
-    from planner.questions.watch.show import parts
-
     out = console()
     with Live(Text("looking"), console=out, refresh_per_second=2) as live:
         found, number = None, 0
+        first = {"progress": lambda what: live.update(Text(f"looking: {what}"))}
         while True:
             number += 1
             when = f"look {number}, {time.strftime('%H:%M:%S')}; the next in {every:g} s, Ctrl-C ends"
             try:
-                found = look(before=found)
-                live.update(Group(*parts(found.found, out.width), Text(when, style="dim")))
+                found = look(before=found, **({} if found else first))
+                live.update(Group(*found.parts(out.width), Text(when, style="dim")))
             except PlannerError as error:  # a log that is being written, an endpoint that starts: said, and looked at again
                 live.update(Group(Text(str(error)), Text(when, style="dim")))
             time.sleep(every)
