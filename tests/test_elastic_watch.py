@@ -273,7 +273,7 @@ def test_tables_of_nvidia_smi() -> None:
     table = table_of(SMI, "gpus.csv", KNOWN)
     assert table is not None
     gpus = gpus_of_table(table, "")
-    assert [one.clock for one in gpus] == [1755.0, 1400.0, 1755.0]
+    assert [one.clock for one in gpus] == [1755.0, 1400.0, None]  # the last one was idle
     assert gpus[1].reasons == ("software thermal slowdown",) and gpus[2].reasons == () and gpus[2].power is None
     dcgm = table_of("Hostname,gpu,DCGM_FI_DEV_SM_CLOCK,DCGM_FI_DEV_GPU_TEMP\na,0,1755,60\n", "dcgm.csv", KNOWN)
     assert dcgm is not None

@@ -27,6 +27,7 @@ from planner.model import load_model
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
+ROOT = Path(__file__).resolve().parent.parent
 DENSE = Workload(model=load_model("llama-8b"), sequence_length=4096, global_batch_size=96)
 SPARSE = Workload(model=load_model("mixtral-8x7b"), sequence_length=4096, global_batch_size=96)
 
@@ -205,8 +206,14 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["drain"]["enough"] is False and found["recipe"]["engine"] == "dcp"
     assert json.loads((tmp_path / "r.json").read_text())["to"]["gpus"] == 48
+    move = found["to"]["move"]
+    assert len(move["read_by_rank_bytes"]) == 48 and sum(move["read_by_rank_bytes"]) == pytest.approx(move["read_bytes"])
+    assert sum(move["sent_by_node_bytes"]) == pytest.approx(sum(move["received_by_node_bytes"]), rel=1e-6)
     text = CliRunner().invoke(main, command).output
-    assert "too short" in text and "Pay-back" in text and "Engine" in text
+    assert "too short" in text and "Pay-back" in text and "Engine" in text and "Live, a node sends" in text
+    seen = planner.reshape(plan, gpus=48, checkpoint=ROOT / "tests" / "data" / "checkpoints" / "dcp").found
+    assert "torch.distributed.checkpoint, 2 tensors" in seen.checkpoint  # type: ignore[union-attr]
+    assert seen.other_job.startswith("it holds 120 B")  # type: ignore[union-attr]
 
 
 def test_elastic_folder_goes_on_with_the_plan_of_its_world(plan: Path, tmp_path: Path) -> None:

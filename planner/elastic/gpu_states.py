@@ -27,6 +27,8 @@ REASONS = {
     0x80: "hardware power brake",
 }  # fmt: skip
 """Bits of the reasons for a lower clock that are no idling.  [NVML, nvmlClocksEventReasons]"""
+IDLE = 0x1
+"""Nothing runs: such a clock says nothing."""
 NODE = ("node", "host", "hostname", "nodename")
 Rows = Iterable[tuple[str, dict[str, float]]]
 
@@ -82,16 +84,20 @@ def gpus_of_metrics(metrics: Sequence[Metric]) -> tuple[Gpu, ...]:
 
 
 def _gpus(rows: Iterable[tuple[tuple[str, str], dict[str, float]]]) -> tuple[Gpu, ...]:
-    """One entry for each GPU: medians; reasons and errors that were seen at any time."""
+    """One entry for each GPU: medians, clocks while idle left out; reasons and errors that were seen at any time."""
     seen: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for who, numbers in rows:
         for what, value in numbers.items():
-            seen[who][what].append(value)
+            if what != "clock" or not int(numbers.get("reasons", 0)) & IDLE:
+                seen[who][what].append(value)
     found = []
     for (node, index), values in seen.items():
         bits = 0
-        for reason in values.pop("reasons", [])[-KEPT:]:
+        said = values.pop("reasons", [])[-KEPT:]
+        for reason in said:
             bits |= int(reason)
+        if said and all(int(reason) & IDLE for reason in said):
+            values.pop("clock", None)
         errors = values.pop("xid", [])
         middle = {what: float(np.median(one[-KEPT:])) for what, one in values.items()}
         reasons = tuple(text for bit, text in REASONS.items() if bits & bit)
