@@ -104,6 +104,22 @@ def read_text(path: Path, *, most: int = MOST_BYTES, errors: str = "strict") -> 
         raise PlannerError(f"{_told(path)}: cannot be read (it is not text in UTF-8)") from error
 
 
+def read_ends(path: Path, head: int, tail: int) -> str:
+    """Text of a regular file, what is not UTF-8 replaced; of one that is longer the whole lines of its first ``head`` and of its
+    last ``tail`` bytes. Raises PlannerError."""
+    size = regular_file(path)
+    try:
+        with path.open("rb") as stream:
+            found = stream.read(head + tail)
+            if size > head + tail:
+                stream.seek(size - tail)
+                first = found[: found.rfind(b"\n", 0, head) + 1]
+                found = first + stream.read(tail).partition(b"\n")[2]
+    except OSError as error:
+        raise PlannerError(f"{_told(path)}: cannot be read ({error.strerror})") from error
+    return found.decode("utf-8-sig", "replace")
+
+
 def fields_of_lines(text: str) -> list[list[str]]:
     """What stands on the lines of a text, parted by spaces, commas, semicolons or colons; empty lines and # comments left out."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
@@ -255,7 +271,7 @@ WRITTEN = {
         "a serve plan, as --output of 'plan serve' writes it", "plan serve estimate, report, export, validate and doctor",
     ),
     "planner_mixed_plan": (
-        "a mixed plan, as --output of 'plan --cluster' writes it", "plan estimate, what-if, export and validate",
+        "a mixed plan, as --output of 'plan --cluster' writes it", "plan estimate, what-if, export, validate and watch",
     ),
     "planner_rl_plan": ("an RL plan, as --output of 'plan rl' writes it", "plan rl estimate, export, doctor and calibrate --rl"),
     "planner_rl_factors": ("factors of RL phases, as 'plan calibrate --rl' writes them", "plan rl --calibrated"),

@@ -33,9 +33,13 @@ def tenplex() -> list[AnsweredRow]:
 
 
 def test_tenplex_within_a_quarter(tenplex: list[AnsweredRow]) -> None:
-    errors = {one.id: quantity.error for one in tenplex for quantity in one.quantities.values()}
-    assert len(errors) == 8
-    assert max(map(abs, errors.values())) <= 0.25, errors
+    """Changes and recoveries; what gathers all state on one node within a half, but for the row that its source doubts."""
+    found = [(one.id, name, each) for one in tenplex for name, each in one.quantities.items()]
+    errors = {(row, name): abs(each.error) for row, name, each in found if name != "central_state_s"}
+    assert len(errors) == 8 and max(errors.values()) <= 0.25, errors
+    central = {row: abs(each.error) for row, name, each in found if name == "central_state_s"}
+    assert len(central) == 6 and sorted(central.values())[-2] <= 0.5, central
+    assert all(each.range[0] < each.measured < each.range[1] for row, name, each in found if name != "central_state_s")
 
 
 def test_rows_without_a_model_are_refused(tenplex: list[AnsweredRow]) -> None:
@@ -71,6 +75,15 @@ def test_the_way_decides() -> None:
     assert times["NCCL live reshard"] < min(times["host stores"], times["checkpoint and restart"])
     larger = answer(system="host stores", **{**moved, "model": "llama-70b"}).quantities["reconfigure_s"].predicted
     assert larger > 3 * times["host stores"]
+
+
+def test_rate_of_a_move() -> None:
+    """State over seconds; its range is that of the seconds."""
+    moved = {"model": "llama-8b", "system": "host stores", "from": {"tp": 8}, "to": {"tp": 8, "dp": 2}}
+    found = answer(measured={"reconfigure_s": 9.0, "gb_per_s": 10.0}, **moved).quantities
+    rate, seconds = found["gb_per_s"], found["reconfigure_s"]
+    assert rate.range[0] < rate.predicted < rate.range[1]
+    assert rate.predicted * seconds.predicted == pytest.approx(8.03 * 14, rel=0.01)
 
 
 def test_more_machines_lost_need_the_checkpoint() -> None:

@@ -114,6 +114,10 @@ def test_slow_nodes_become_a_kind_of_their_own() -> None:
     ]  # fmt: skip
     assert split.link("a100 node-1", "h100").bandwidth == 1e9
     assert split.num_nodes == cluster.num_nodes and split_by_speed(split) == split
+    again = split_by_speed(replace(split, nodes=tuple(  # a node of a split cluster slows down: no kind stands twice
+        replace(one, slowdown={**one.slowdown, split.names_of(one.kind)[0]: 3.0}) for one in split.nodes
+    )))  # fmt: skip
+    assert again.num_nodes == cluster.num_nodes
 
 
 @pytest.mark.parametrize(

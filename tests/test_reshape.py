@@ -27,6 +27,7 @@ from planner.model import load_model
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
+ROOT = Path(__file__).resolve().parent.parent
 DENSE = Workload(model=load_model("llama-8b"), sequence_length=4096, global_batch_size=96)
 SPARSE = Workload(model=load_model("mixtral-8x7b"), sequence_length=4096, global_batch_size=96)
 
@@ -131,13 +132,16 @@ def test_survivors_hold_the_state_only_with_replicas() -> None:
 
 
 def test_nesting() -> None:
-    changed = nesting(places(DENSE, tp=4, dp=4), places(DENSE, tp=2, pp=3, dp=6))
-    assert changed == {"tp": True, "pp": True, "dp": False}
+    """Stages cut no tensor; replicas do so only where they share the states."""
+    for zero, dp in ((3, False), (0, True)):
+        changed = nesting(places(DENSE, tp=4, dp=4, zero=zero), places(DENSE, tp=2, pp=3, dp=6, zero=zero))
+        assert changed == {"tp": True, "pp": True, "dp": dp}
 
 
 def test_every_trainer_has_a_recipe() -> None:
-    assert {recipe_of(load_trainer(name)).engine for name in names("trainers")} == {"dcp", "torch_dist", "universal", "safetensors"}
-    assert all(one.source and one.load for one in recipes())
+    engines = {recipe_of(load_trainer(name)).engine for name in names("trainers")}
+    assert engines == {"dcp", "torch_dist", "universal", "safetensors", "orbax", "nanotron", "gathered"}
+    assert all(one.source and one.version and one.load for one in recipes())
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +158,7 @@ def test_new_plan_keeps_the_batch_and_counts_its_move(plan: Path, tmp_path: Path
     assert found.plan.file.num_gpus == 48 and found.plan.file.workload.global_batch_size == best.batch == 512
     for way in best.ways:
         assert way.seconds == pytest.approx(sum(way.parts.values())) and all(value >= 0 for value in way.parts.values())
+        assert way.range[0] < way.seconds < way.range[1]
     way, rate = found.found.way, 512 / planner.load(plan).estimate.step_time  # type: ignore[union-attr]
     assert best.total == pytest.approx(86400 * rate / (best.batch / best.step_time) + way.seconds)
     assert all(other.total >= best.total * 0.98 for other in found.found.others)  # type: ignore[union-attr]
@@ -201,8 +206,14 @@ def test_command_prints_what_json_holds(plan: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["drain"]["enough"] is False and found["recipe"]["engine"] == "dcp"
     assert json.loads((tmp_path / "r.json").read_text())["to"]["gpus"] == 48
+    move = found["to"]["move"]
+    assert len(move["read_by_rank_bytes"]) == 48 and sum(move["read_by_rank_bytes"]) == pytest.approx(move["read_bytes"])
+    assert sum(move["sent_by_node_bytes"]) == pytest.approx(sum(move["received_by_node_bytes"]), rel=1e-6)
     text = CliRunner().invoke(main, command).output
-    assert "too short" in text and "Pay-back" in text and "Engine" in text
+    assert "too short" in text and "Pay-back" in text and "Engine" in text and "Live, a node sends" in text
+    seen = planner.reshape(plan, gpus=48, checkpoint=ROOT / "tests" / "data" / "checkpoints" / "dcp").found
+    assert "torch.distributed.checkpoint, 2 tensors" in seen.checkpoint  # type: ignore[union-attr]
+    assert seen.other_job.startswith("it holds 120 B")  # type: ignore[union-attr]
 
 
 def test_elastic_folder_goes_on_with_the_plan_of_its_world(plan: Path, tmp_path: Path) -> None:

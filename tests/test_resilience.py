@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +152,8 @@ def test_trace_forms(tmp_path: Path) -> None:
     assert (found["hours"], found["removals"], found["additions"], found["most_machines"]) == (2.0, 2, 10, 8)
     assert found["mean_machines"] == pytest.approx((600 * 8 + 600 * 7 + 2400 * 8 + 3600 * 7) / 7200)
     assert read_trace(second).to_dict()["removals"] == 1
-    assert by_minute(read_trace(first))[0][5] == 8
+    counts, taken, _ = by_minute(read_trace(first))
+    assert list(counts[8:12]) == [8, 8, 7, 7] and taken[10] == 1  # what happens on the minute belongs to the one that begins
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,13 @@ def test_replay_by_hand(tmp_path: Path) -> None:
     for one in found.values():
         assert sum(one.shares.values()) == pytest.approx(1.0)
     path.write_text(BAMBOO)
-    found = {one.policy: one for one in replay(read_trace(path), job).policies}
+    peers = replace(job, reroute=lambda missing: (8 - missing) / 8, set_up=30.0)
+    found = {one.policy: one for one in replay(read_trace(path), peers).policies}
+    whole, seven = 9 + 39, 9 + 59  # minutes with 8 and with 7 machines; a loss takes 40 s of its minute, a return 30 s
+    assert found["reroute"].work == pytest.approx(60 * whole + 52.5 * seven + 2 * 17.5 + 2 * 30)
+    none = replace(peers, reroute=lambda missing: float(missing < 1))
+    gone = {one.policy: one for one in replay(read_trace(path), none).policies}
+    assert gone["reroute"].shares["waiting"] == pytest.approx(70 / 121) and gone["reroute"].stops == 2
     assert found["shrink"].work > found["restart"].work
     assert found["restart"].shares["waiting"] > 0.3  # seven machines are not eight
     assert all(sum(one.shares.values()) == pytest.approx(1.0) for one in found.values())

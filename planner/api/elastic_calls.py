@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,13 +190,7 @@ class Reshaped(Result):
 
     def save_recipe(self, path: File) -> None:
         """Write the resharding recipe as YAML or JSON: engine, flags, samples and step. Raises PlannerError."""
-        from planner import library
-
-        output, data = Path(path), self._move.recipe_document()
-        if output.suffix not in (".yaml", ".yml", ".json"):
-            raise PlannerError(f"{output}: name a file that ends in .yaml or .json")
-        text = json.dumps(data, indent=2) + "\n" if output.suffix == ".json" else library.dump_yaml(data)
-        library.write_whole(output, text)
+        _save(Path(path), self._move.recipe_document())
 
 
 def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Reshaped:
@@ -211,11 +205,11 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
 
     known = ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster", "checkpoint")
     require_known("reshape", said, known)
-    file, size = _plan(plan), None
+    file, size, seen = _plan(plan), None, list[str]()
     if said.get("checkpoint") is not None:
         from planner.lab.elastic.checkpoint_folder import held_by
 
-        size, step = held_by(Path(said["checkpoint"]), progress)
+        size, step = held_by(Path(said["checkpoint"]), seen.append)
         said["step"] = step if said.get("step") is None else said["step"]
     for flag in ("gpus", "nodes", "step"):
         value, least = said.get(flag), 0 if flag == "step" else 1
@@ -232,27 +226,71 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
         gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
         remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
     )  # fmt: skip
-    return Reshaped(answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress), gpus)
+    found = answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress)
+    return Reshaped(None if found is None else replace(found, checkpoint=" ".join(seen)), gpus)
 
 
-def watch(plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, **said: Any) -> Answer[Watched]:
+@dataclass(frozen=True, repr=False)
+class Watching(Answer["Watched"]):
+    """A running job at one moment; ``found.findings`` and ``found.actions``."""
+
+    found: Watched
+
+    def parts(self, width: int) -> list[Any]:
+        """What is drawn live, for rich: all of ``show`` but what was assumed, for a terminal of ``width`` columns."""
+        from planner.questions.watch.show import parts
+
+        return list(parts(self.found, width))
+
+    def save(self, path: File) -> str:
+        """Write the best new plan, or order of experts, that pays, as YAML or JSON; returns what it is, '' where none pays and
+        nothing was written. Raises PlannerError."""
+        for one in self.found.actions:
+            if one.pays and one.plan is not None:
+                _save(Path(path), one.plan)
+                return one.what
+        return ""
+
+
+def _save(path: Path, data: Mapping[str, Any]) -> None:
+    """Write plain data as YAML or JSON. Raises PlannerError."""
+    from planner import library
+
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise PlannerError(f"{path}: name a file that ends in .yaml or .json")
+    text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else library.dump_yaml(dict(data))
+    library.write_whole(path, text)
+
+
+def watch(
+    plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, before: Watching | None = None, **said: Any
+) -> Watching:
     """What holds a running job up, and what would pay: ``watch("plan.yaml", "ranks.csv", "gpus.csv")``.
 
-    ``logs``: training logs, tables of ranks' times, CSV of nvidia-smi; ``url``: a Prometheus endpoint. Keywords: ``remaining``,
+    ``logs``: training logs, tables of ranks' times, of experts, of nvidia-smi or dcgmi dmon; ``url``: a Prometheus endpoint.
+    ``before``: the look before, whose plan with the measured speeds is kept while they are the same. Keywords: ``remaining``,
     ``spares``, ``price`` and a ``cluster`` file. Raises PlannerError.
     """
+    from planner.api.mixed_calls import MixedPlan, load_mixed
+    from planner.api.plan_kinds import plan_kind
     from planner.elastic.elastic_job import ElasticJob
     from planner.elastic.observed import observe
+    from planner.questions.watch.mixed_watched import watched_mixed
     from planner.questions.watch.show import print_watched
     from planner.questions.watch.watched import REMAINING, watched
 
     require_known("watch", said, (*AROUND, "remaining"))
-    file = _plan(plan)
-    job = ElasticJob(plan=file, around=surroundings(file, said))
     remaining = _seconds(said.get("remaining"), "--remaining", "24h") or REMAINING
-    work = file.workload
-    seen = observe([Path(one) for one in logs], url, work.global_batch_size, work.tokens, file.num_gpus)
-    return Answer(watched(job, seen, remaining, progress), print_watched)
+    last, paths = None if before is None else before.found, [Path(one) for one in logs]
+    if isinstance(plan, MixedPlan) or (not isinstance(plan, Plan) and plan_kind(plan) == "mixed"):
+        mixed = (plan if isinstance(plan, MixedPlan) else load_mixed(plan)).file
+        work = mixed.workload
+        seen = observe(paths, url, mixed.layout.global_batch_size, work.tokens, mixed.layout.num_gpus)
+        return Watching(watched_mixed(mixed, seen, remaining, progress, last), print_watched)
+    file = _plan(plan)
+    job, work = ElasticJob(plan=file, around=surroundings(file, said)), file.workload
+    seen = observe(paths, url, work.global_batch_size, work.tokens, file.num_gpus)
+    return Watching(watched(job, seen, remaining, progress, last), print_watched)
 
 
 __all__: Sequence[str] = ["Reshaped", "Resilient", "reshape", "resilience", "watch"]

@@ -31,6 +31,7 @@ POLICIES = {
     "restart": "fixed size, waits until all machines are there",
     "shrink": "the best plan of the machines that are there",
     "replica_groups": "replica groups come and go, the others go on",
+    "reroute": "peers of a stage do the microbatches of machines that went",
 }
 
 
@@ -159,7 +160,11 @@ class Job:
     group_rate: float = 1.0
     """Rate with such groups over that of the plan: states that are not shared out over all replicas cost time."""
     speed: Callable[[int], float]
-    """Rate on some machines over that of the plan."""
+    """Rate without some machines over that of the plan."""
+    reroute: Callable[[int], float] | None = None
+    """The same where peers do their microbatches, 0 where a stage has none left; None = the plan cannot do that."""
+    set_up: float = 0.0
+    """Seconds until the peers have new process groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,7 @@ def by_minute(trace: Trace) -> tuple[Floats, Floats, Floats]:
     """Machines at the end of each minute, and those taken and given in it."""
     minutes = int(trace.times[-1] // MINUTE) + 1
     edges = (np.arange(minutes) + 1.0) * MINUTE
-    counts = trace.counts[np.searchsorted(trace.times, edges, side="right") - 1]
+    counts = trace.counts[np.searchsorted(trace.times, edges, side="left") - 1]
     which = np.minimum((trace.times // MINUTE).astype(int), minutes - 1)
     taken, given = (np.bincount(which, one, minutes).astype(float) for one in (trace.removed, trace.added))
     return counts, taken, given
@@ -214,6 +219,8 @@ def replay(trace: Trace, job: Job) -> Replay:
     runs = [_checkpointed(name, counts, removed, job) for name in ("restart", "shrink")]
     if job.group_nodes:
         runs.append(_groups(counts, removed, job))
+    if job.reroute is not None:
+        runs.append(_rerouted(counts, removed, job, job.reroute))
     could = float(np.minimum(counts, job.nodes).sum()) * MINUTE / job.nodes
     found = []
     for name, rates, shares, stops in runs:
@@ -265,6 +272,37 @@ def _checkpointed(policy: str, counts: Floats, removed: Floats, job: Job) -> Run
         shares["work"] += part
         since += MINUTE * part
     return policy, rates, shares, stops
+
+
+def _rerouted(counts: Floats, removed: Floats, job: Job, rate: Callable[[int], float]) -> Run:
+    """Peers of a stage: a machine that is taken costs the step of that moment and new process groups, one that comes the groups;
+    where a stage has no peer left the job waits, and starts again from a checkpoint."""
+    rates = np.zeros(len(counts))
+    shares = {"work": 0.0, "lost_work": 0.0, "restarts": 0.0, "waiting": 0.0}
+    using, down, since, stops = 0, 0.0, 0.0, 0
+    for minute, (there, taken) in enumerate(zip(counts.astype(int), removed, strict=True)):
+        wanted = min(int(there), job.nodes)
+        speed = rate(job.nodes - wanted)
+        if using and speed <= 0.0:
+            stops, since = stops + 1, min(since, job.interval / 2.0 + job.behind)
+            undone = _undo(rates, minute, since)
+            shares["lost_work"] += undone
+            shares["work"] -= undone
+        if speed <= 0.0:
+            using, since = 0, 0.0
+            shares["waiting"] += 1.0
+            continue
+        down = job.restart if not using else down + job.set_up * (wanted != using or taken > 0)
+        using, idle = wanted, min(down, MINUTE)
+        down -= idle
+        lost = min(job.step_time * (taken > 0), MINUTE - idle)
+        part = 1.0 - (idle + lost) / MINUTE
+        rates[minute] = part * speed
+        shares["restarts"] += idle / MINUTE
+        shares["lost_work"] += lost / MINUTE
+        shares["work"] += part
+        since += MINUTE * part
+    return "reroute", rates, shares, stops
 
 
 def _undo(rates: Floats, minute: int, seconds: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -81,10 +83,21 @@ def fitting(resolved: ResolvedJob, top: int = 1, pins: Pins | None = None) -> Fo
     return Found(resolved=resolved, layouts=tuple(found.layouts), estimates=tuple(found.estimates))
 
 
+def _shared_out(resolved: ResolvedJob, gpus: int) -> bool:
+    """Whether ``gpus`` may be a product of degrees: what neither batch, heads, experts nor sequence have a factor for must be
+    pipeline stages. Cheap, so that numbers without a layout are not searched."""
+    work = resolved.job.workload
+    for number in (work.global_batch_size, work.model.num_heads, work.model.num_experts, work.sequence_length):
+        while number > 1 and (common := math.gcd(gpus, number)) > 1:
+            gpus //= common
+    return gpus <= work.model.num_layers
+
+
 def best_layout(resolved: ResolvedJob, gpus: int, *, least: int, top: int = 1) -> Found | None:
     """With the same batch, on the most GPUs from ``gpus`` down to ``least`` that have a layout that fits."""
     node = min(int(resolved.job.cluster.hardware.gpus_per_node), gpus)
-    for count in range(gpus, max(gpus - TRIED * node, least - 1, 0), -node):
+    counts = (count for count in range(gpus, max(least - 1, 0), -node) if _shared_out(resolved, count))
+    for count in itertools.islice(counts, TRIED):
         if found := fitting(with_size(resolved, count), top):
             return found
     return None

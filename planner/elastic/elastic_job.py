@@ -70,14 +70,14 @@ def groups_of(layout: Layout) -> list[int]:
     return [*(one for one in degrees if one > 1), int(layout.num_gpus)]
 
 
-def start_parts(layout: Layout, tensors: float, shards: float) -> dict[str, float]:
-    """Seconds from the start of the processes until the checkpoint can be read, in parts.
+def start_parts(layout: Layout, tensors: float, shards: float, end: str = "") -> dict[str, float]:
+    """Seconds from the start of the processes until the checkpoint can be read, in parts; ``end``: as ``constants`` takes it.
 
     communicators = sum over groups of n ranks of c + r n; planning = tensors (t + shards s): every rank reads the metadata of all
     stored shards and looks for those that meet its own.  [torch.distributed.checkpoint, state_dict_loader.py, load: read_metadata,
     create_local_plan]
     """
-    known, ranks = constants(), int(layout.num_gpus)
+    known, ranks = constants(end), int(layout.num_gpus)
     set_up = sum(known.communicator.value + known.communicator_rank.value * size for size in groups_of(layout))
     return {
         "processes": known.process_start.value,
@@ -129,13 +129,19 @@ class ElasticJob:
         """Which rank holds what."""
         return places_of_plan(self.plan)
 
-    @cached_property
+    @property
     def storage(self) -> Storage:
-        """Where checkpoints lie: as the cluster file says, else each node reaches ``storage_node`` and the whole no less."""
+        """Where checkpoints of the plan lie."""
+        return self.storage_of(self.plan.num_gpus)
+
+    def storage_of(self, ranks: int, end: str = "") -> Storage:
+        """Where checkpoints lie: as the cluster file says, else each node reaches ``storage_node`` and all nodes of so many ranks
+        no less; ``end``: as ``constants`` takes it."""
         if self.around.storage is not None:
             return self.around.storage
-        each = constants().storage_node.value
-        return Storage(read=self.nodes * each, write=self.nodes * each, per_node=each)
+        each = constants(end).storage_node.value
+        rate = each * -(-ranks // self.node_ranks)
+        return Storage(read=rate, write=rate, per_node=each)
 
     @property
     def tensors(self) -> float:
@@ -209,9 +215,11 @@ class ElasticJob:
         if self.around.asynchronous:
             why = "Megatron --async-save, torchtitan checkpoint.async_mode, torch async_save"
             found.append(Assumption("saves", "asynchronous", why, "--synchronous"))
-        start = known.process_start.value + self.start["communicators"]
-        why = f"{known.process_start.source}; {known.communicator.source.removeprefix('assumed: ')}"
-        found.append(Assumption("start of processes", format_seconds(start), why, "--restart"))
+        process = known.process_start
+        each = f"{format_seconds(process.value)}, from {format_seconds(process.fast)} to {format_seconds(process.slow)}"
+        found.append(Assumption("start of processes", each, process.source, "--restart"))
+        groups = format_seconds(self.start["communicators"])
+        found.append(Assumption("process groups", groups, known.communicator.source, "--restart"))
         return tuple(found)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library, schema
+from planner.errors import PlannerError
 from planner.schema import Line, Text
 from planner.trainer import Trainer
 
@@ -19,7 +20,7 @@ class Recipe:
     trainers: tuple[Line, ...]
     """Names of trainers of the library; a name ends in * for all that begin so."""
     engine: Line
-    """dcp, torch_dist, universal or safetensors."""
+    """dcp, torch_dist, universal, safetensors, orbax, or the trainer's own."""
     title: Text
     """The engine in words."""
     save: tuple[Text, ...]
@@ -32,6 +33,8 @@ class Recipe:
     """What it cannot do."""
     shared_reads: bool = False
     """Ranks with equal boxes read a part each and exchange the rest."""
+    version: Text
+    """Release or commit whose code was read for this."""
     source: Text
     """Document or file that says so."""
 
@@ -49,9 +52,9 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def recipe_of(trainer: Trainer) -> Recipe:
-    """The recipe of a trainer; PyTorch's own checkpoints for one that has none."""
+    """The recipe of a trainer; PyTorch's own checkpoints for one that has none. Raises PlannerError."""
     name = trainer.name
     for one in recipes():
         if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in one.trainers):
             return one
-    return next(one for one in recipes() if one.engine == "dcp")
+    raise PlannerError(f"engine_recipes.yaml has no recipe for {name}")

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.arrays import Floats
 from planner.elastic.checkpoints import best_interval, wall_over_work
 from planner.elastic.elastic_job import ElasticJob
 from planner.elastic.failure_rates import constants
 from planner.elastic.spares import in_repair, short_of
+from planner.layout import Layout
 
 PARTS = ("work", "saves", "lost_work", "restarts", "waiting", "slower")
 """Shares of the wall time: steps that stay; stalls by saves; steps that are done again; new starts; no nodes to run on; fewer
@@ -146,27 +148,36 @@ def replica_answer(job: ElasticJob, repair: float, away: float, groups: int, ste
     return FailureAnswer(key="replica_groups", shares=shares, restart=away, note=note)
 
 
-def reroute_answer(job: ElasticJob, repair: float, away: float) -> FailureAnswer:
-    """Peers of the same stage take the micro batches of ranks that failed: no state is lost where weights and states have copies.
-
-    With j nodes missing, each in another stage at best, peers of a stage do m d / (d - j) micro batches: the step takes
-    (m d / (d - j) + p - 1) / (m + p - 1) times as long; bubbles are not filled, which ReCycle does by a split backward pass.
-    [ReCycle, SOSP 2024, arXiv 2405.14009, section 3]
-    """
-    layout = job.plan.layout
-    pp, dp, m = int(layout.pp), int(layout.dp), int(layout.num_microbatches)
+def why_no_reroute(layout: Layout) -> str:
+    """Why peers cannot do the microbatches of ranks that failed; '' where they can."""
+    pp, dp = int(layout.pp), int(layout.dp)
     if pp == 1 or dp == 1:
-        return FailureAnswer(key="reroute", shares={}, why_not=f"needs stages and replicas; the plan has pp {pp} and dp {dp}")
+        return f"needs stages and replicas; the plan has pp {pp} and dp {dp}"
     if int(layout.zero) > 0 and int(np.max(layout.shard)) == dp:
-        why_not = f"zero {int(layout.zero)} keeps only one copy of the optimizer states"
+        return f"zero {int(layout.zero)} keeps only one copy of the optimizer states"
+    return ""
+
+
+def rerouted(layout: Layout, missing: npt.ArrayLike) -> Floats:
+    """Rate with some nodes missing, each in another stage at best, over that of all; 0 where a stage has no peer left.
+
+    Peers of a stage do m d / (d - j) microbatches: the step takes (m d / (d - j) + p - 1) / (m + p - 1) times as long; bubbles are
+    not filled, which ReCycle does by a split backward pass.  [ReCycle, SOSP 2024, arXiv 2405.14009, section 3]
+    """
+    pp, dp, m = int(layout.pp), int(layout.dp), int(layout.num_microbatches)
+    lost = np.minimum(np.ceil(np.asarray(missing, dtype=float) / pp), dp)
+    slower = (m * dp / np.maximum(dp - lost, 1e-9) + pp - 1.0) / (m + pp - 1.0)
+    return np.where(lost < dp, 1.0 / slower, 0.0)
+
+
+def reroute_answer(job: ElasticJob, repair: float, away: float) -> FailureAnswer:
+    """Peers of the same stage take the microbatches of ranks that failed: no state is lost where weights and states have copies."""
+    layout = job.plan.layout
+    if why_not := why_no_reroute(layout):
         return FailureAnswer(key="reroute", shares={}, why_not=why_not)
     missing = missing_nodes(job, repair)
-    lost = np.minimum(np.ceil(np.arange(len(missing)) / pp), dp)
-    with np.errstate(divide="ignore"):
-        slower = (m * dp / np.maximum(dp - lost, 1e-9) + pp - 1.0) / (m + pp - 1.0)
-    rates = np.where(lost < dp, 1.0 / slower, 0.0)
     kept, rejoining = kept_steps(job.step_time, job.mtbf), -math.expm1(-2.0 * away / job.mtbf)
-    rate = float(missing @ rates)
+    rate = float(missing @ rerouted(layout, np.arange(len(missing))))
     shares = dict.fromkeys(PARTS, 0.0)
     shares |= {
         "work": kept * (1.0 - rejoining) * rate, "restarts": kept * rejoining, "lost_work": 1.0 - kept,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -100,6 +102,10 @@ class Constant:
 
     value: float
     source: Text
+    fast: float
+    """The end of its interval with which things take least."""
+    slow: float
+    """The other end; both are the value where it is documented as one number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,25 +128,39 @@ class Constants:
 class _Time:
     value: Seconds
     source: Text
+    low: Seconds | None = None
+    high: Seconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rate:
     value: Bandwidth
     source: Text
+    low: Bandwidth | None = None
+    high: Bandwidth | None = None
 
 
 @cache
-def constants() -> Constants:
-    """The numbers of profiles/elastic.yaml. Raises PlannerError."""
+def constants(end: str = "") -> Constants:
+    """The numbers of profiles/elastic.yaml; ``fast`` or ``slow``: that end of their intervals. Raises PlannerError."""
     path = library.profiles_directory() / "elastic.yaml"
     data = library.read_yaml(path)
     library.version_of(data, "elastic", VERSION, where=path.name)
-    found: dict[str, Any] = {}
+    found: dict[str, Constant] = {}
     for group, kind in (("constants", _Time), ("rates", _Rate)):
         for name, one in schema.mapping(data.get(group), f"{path.name}: {group}").items():
             read: Any = schema.read(kind, one, f"{path.name}: {group} {name}")
-            found[name] = Constant(value=read.value, source=read.source)
+            ends = [read.value if each is None else each for each in (read.low, read.high)]
+            fast, slow = ends if kind is _Time else reversed(ends)
+            value = {"fast": fast, "slow": slow}.get(end, read.value)
+            found[name] = Constant(value=value, source=read.source, fast=fast, slow=slow)
     fields, _ = schema.fields_of(Constants)
     schema.check_keys(found, fields, path.name, required=fields)
     return Constants(**found)
+
+
+def spread(parts: Mapping[str, float], fast: Mapping[str, float], slow: Mapping[str, float]) -> tuple[float, float]:
+    """Seconds that a sum of parts lies between: what each part may take less or more is independent, sqrt of the sum of squares."""
+    total = sum(parts.values())
+    less, more = (math.sqrt(sum((value - ends[name]) ** 2 for name, value in parts.items())) for ends in (fast, slow))
+    return max(total - less, 0.0), total + more

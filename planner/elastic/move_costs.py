@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.cluster_file import Storage
 from planner.elastic.checkpoints import transfer_seconds
 from planner.elastic.elastic_job import ElasticJob, load_seconds, start_parts
-from planner.elastic.failure_rates import constants
+from planner.elastic.failure_rates import constants, spread
 from planner.elastic.moves import Move
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -30,6 +29,8 @@ class Way:
     """Of WAYS."""
     parts: dict[str, float]
     """Seconds; they sum to the move."""
+    range: tuple[float, float]
+    """Seconds that the move lies between, by the intervals of profiles/elastic.yaml."""
     why_not: str = ""
     """Why it cannot be; '' when it can."""
 
@@ -40,7 +41,10 @@ class Way:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"way": self.key, "what": WAYS[self.key], "seconds": self.seconds, "parts_s": self.parts, "why_not": self.why_not}
+        return {
+            "way": self.key, "what": WAYS[self.key], "seconds": self.seconds, "range_s": list(self.range), "parts_s": self.parts,
+            "why_not": self.why_not,
+        }  # fmt: skip
 
 
 def exchange_seconds(move: Move, hardware: HardwareProfile, node_ranks: int) -> float:
@@ -54,19 +58,19 @@ def exchange_seconds(move: Move, hardware: HardwareProfile, node_ranks: int) -> 
     return found + (inside / hardware.scale_up_bandwidth if inside > 0 else 0.0)
 
 
-def host_exchange_seconds(move: Move, node_bandwidth: float) -> float:
+def host_exchange_seconds(move: Move, node_bandwidth: float, end: str = "") -> float:
     """Seconds of an exchange through host memory, one store in each node (Tenplex): what the busiest network card carries, then one
     pass over what a node puts into place and one over what it cuts out of larger tensors, at the rate of one core's copy.
 
     max(sent, received) / b + max_node(fetched + cut) / c
     """
     network = max(float(move.sent.max()), float(move.received.max())) / node_bandwidth
-    return network + float((move.fetched + move.cut).max()) / constants().host_copy.value
+    return network + float((move.fetched + move.cut).max()) / constants(end).host_copy.value
 
 
-def to_devices(move: Move, hardware: HardwareProfile) -> float:
+def to_devices(move: Move, hardware: HardwareProfile, end: str = "") -> float:
     """Seconds to copy each rank's state from host memory to its device."""
-    return float(move.own.max()) / min(hardware.pcie_bandwidth, constants().host_copy.value)
+    return float(move.own.max()) / min(hardware.pcie_bandwidth, constants(end).host_copy.value)
 
 
 def ways_of(
@@ -74,22 +78,34 @@ def ways_of(
 ) -> list[Way]:
     """All ways of a move from a plan to another layout, whose steps take ``step_time``. ``shared_reads``: ranks with equal boxes
     read a part each and send it to the others (Megatron --ckpt-fully-parallel-load)."""
-    node_ranks = job.node_ranks
-    storage: Storage = job.storage
-    start = start_parts(layout, job.tensors, job.stored_shards)
-    if job.around.storage is None:  # as many nodes as the new layout has share what was assumed for each
-        each = constants().storage_node.value * -(-int(layout.num_gpus) // node_ranks)
-        storage = Storage(read=each, write=storage.write, per_node=storage.per_node)
-    reads = move.shared if shared_reads else move.read
-    load = {"load": load_seconds(storage, reads, node_ranks), "warm-up": step_time}
-    if shared_reads:
-        load["load"] += float((move.read - move.shared).max()) / job.hardware.network_bandwidth
-    of_node = job.saved.size / job.plan.num_gpus * node_ranks
-    save = {"save": transfer_seconds(job.storage, job.saved.size, of_node, job.storage.write)}
     lost = {"work done again": (interval + job.times.stall) / 2.0 + job.times.behind, "detection": constants().detect_node.value}
-    live = {
-        "communicators": start["communicators"], "exchange": exchange_seconds(move, job.hardware, node_ranks), "warm-up": step_time,
-    }  # fmt: skip
+    middle, fast, slow = (_parts(job, move, layout, shared_reads, end) for end in ("", "fast", "slow"))
     why_not = "" if move.complete else "the ranks that are left do not hold all of the state"
-    found = [Way(key="planned", parts={**save, **start, **load}), Way(key="failed", parts={**lost, **start, **load})]
-    return [*found, Way(key="live", parts=live, why_not=why_not)] if move.exchanged else found
+
+    def whole(key: str, parts: dict[str, float]) -> dict[str, float]:
+        return {**(lost if key == "failed" else {}), **parts, "warm-up": step_time}
+
+    return [
+        Way(
+            key=key, parts=whole(key, parts), why_not=why_not if key == "live" else "",
+            range=spread(*(whole(key, one[key]) for one in (middle, fast, slow))),
+        )
+        for key, parts in middle.items() if key != "live" or move.exchanged
+    ]  # fmt: skip
+
+
+def _parts(job: ElasticJob, move: Move, layout: Layout, shared_reads: bool, end: str) -> dict[str, dict[str, float]]:
+    """Seconds of every way in parts, but for work and steps; ``end``: as ``constants`` takes it."""
+    start = start_parts(layout, job.tensors, job.stored_shards, end)
+    written, read = (job.storage_of(ranks, end) for ranks in (job.plan.num_gpus, int(layout.num_gpus)))
+    load = load_seconds(read, move.shared if shared_reads else move.read, job.node_ranks)
+    if shared_reads:
+        load += float((move.read - move.shared).max()) / job.hardware.network_bandwidth
+    of_node = job.saved.size / job.plan.num_gpus * job.node_ranks
+    save = transfer_seconds(written, job.saved.size, of_node, written.write)
+    exchange = exchange_seconds(move, job.hardware, job.node_ranks)
+    return {
+        "planned": {"save": save, **start, "load": load}, "failed": {**start, "load": load},
+        "live": {"communicators": start["communicators"], "exchange": exchange},
+    }  # fmt: skip
+

@@ -43,19 +43,19 @@ class Move:
         """Bytes read over bytes needed."""
         return float(self.read.sum() / self.own.sum())
 
-    def to_dict(self) -> dict[str, float | bool]:
-        """Plain data: totals and the busiest."""
+    def to_dict(self) -> dict[str, float | bool | list[int]]:
+        """Plain data: totals and the busiest; where the exchange was computed, every rank and node."""
+        each = {
+            "read_by_rank_bytes": self.read, "held_by_rank_bytes": self.own, "received_by_node_bytes": self.received,
+            "sent_by_node_bytes": self.sent,
+        }  # fmt: skip
         return {
             "needed_bytes": float(self.own.sum()), "read_bytes": float(self.read.sum()), "amplification": self.amplification,
             "most_read_by_a_rank_bytes": float(self.read.max()), "most_held_by_a_rank_bytes": float(self.own.max()),
             "live": self.complete, "exchanged": self.exchanged, "exchanged_bytes": float(self.received.sum()),
             "most_received_by_a_node_bytes": float(self.received.max()), "most_sent_by_a_node_bytes": float(self.sent.max()),
+            **{name: [round(one) for one in sizes.tolist()] for name, sizes in each.items() if self.exchanged},
         }  # fmt: skip
-
-
-def by_node(ranks: int, node_ranks: int) -> NDArray[np.int64]:
-    """Node of every rank."""
-    return np.arange(ranks) // node_ranks
 
 
 def move_of(
@@ -119,9 +119,13 @@ DEGREES = ("tp", "pp", "dp", "ep", "cp")
 
 
 def nesting(old: Places, new: Places) -> dict[str, bool]:
-    """By degree that differs: whether the finer partition is a subdivision of the coarser one."""
-    return {
-        name: nested(int(getattr(new.layout, name)), int(getattr(old.layout, name)))
-        for name in DEGREES
-        if int(getattr(new.layout, name)) != int(getattr(old.layout, name))
-    }
+    """By degree that differs: whether a new shard is made of whole old ones, or lies inside one. Stages move whole layers, and cut
+    nothing; dp and cp cut as many shards as share the states."""
+
+    def parts(places: Places, name: str) -> int:
+        if name == "pp":
+            return 1
+        return max(dense for dense, _ in places.shards.values()) if name in ("dp", "cp") else int(getattr(places.layout, name))
+
+    changed = (name for name in DEGREES if int(getattr(new.layout, name)) != int(getattr(old.layout, name)))
+    return {name: nested(parts(new, name), parts(old, name)) for name in changed}

@@ -1,29 +1,30 @@
-"""What a running job shows: times of ranks, states of GPUs, step times; read from logs, tables and endpoints."""
+"""What a running job shows: times of ranks, tokens of experts, states of GPUs, step times; of logs, tables and endpoints."""
 
 from __future__ import annotations
 
-import csv
-import io
+import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from planner import library
+from planner.elastic.gpu_states import COLUMNS, FIELDS, KEPT, NODE, Gpu, gpus_of_metrics, gpus_of_table
 from planner.elastic.prometheus import Metric, metrics_of
+from planner.elastic.seen_tables import Table, table_of
 from planner.errors import PlannerError, shown
-from planner.trainers.logs import read_log
+from planner.trainers.logs import parse_log
 from planner.trainers.reading.log_facts import steady
 from planner.units import MILLI
 
-MOST_BYTES = 256_000_000
-KEPT = 200
-"""Last steps of a table that are looked at."""
+Key = TypeVar("Key", bound=Hashable)
+HEAD, TAIL = 1 << 20, 16 << 20
+"""Bytes of a longer file that are read: settings and headings, and the last steps."""
 RANK = ("rank", "global_rank")
-NODE = ("node", "host", "hostname", "nodename")
 PARTS: dict[str, tuple[str, ...]] = {
     "step": ("seconds", "step_s", "step_time_s", "time_s", "duration_s", "step_seconds", "step_time_seconds"),
     "compute": ("compute_s", "busy_s", "compute_seconds", "compute_time_seconds"),
@@ -32,35 +33,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "tokens": ("expert_tokens", "tokens"),
 }
 """What is known of a rank and step, with the headings that say it; ``_ms`` in place of ``_s`` too."""
-GPU_COLUMNS = {
-    "clock": ("clocks.sm", "clocks.current.sm", "sm_clock", "smclk"), "power": ("power.draw", "power_usage"),
-    "temperature": ("temperature.gpu", "gpu_temp", "tmptr"),
-    "reasons": ("clocks_throttle_reasons.active", "clocks_event_reasons.active", "clock_throttle_reasons"),
-}  # fmt: skip
-"""Columns of nvidia-smi --query-gpu and names of DCGM, in small letters."""
-REASONS = {
-    0x4: "software power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown", 0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-}  # fmt: skip
-"""Bits of the reasons for a lower clock that are no idling.  [NVML, nvmlClocksEventReasons]"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU as its driver shows it, the last or the median of what was seen."""
-
-    name: str
-    """Node and number."""
-    clock: float | None = None
-    """MHz of the SMs."""
-    power: float | None = None
-    """Watts."""
-    temperature: float | None = None
-    """Degrees Celsius."""
-    reasons: tuple[str, ...] = ()
-    """Why its clock is low."""
-    xid: int = 0
-    """Last error of the driver; 0 = none."""
+KNOWN = {*RANK, "expert", *(name for names in COLUMNS.values() for name in names)}
+"""Headings that make a file a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +45,15 @@ class Observed:
     """Seconds of steady steps, one number for each log."""
     ranks: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     """By part of PARTS and rank: one number for each step."""
+    pairs: Mapping[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
+    """Seconds that one rank communicates with another."""
+    experts: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Tokens by layer and expert."""
     nodes: Mapping[int, str] = field(default_factory=dict)
     """Node of a rank, where it was said."""
     gpus: tuple[Gpu, ...] = ()
+    at: int | None = None
+    """Last step that was seen."""
     sources: tuple[str, ...] = ()
 
     def joined(self, other: Observed) -> Observed:
@@ -81,39 +61,50 @@ class Observed:
         ranks = {name: {**self.ranks.get(name, {}), **other.ranks.get(name, {})} for name in PARTS}
         return Observed(
             steps=self.steps + other.steps, ranks={name: one for name, one in ranks.items() if one},
+            pairs={**self.pairs, **other.pairs}, experts={**self.experts, **other.experts},
             nodes={**self.nodes, **other.nodes}, gpus=self.gpus + other.gpus, sources=self.sources + other.sources,
+            at=max((one for one in (self.at, other.at) if one is not None), default=None),
         )  # fmt: skip
 
     @property
     def step_time(self) -> float | None:
-        """Seconds of a step: of the logs, else the slowest rank's median."""
-        if self.steps:
-            return float(np.median(self.steps))
-        found = self.ranks.get("step")
-        return max(float(np.median(one)) for one in found.values()) if found else None
+        """Seconds of a step: of the logs, else the slowest rank's median; None where nothing said it."""
+        each = self.steps or [float(np.median(one)) for one in self.ranks.get("step", {}).values()]
+        found = float(np.median(self.steps) if self.steps else max(each, default=np.nan))
+        return found if np.isfinite(found) else None
 
 
-def observe(files: Iterable[Path], url: str | None, step_batch: int, tokens: int, gpus: int) -> Observed:
+def observe(files: Sequence[Path], url: str | None, step_batch: int, tokens: int, gpus: int) -> Observed:
     """What logs, tables and an endpoint show. ``step_batch``, ``tokens`` of a step and ``gpus`` turn rates of logs into seconds.
-    Raises PlannerError."""
-    found = Observed()
+    Of several tables of GPUs that name no node, each is a node with the name of its file. Raises PlannerError."""
+    found, of_gpus = Observed(), list[Table]()
     for path in files:
-        text = library.read_text(path, most=MOST_BYTES, errors="replace")
-        rows = table_of(text)
-        if rows is None:
-            found = found.joined(_of_log(path, step_batch, tokens, gpus))
+        text = library.read_ends(path, HEAD, TAIL)
+        if not text.strip():
+            raise PlannerError(f"{path}: the file is empty; nothing is logged yet, or it is the log of another rank")
+        table = table_of(text, path.name, KNOWN)
+        if table is None:
+            found = found.joined(_of_log(text, path, step_batch, tokens, gpus))
+        elif not table.rows:
+            raise PlannerError(f"{path.name}: the table has a heading and no rows")
+        elif table.has(*RANK) or table.has("expert"):
+            found = found.joined(of_ranks(table))
         else:
-            found = found.joined(of_table(rows, path.name))
+            of_gpus.append(table)
+    for table in of_gpus:
+        node = Path(table.name).stem if len(of_gpus) > 1 else ""
+        found = found.joined(Observed(gpus=gpus_of_table(table, node), sources=(table.name,)))
     if url is not None:
         found = found.joined(of_metrics(metrics_of(url), url))
     if not found.sources:
-        raise PlannerError("nothing to watch: give logs, tables of ranks' times, CSV of nvidia-smi, or --url")
+        raise PlannerError("nothing to watch: give logs, tables of ranks' times, CSV of nvidia-smi, dcgmi dmon, or --url")
     return found
 
 
-def _of_log(path: Path, batch: int, tokens: int, gpus: int) -> Observed:
-    """The steady step of a training log."""
-    one = steady(read_log(path), str(path))
+def _of_log(text: str, path: Path, batch: int, tokens: int, gpus: int) -> Observed:
+    """The steady step of a training log, of its last steps."""
+    log = parse_log(text, str(path))
+    one = steady(dataclasses.replace(log, steps=log.steps[-KEPT:]), str(path))
     seconds = one.seconds
     if seconds is None and one.tokens_per_second_per_gpu:
         seconds = tokens / one.tokens_per_second_per_gpu / gpus
@@ -121,112 +112,85 @@ def _of_log(path: Path, batch: int, tokens: int, gpus: int) -> Observed:
         seconds = batch / one.samples_per_second
     if seconds is None:
         raise PlannerError(f"{path}: the log says no time of a step")
-    return Observed(steps=(seconds,), sources=(path.name,))
+    return Observed(steps=(seconds,), sources=(path.name,), at=log.steps[-1].number)
 
 
-def table_of(text: str) -> list[dict[str, str]] | None:
-    """The rows of a CSV with a heading that names ranks or GPUs, by heading in small letters; None where it is none."""
-    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    headings = [re.sub(r"\s*\[.*\]", "", one.strip().lower()) for one in next(csv.reader([first]), [])]
-    known = {*RANK, *(name for names in GPU_COLUMNS.values() for name in names)}
-    if len(headings) < 2 or not known & set(headings):
-        return None
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    rows = csv.reader(io.StringIO("\n".join(lines[1:])))
-    return [dict(zip(headings, (cell.strip() for cell in row), strict=False)) for row in rows]
-
-
-def _number(cell: str | None, where: str) -> float | None:
-    """The number that a cell begins with, its unit left out; None for an empty one. Raises PlannerError."""
-    if cell is None or cell in ("", "[N/A]", "N/A", "[Not Supported]"):
-        return None
-    match = re.match(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", cell)
-    if match is None:
-        raise PlannerError(f"{where}: {shown(cell)} is no number")
-    return float(int(match[0], 16)) if match[0].lower().startswith("0x") else float(match[0])
-
-
-def of_table(rows: Sequence[Mapping[str, str]], name: str) -> Observed:
-    """What a table of ranks or of GPUs shows. Raises PlannerError."""
-    if not rows:
-        raise PlannerError(f"{name}: the table has a heading and no rows")
-    if any(key in rows[0] for key in RANK):
-        return _of_ranks(rows, name)
-    return Observed(gpus=_gpus((_gpu_row(row, f"{name} line {n}") for n, row in enumerate(rows, 2))), sources=(name,))
-
-
-def _of_ranks(rows: Sequence[Mapping[str, str]], name: str) -> Observed:
-    """A table of ``rank`` and seconds of a step, or of its parts."""
-    ranks: dict[str, dict[int, list[float]]] = {part: defaultdict(list) for part in PARTS}
-    nodes: dict[int, str] = {}
-    for number, row in enumerate(rows, 2):
-        where = f"{name} line {number}"
-        rank = _number(next((row[key] for key in RANK if key in row), None), where)
-        if rank is None or rank < 0 or rank % 1:
-            raise PlannerError(f"{where}: rank is {shown(row.get('rank'))}; it must be a whole number from 0")
-        if node := next((row[key] for key in NODE if row.get(key)), None):
-            nodes[int(rank)] = node[:100]
-        for part, headings in PARTS.items():
-            for heading in headings:
-                for key, factor in ((heading, 1.0), (re.sub(r"_s$|_seconds$", "_ms", heading), MILLI)):
-                    value = _number(row.get(key), where)
-                    if value is not None and value >= 0.0 and (factor == 1.0 or key != heading):
-                        ranks[part][int(rank)].append(value * factor)
-    kept = {part: {rank: tuple(values[-KEPT:]) for rank, values in one.items()} for part, one in ranks.items() if one}
+def of_ranks(table: Table) -> Observed:
+    """A table of ``rank`` and seconds of a step or of its parts, of two ranks (``rank``, ``peer``) and their communication, or of
+    ``layer``, ``expert`` and tokens. Raises PlannerError."""
+    if table.has("expert"):
+        return Observed(experts=_of_experts(table), sources=(table.name,))
+    at = _whole(table, "rank", *RANK)
+    nodes, peers = table.texts(*NODE), _whole(table, "peer", "peer") if table.has("peer") else None
+    parts = {part: values for part, names in PARTS.items() if (values := _seconds(table, names)) is not None}
+    if peers is not None:
+        pairs = _by(zip(at, peers, strict=True), parts.get("communication", []))
+        if not pairs:
+            raise PlannerError(f"{table.name}: pairs of ranks have no column of times; name it {PARTS['communication'][0]}")
+        return Observed(pairs=pairs, nodes=_names(at, nodes), sources=(table.name,))
+    kept = {part: ranks for part, values in parts.items() if (ranks := _by(at, values))}
     if not kept:
-        raise PlannerError(f"{name}: no column of times; name one of {', '.join(names[0] for names in PARTS.values())}")
-    return Observed(ranks=kept, nodes=nodes, sources=(name,))
+        raise PlannerError(f"{table.name}: no column of times; name one of {', '.join(names[0] for names in PARTS.values())}")
+    steps = [int(one) for one in table.numbers("step", "iteration") or [] if one is not None and 0 <= one < 2**53]
+    return Observed(ranks=kept, nodes=_names(at, nodes), sources=(table.name,), at=max(steps, default=None))
 
 
-def _gpu_row(row: Mapping[str, str], where: str) -> tuple[str, dict[str, float]]:
-    """Name of a GPU and its numbers."""
-    node = next((row[key] for key in NODE if row.get(key)), "")
-    index = next((row[key] for key in ("index", "gpu", "gpu_id", "uuid") if row.get(key)), "0")
-    found = {
-        what: value for what, names in GPU_COLUMNS.items()
-        if (value := _number(next((row[one] for one in names if one in row), None), where)) is not None
-    }  # fmt: skip
-    return f"{node}{'/' if node else ''}GPU {index}", found
+def _names(ranks: Sequence[int], nodes: Sequence[str] | None) -> dict[int, str]:
+    """Node by rank, where it was said."""
+    return {rank: node[:100] for rank, node in zip(ranks, nodes, strict=True) if node} if nodes else {}
+
+
+def _by(keys: Iterable[Key], values: Iterable[float | None]) -> dict[Key, tuple[float, ...]]:
+    """The last KEPT values of every key, none that are missing or negative."""
+    found: dict[Key, list[float]] = defaultdict(list)
+    for key, value in zip(keys, values, strict=False):
+        if value is not None and value >= 0.0:
+            found[key].append(value)
+    return {key: tuple(one[-KEPT:]) for key, one in found.items()}
+
+
+def _seconds(table: Table, names: Sequence[str]) -> list[float | None] | None:
+    """The first of some columns that is there, of its own name or in milliseconds."""
+    for name in names:
+        short = re.sub(r"_s$|_seconds$", "_ms", name)
+        for heading, factor in ((name, 1.0), (short, MILLI)):
+            if (factor == 1.0 or short != name) and (values := table.numbers(heading)) is not None:
+                return [None if one is None else one * factor for one in values]
+    return None
+
+
+def _whole(table: Table, what: str, *names: str) -> list[int]:
+    """A column of whole numbers from 0. Raises PlannerError."""
+    texts, values = table.texts(*names) or [], table.numbers(*names) or []
+    for line, (text, value) in enumerate(zip(texts, values, strict=True), 2):
+        if value is None or value < 0 or value % 1 or value > 2**31:
+            raise PlannerError(f"{table.name} line {line}: {what} is {shown(text)}; it must be a whole number from 0")
+    return [int(value or 0) for value in values]
+
+
+def _of_experts(table: Table) -> dict[tuple[int, int], float]:
+    """Tokens by layer and expert, all lines of one added. Raises PlannerError."""
+    experts, tokens = _whole(table, "expert", "expert"), table.numbers(*PARTS["tokens"])
+    layers = _whole(table, "layer", "layer") if table.has("layer") else [0] * len(experts)
+    if tokens is None:
+        raise PlannerError(f"{table.name}: experts have no column of tokens; name it tokens")
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for layer, expert, value in zip(layers, experts, tokens, strict=True):
+        found[layer, expert] += max(value or 0.0, 0.0)
+    return dict(found)
 
 
 def of_metrics(metrics: Sequence[Metric], where: str) -> Observed:
-    """What an endpoint shows: GPUs of DCGM by ``Hostname`` and ``gpu``, seconds of ranks by ``rank``."""
-    rows: list[tuple[str, dict[str, float]]] = []
+    """What an endpoint shows: GPUs of DCGM, seconds of ranks by ``rank``."""
     ranks: dict[str, dict[int, tuple[float, ...]]] = defaultdict(dict)
     nodes: dict[int, str] = {}
-    short = {"SM_CLOCK": "clock", "POWER_USAGE": "power", "GPU_TEMP": "temperature", "XID_ERRORS": "xid"}
     for one in metrics:
-        node = one.labels.get("Hostname") or one.labels.get("instance") or ""
-        if one.name.startswith("DCGM_FI_DEV_"):
-            what = short.get(one.name.removeprefix("DCGM_FI_DEV_"), "reasons")
-            rows.append((f"{node}{'/' if node else ''}GPU {one.labels.get('gpu', '0')}", {what: one.value}))
-        elif re.fullmatch(r"\d{1,7}", one.labels.get("rank", "")):
-            rank = int(one.labels["rank"])
-            ends = [(len(name), part) for part, names in PARTS.items() for name in names if one.name.endswith(name)]
-            if ends:
-                ranks[max(ends)[1]][rank] = (one.value,)
-                if node:
-                    nodes[rank] = node
-    return Observed(ranks=dict(ranks), nodes=nodes, gpus=_gpus(rows), sources=(where,))
-
-
-def _gpus(rows: Iterable[tuple[str, dict[str, float]]]) -> tuple[Gpu, ...]:
-    """One entry for each GPU: medians; reasons and errors that were seen at any time."""
-    seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, numbers in rows:
-        for what, value in numbers.items():
-            seen[name][what].append(value)
-
-    def middle(values: Sequence[float]) -> float | None:
-        return float(np.median(values[-KEPT:])) if values else None
-
-    found = []
-    for name, values in seen.items():
-        bits = 0
-        for reason in values["reasons"][-KEPT:]:
-            bits |= int(reason)
-        found.append(Gpu(
-            name=name, clock=middle(values["clock"]), power=middle(values["power"]), temperature=middle(values["temperature"]),
-            reasons=tuple(text for bit, text in REASONS.items() if bits & bit), xid=int(max([0.0, *values["xid"]])),
-        ))  # fmt: skip
-    return tuple(found)
+        if one.name.startswith(FIELDS) or not re.fullmatch(r"\d{1,7}", one.labels.get("rank", "")):
+            continue
+        rank = int(one.labels["rank"])
+        ends = [(len(name), part) for part, names in PARTS.items() for name in names if one.name.endswith(name)]
+        if ends and np.isfinite(one.value):
+            ranks[max(ends)[1]][rank] = (one.value,)
+            if node := one.labels.get("Hostname") or one.labels.get("instance"):
+                nodes[rank] = node
+    return Observed(ranks=dict(ranks), nodes=nodes, gpus=gpus_of_metrics(metrics), sources=(where,))

@@ -15,9 +15,10 @@ from planner.errors import PlannerError, shown
 
 TIMEOUT = 5.0
 """Seconds until an endpoint has answered."""
-MOST_BYTES = 16_000_000
+MOST_BYTES = 100_000_000
+"""Eight metrics of 16,384 GPUs are half of that."""
 WANTED = (
-    r"DCGM_FI_DEV_(SM_CLOCK|POWER_USAGE|GPU_TEMP|XID_ERRORS|CLOCK_THROTTLE_REASONS|CLOCKS_EVENT_REASONS)"
+    r"DCGM_FI_DEV_(SM_CLOCK|POWER_USAGE|GPU_TEMP|XID_ERRORS|CLOCK_THROTTLE_REASONS|CLOCKS_EVENT_REASONS|PCIE_(MAX_)?LINK_WIDTH)"
     r"|.*(step|compute|comm|wait)(_time)?_seconds|.*expert_tokens"
 )
 """Names of metrics that a watcher reads, as one expression that matches the whole."""
@@ -41,11 +42,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def fetch(url: str) -> str:
-    """The text at an address. Raises PlannerError: no http, no answer in time, too long."""
+def fetch(url: str, said: str) -> str:
+    """The text at an address, which messages call as the user ``said`` it. Raises PlannerError: no http, no answer in time, too
+    long."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise PlannerError(f"--url is {shown(url)}; it must begin with http:// or https:// and name a host")
+        raise PlannerError(f"--url is {shown(said)}; it must begin with http:// or https:// and name a host")
     opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
     try:
         asked = urllib.request.Request(url, headers={"Accept": "text/plain, application/json"})
@@ -53,9 +55,10 @@ def fetch(url: str) -> str:
             data = _read(answer)
     except (OSError, ValueError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", error)
-        raise PlannerError(f"{url} does not answer ({shown(str(reason))}); check the address and its port") from error
+        why = getattr(reason, "strerror", None) or str(reason)
+        raise PlannerError(f"{said} does not answer ({shown(why)}); check the address and its port") from error
     if len(data) > MOST_BYTES:
-        raise PlannerError(f"{url} answers with more than {MOST_BYTES} bytes; name an exporter, or the address of a server alone")
+        raise PlannerError(f"{said} answers with more than {MOST_BYTES} bytes; name a query: {said.partition('?')[0]}?query=...")
     return data.decode("utf-8", errors="replace")
 
 
@@ -71,11 +74,11 @@ def _read(answer: Any) -> bytes:
 
 def metrics_of(url: str) -> list[Metric]:
     """What a watcher reads of an exporter (``/metrics``) or of a Prometheus server (its address, or ``/api/v1/query?...``)."""
-    parts = urllib.parse.urlsplit(url)
+    parts, asked = urllib.parse.urlsplit(url), url
     if parts.path in ("", "/"):
         query = urllib.parse.urlencode({"query": f'{{__name__=~"{WANTED}"}}'})
-        url = urllib.parse.urlunsplit((parts.scheme, parts.netloc, "/api/v1/query", query, ""))
-    text = fetch(url)
+        asked = urllib.parse.urlunsplit((parts.scheme, parts.netloc, "/api/v1/query", query, ""))
+    text = fetch(asked, url)
     return from_query(text, url) if text.lstrip().startswith("{") else from_text(text, url)
 
 

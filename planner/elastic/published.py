@@ -1,8 +1,9 @@
 """Answers to published runs of elastic jobs: changes of layout, recoveries, goodput under failures, traces of machines.
 
 State bytes come from the model, boxes from the two layouts, rates from the hardware; nothing is fitted to a row. A recovery counts
-from when the loss is known, and the machines with the highest numbers are lost, one node where the source names no number. What
-else a source leaves open: ``published_job``.
+from when the loss is known, and the machines with the highest numbers are lost, one node where the source names no number. A
+central state is gathered on one node as whole tensors and handed out again, by the formula of an exchange twice. Ranges are those
+of profiles/elastic.yaml. What else a source leaves open: ``published_job``.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from planner.costs import HOUR
 from planner.elastic.checkpoints import transfer_seconds, wall_over_work
 from planner.elastic.elastic_job import load_seconds, start_parts
 from planner.elastic.failure_answers import group_shares, kept_steps
+from planner.elastic.failure_rates import spread
 from planner.elastic.move_costs import exchange_seconds, host_exchange_seconds, to_devices
 from planner.elastic.published_job import Row, number_of
 from planner.errors import PlannerError, shown
 from planner.layout import Layout
 from planner.published_rows import NOT_RUN, PREDICTED, REFUSED, AnsweredRow, Quantity, rows_of, source_of
+from planner.units import GIGA
 
-RANGE = 1.5
-"""Nine of ten are expected within this factor: start of processes and set-up of communicators differ so much between sites."""
+SHARE_RANGE = 0.05
+"""Nine of ten shares are expected this near."""
 SHARES = ("goodput", "utilisation", "utilization", "ettr", "steps_kept", "kept", "work_kept", "efficiency", "useful_work")
 """Names of shares of the wall time, or of the steps."""
 MTBF = {
@@ -45,27 +48,45 @@ def _after_loss(old: Layout, left: int) -> Layout:
     return Layout(tp=tp, pp=pp, cp=cp, dp=dp, ep=math.gcd(int(old.ep), tp * cp * dp), zero=old.zero, order=old.order)
 
 
-def reconfigure(row: Row) -> float:
-    """Seconds of a change of layout. Raises PlannerError where the source does not say enough."""
+def _layouts(row: Row) -> tuple[Layout, Layout]:
+    """Before and after a change. Raises PlannerError where the source does not say enough."""
     old, new = row.layout("from", "before", "old"), row.layout("to", "after", "new")
     sizes = row.row.get("gpus")
     if (old is None or new is None) and isinstance(sizes, (list, tuple)) and len(sizes) == 2 and row.value("model") is not None:
         old, new = (row.searched(int(number_of(one) or 0))[0] for one in sizes)
     if old is None or new is None:
         raise PlannerError(f"{row.where}: the source does not say both layouts, nor a model with both numbers of GPUs")
-    move, start = row.move(old, new), row.start(new)
+    return old, new
+
+
+def reconfigure(row: Row, end: str = "") -> dict[str, float]:
+    """Seconds of a change of layout, in parts. Raises PlannerError where the source does not say enough."""
+    old, new = _layouts(row)
+    move, start = row.move(old, new), row.start(new, end)
     ranks = int(row.hardware.gpus_per_node)
     if re.search(r"nccl|rdma|live|p2p", row.system):
-        return start["communicators"] + exchange_seconds(move, row.hardware, ranks)
+        return {"communicators": start["communicators"], "exchange": exchange_seconds(move, row.hardware, ranks)}
     if re.search(r"checkpoint|restart|universal|ucp|dcp", row.system):
         of_node = row.saved.size / int(old.num_gpus) * ranks
         save = transfer_seconds(row.storage, row.saved.size, of_node, row.storage.write)
-        return save + sum(start.values()) + load_seconds(row.storage, move.read, ranks) + to_devices(move, row.hardware)
-    return start["communicators"] + start["planning"] + host_exchange_seconds(move, row.node_bandwidth)
+        load = load_seconds(row.storage, move.read, ranks)
+        return {"save": save, **start, "load": load, "devices": to_devices(move, row.hardware, end)}
+    del start["processes"]
+    return {**start, "exchange": host_exchange_seconds(move, row.node_bandwidth, end)}
 
 
-def recover(row: Row) -> float:
-    """Seconds from a known loss of GPUs until training goes on: new processes, and the state of survivors or of a checkpoint."""
+def central(row: Row, end: str = "") -> dict[str, float]:
+    """The same through one node, which gathers the whole state and hands it out. Raises PlannerError."""
+    old, new = _layouts(row)
+    start, whole = row.start(new, end), Layout()
+    del start["processes"]
+    ways = (("gather", old, whole), ("scatter", whole, new))
+    return {**start, **{name: host_exchange_seconds(row.move(a, b), row.node_bandwidth, end) for name, a, b in ways}}
+
+
+def recover(row: Row, end: str = "") -> dict[str, float]:
+    """Seconds from a known loss of GPUs until training goes on, in parts: new processes, and the state of survivors or of a
+    checkpoint. Raises PlannerError."""
     old = row.layout("from", "before", "parallel")
     if old is None and row.gpus and row.value("model") is not None:
         old = row.searched(row.gpus)[0]
@@ -78,11 +99,17 @@ def recover(row: Row) -> float:
     if lost < 1 or left < 1:
         raise PlannerError(f"{row.where}: {lost:g} GPUs are lost of {old.num_gpus}; one or more must be left")
     new = row.layout("to", "after") or _after_loss(old, left)
-    move, ranks = row.move(old, new, range(left)), node
-    start = sum(row.start(new).values())
+    move = row.move(old, new, range(left))
     if move.complete:
-        return start + host_exchange_seconds(move, row.node_bandwidth) + to_devices(move, row.hardware)
-    return start + load_seconds(row.storage, move.read, ranks) + to_devices(move, row.hardware)
+        state = host_exchange_seconds(move, row.node_bandwidth, end)
+    else:
+        state = load_seconds(row.storage, move.read, node)
+    return {**row.start(new, end), "state": state, "devices": to_devices(move, row.hardware, end)}
+
+
+def gb_per_s(row: Row, end: str = "") -> float:
+    """State over the seconds of its change of layout, 1e9 bytes/s."""
+    return row.saved.size / GIGA / sum(reconfigure(row, end).values())
 
 
 def share(row: Row, name: str) -> float:
@@ -107,8 +134,18 @@ def share(row: Row, name: str) -> float:
     return group_shares(step_time=step, mtbf=mtbf, groups=int(groups), away=away)["work"]
 
 
-TIMES: Mapping[str, Callable[[Row], float]] = {"reconfigure_s": reconfigure, "recover_s": recover}
-"""Times of a source -> what predicts them."""
+TIMES: Mapping[str, Callable[[Row, str], dict[str, float]]] = {
+    "reconfigure_s": reconfigure, "recover_s": recover, "central_state_s": central,
+}  # fmt: skip
+"""Times of a source -> what predicts them, in parts."""
+
+
+def _predicted(row: Row, name: str) -> tuple[float, tuple[float, float]]:
+    """A quantity that is no share, and the range of nine of ten. Raises PlannerError."""
+    if name == "gb_per_s":
+        return gb_per_s(row), (gb_per_s(row, "slow"), gb_per_s(row, "fast"))
+    parts, fast, slow = (TIMES[name](row, end) for end in ("", "fast", "slow"))
+    return sum(parts.values()), spread(parts, fast, slow)
 
 
 def _quantities(row: Row, measured: Mapping[str, Any]) -> tuple[dict[str, Quantity], list[str]]:
@@ -117,19 +154,18 @@ def _quantities(row: Row, measured: Mapping[str, Any]) -> tuple[dict[str, Quanti
     for name, raw in measured.items():
         value = number_of(raw)
         base = re.sub(r"_(share|percent|pct)$", "", str(name))
-        if value is None or value <= 0 or not (name in TIMES or base in SHARES):
+        if value is None or value <= 0 or not (name in TIMES or name == "gb_per_s" or base in SHARES):
             continue
         try:
-            predicted = share(row, base) if base in SHARES else TIMES[name](row)
+            if base in SHARES:
+                part, scale = share(row, base), 100.0 if value > 1.5 else 1.0
+                ends = scale * max(part - SHARE_RANGE, 0.0), scale * min(part + SHARE_RANGE, 1.0)
+                found[name] = Quantity(measured=value, predicted=scale * part, range=ends)
+            else:
+                predicted, ends = _predicted(row, name)
+                found[name] = Quantity(measured=value, predicted=predicted, range=ends)
         except PlannerError as error:
             reasons.append(str(error))
-            continue
-        if base in SHARES:
-            scale = 100.0 if value > 1.5 else 1.0
-            ends = scale * max(predicted - 0.05, 0.0), scale * min(predicted + 0.05, 1.0)
-            found[name] = Quantity(measured=value, predicted=scale * predicted, range=ends)
-        else:
-            found[name] = Quantity(measured=value, predicted=predicted, range=(predicted / RANGE, predicted * RANGE))
     return found, reasons
 
 

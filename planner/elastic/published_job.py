@@ -171,7 +171,7 @@ class Row:
         rate = said * GIGA if said else 1e4 * self.node_bandwidth
         return Storage(read=rate, write=rate, per_node=self.node_bandwidth)
 
-    def start(self, layout: Layout) -> dict[str, float]:
-        """Seconds of a new start, in parts."""
+    def start(self, layout: Layout, end: str = "") -> dict[str, float]:
+        """Seconds of a new start, in parts; ``end``: as ``constants`` takes it."""
         tensors = self.workload.model.num_layers * TENSORS_OF_LAYER * sum(COPIES.values())
-        return start_parts(layout, float(tensors), float(self.places(layout).shards["optimizer_states"][0]))
+        return start_parts(layout, float(tensors), float(self.places(layout).shards["optimizer_states"][0]), end)

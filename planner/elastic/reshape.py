@@ -13,12 +13,12 @@ from planner.elastic.engine_recipes import Recipe, recipe_of
 from planner.elastic.failure_answers import interval_of
 from planner.elastic.move_costs import Way, ways_of
 from planner.elastic.moves import Move, move_of, nesting
-from planner.elastic.shards import places_of
+from planner.elastic.shards import places_of, saved_of
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.layout import Layout
 from planner.plan_file import Assumption, Plan
-from planner.units import format_seconds
+from planner.units import format_bytes, format_seconds
 
 CANDIDATES = 12
 """Layouts, fastest first, whose move is priced."""
@@ -26,6 +26,8 @@ EQUAL = 0.01
 """Totals nearer than this are equal: then degrees that nest are preferred."""
 OTHER_BATCH = 0.1
 """A plan with another batch must be this much faster: with the same one the loss goes on as it was."""
+UNLIKE = 2.0
+"""A checkpoint so many times as large, or as small, as the plan's states is doubted."""
 REMAINING = DAY
 
 
@@ -116,6 +118,16 @@ class Reshape:
     kept: tuple[str, ...]
     """What stays as it is, and what has to be carried over."""
     assumptions: tuple[Assumption, ...]
+    checkpoint: str = ""
+    """What was recognised of a folder: format, tensors, bytes, degrees; '' without one."""
+
+    @property
+    def other_job(self) -> str:
+        """Why the checkpoint may be another job's; '' where it may not."""
+        computed, held = saved_of(self.job.plan.workload, self.job.plan.load_trainer()).size, self.job.saved.size
+        if held >= computed / UNLIKE and held <= computed * UNLIKE:
+            return ""
+        return f"it holds {format_bytes(held)}, the states of the plan are {format_bytes(computed)}: is it of this run?"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
@@ -125,7 +137,8 @@ class Reshape:
         return {
             "from": {"gpus": self.job.plan.num_gpus, "layout": self.job.plan.layout.to_dict(), "step_time_s": self.job.step_time},
             "to": self.best.to_dict(), "way": self.way.to_dict(), "pay_back": self.pay_back.to_dict(), "drain": drain,
-            "recipe": self.recipe.to_dict(), "kept": list(self.kept), "others": [one.to_dict() for one in self.others],
+            "recipe": self.recipe.to_dict(), "kept": list(self.kept), "checkpoint": self.checkpoint,
+            "others": [one.to_dict() for one in self.others],
             "assumptions": [vars(one) for one in self.assumptions],
         }  # fmt: skip
 

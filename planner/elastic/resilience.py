@@ -20,8 +20,10 @@ from planner.elastic.failure_answers import (
     missing_nodes,
     replica_answer,
     reroute_answer,
+    rerouted,
     restart_answer,
     shrink_answer,
+    why_no_reroute,
 )
 from planner.elastic.failure_rates import constants, node_mtbf
 from planner.elastic.fewer_nodes import Fewer
@@ -158,13 +160,17 @@ def all_answers(
     replicas = FailureAnswer(key="replica_groups", shares={}, why_not=why_not)
     if number:
         replicas = replica_answer(job, asked.repair, away, number, step_time)
-    set_up = constants().detect_node.value + job.start["communicators"]
     return [
         restart_answer(job, asked.repair, restart, interval),
         shrink_answer(job, asked.repair, restart, interval, speed),
         replicas,
-        reroute_answer(job, asked.repair, set_up),
+        reroute_answer(job, asked.repair, regrouped(job)),
     ]
+
+
+def regrouped(job: ElasticJob) -> float:
+    """Seconds until the ranks that are left know of a loss and have new process groups."""
+    return constants().detect_node.value + job.start["communicators"]
 
 
 def _totals(job: ElasticJob, asked: Asked, answer: FailureAnswer) -> Totals:
@@ -218,7 +224,8 @@ def replayed(
         nodes=job.nodes, step_time=step_time or job.step_time, restart=sum(found.restart_parts.values()),
         save=job.times.stall + job.times.behind, interval=found.interval, behind=job.times.behind,
         group_nodes=job.nodes // groups if groups else 0, away=sum(found.restart_parts.values()), speed=fewer.speed,
-        group_rate=min(job.step_time / step_time, 1.0) if step_time else 1.0,
+        group_rate=min(job.step_time / step_time, 1.0) if step_time else 1.0, set_up=regrouped(job),
+        reroute=None if why_no_reroute(job.plan.layout) else lambda missing: float(rerouted(job.plan.layout, missing)),
     ))  # fmt: skip
 
 

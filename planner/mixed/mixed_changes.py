@@ -65,7 +65,7 @@ def mixed_what_if(
         changes.append((" at ".join(text.split("=", 1)), linked, linked))
     if not changes:
         raise PlannerError("what should change? give --without KIND, --slowdown NODE=FACTOR or --link A,B=RATE")
-    rows = [_changed(plan, name, cluster, kept, progress) for name, cluster, kept in changes]
+    rows = [changed_plan(plan, name, cluster, kept, progress) for name, cluster, kept in changes]
     return MixedChanges(plan=plan, rows=tuple(rows))
 
 
@@ -97,9 +97,10 @@ def _best(job: MixedJob, layout: MixedLayout, pins: MixedPins) -> MixedLayout | 
         return None
 
 
-def _changed(
+def changed_plan(
     plan: MixedPlan, name: str, cluster: ClusterFile, as_it_is: ClusterFile, progress: Callable[[str], None]
 ) -> MixedChange:
+    """A plan on another cluster: planned again on ``cluster``, and as it stands on ``as_it_is``. ``name``: of the change."""
     progress(name)
     job = job_of(plan.workload, cluster, plan.trainer)
     kept: float | None = None

@@ -23,9 +23,11 @@ RECOMPUTES = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": 
 def split_by_speed(cluster: ClusterFile) -> ClusterFile:
     """The cluster with one kind for every measured slowdown: slow nodes may so get fewer layers or samples, or be left out.
 
-    Nodes as fast as most keep the name of their kind; others take that of their first node behind it: ``t4 node-5``.
+    Nodes as fast as most keep the name of their kind; others take that of their first node behind it: ``t4 node-5``, and their
+    factor where an earlier split has that name already.
     """
     kinds, names = list[NodeKind](), dict[str, list[str]]()
+    taken = {one.kind for one in cluster.nodes}
     for one in cluster.nodes:
         factors = cluster.slowdowns(one.kind)
         counts = Counter(factors)
@@ -33,6 +35,8 @@ def split_by_speed(cluster: ClusterFile) -> ClusterFile:
         for factor in sorted(counts, key=lambda factor: (factor != usual, factor)):
             first = cluster.names_of(one.kind)[factors.index(factor)]
             name = one.kind if factor == usual else f"{one.kind} {first}"
+            name = f"{name} x{factor:g}" if factor != usual and name in taken else name
+            taken.add(name)
             names.setdefault(one.kind, []).append(name)
             speed = {} if factor == 1.0 else {"": factor}
             kinds.append(replace(one, kind=name, count=counts[factor], slowdown=speed))

@@ -38,7 +38,7 @@ def print_reshape(console: Console, found: Reshape) -> None:
         )
     console.print(_others_table(found))
     recipe = found.recipe
-    console.print(f"[bold]Engine:[/bold] {recipe.title}. No state is moved by planner itself.")
+    console.print(f"[bold]Engine:[/bold] {recipe.title}; flags of {recipe.version}. No state is moved by planner itself.")
     for what, lines in (("save", recipe.save), ("then", recipe.steps), ("load", recipe.load), ("note", recipe.notes)):
         for line in lines:
             console.print(Text(f"  {what:<5}{line}"))
@@ -54,27 +54,35 @@ def print_reshape(console: Console, found: Reshape) -> None:
 
 def _print_move(console: Console, found: Reshape) -> None:
     move = found.best.move
+    if found.checkpoint:
+        console.print(Text(f"Checkpoint: {found.checkpoint}"))
+        if found.other_job:
+            console.print(Text(f"Checkpoint: {found.other_job}", style="bold red"))
     console.print(
         f"State: {format_bytes(found.job.saved.size)}. A rank holds at most {format_bytes(float(move.own.max()))} and reads at "
         f"most {format_bytes(float(move.read.max()))}; all together read {format_bytes(float(move.read.sum()))}, "
         f"{move.amplification:.2f} x what they need."
     )
+    if move.exchanged and move.received.sum() > 0:
+        sent, got = (format_bytes(float(one.max())) for one in (move.sent, move.received))
+        console.print(f"Live, a node sends at most {sent} and gets at most {got} from other nodes.")
     if found.best.nests:
         nest = [name for name, yes in found.best.nests.items() if yes]
         cut = [name for name, yes in found.best.nests.items() if not yes]
-        text = "; ".join(
-            part for part in (
-                f"{', '.join(nest)}: the new degree divides the old one or is a multiple" if nest else "",
-                f"{', '.join(cut)}: neither divides the other, stored shards are read whole and cut" if cut else "",
-            ) if part
-        )  # fmt: skip
+        verb = "nests" if len(nest) == 1 else "nest"
+        said = (
+            (nest, f"{', '.join(nest)} {verb}: a new shard is made of whole old ones, or lies inside one"),
+            (cut, f"{', '.join(cut)}: new shards lie across old ones, which are read whole and cut"),
+        )
+        text = "; ".join(part for names, part in said if names)
         console.print(f"Degrees that change: {text}.")
     rows = [
         (WAYS[one.key] + (f" ({one.why_not})" if one.why_not else ""), "" if one.why_not else seconds(one.seconds),
+         "" if one.why_not else f"{one.range[0]:.0f} to {one.range[1]:.0f} s",
          ", ".join(f"{name} {seconds(value)}" for name, value in one.parts.items() if value > 0.0))
         for one in found.best.ways
     ]  # fmt: skip
-    console.print(table("way", ">takes", "in parts", rows=rows))
+    console.print(table("way", "~takes", "~between", "in parts", rows=rows))
 
 
 def _others_table(found: Reshape) -> object:

@@ -21,8 +21,14 @@ from planner.units import format_bytes, format_seconds, plural
 HEADINGS = {
     "work": "work", "saves": "saves", "lost_work": "done again", "restarts": "new starts", "waiting": "waiting", "slower": "slower",
 }  # fmt: skip
-WIDE = 130
+WIDE = 150
 """Columns from which the table of answers has room for whole names."""
+CENTURY = 36_525.0
+"""Days; what takes longer never ends."""
+NARROW = 100
+"""Columns below which goodput and shares are two tables."""
+LINES = {"restart": "o-", "shrink": "o--", "replica_groups": "s-", "reroute": "^:"}
+"""Marks and lines of the picture: equal answers lie on each other."""
 SHORT = {"restart": "restart", "shrink": "shrink", "replica_groups": "replica groups", "reroute": "re-route"}
 
 
@@ -63,13 +69,19 @@ def print_resilience(console: Console, found: Resilience) -> None:
     best = found.answers[0]
     console.print(f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}.")
     names = NAMES if console.width >= WIDE else SHORT
-    rows = [
-        (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days), _usd(one.usd),
-         *(share(one.answer.shares[name]) if one.answer.shares else "" for name in PARTS[1:]))
+    totals = [
+        (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days),
+         _usd(one.usd if one.days < CENTURY else None))
         for one in found.answers
     ]  # fmt: skip
+    shares = [tuple(share(one.answer.shares[name]) if one.answer.shares else "" for name in PARTS[1:]) for one in found.answers]
     headings = [f"~{HEADINGS[name]}" for name in PARTS[1:]]
-    console.print(table("answer", ">goodput", "~days", ">USD", *headings, rows=rows))
+    columns = ("=answer", ">goodput", "~days", ">USD")
+    if console.width >= NARROW:
+        console.print(table(*columns, *headings, rows=[(*a, *b) for a, b in zip(totals, shares, strict=True)]))
+    else:
+        console.print(table(*columns, rows=totals))
+        console.print(table("=answer", *headings, rows=[(a[0], *b) for a, b in zip(totals, shares, strict=True)]))
     for one in found.answers:
         if said := one.answer.why_not or one.answer.note:
             console.print(f"[dim]{SHORT[one.answer.key]}: {said}[/dim]")
@@ -87,7 +99,7 @@ def print_resilience(console: Console, found: Resilience) -> None:
 
 
 def _days(days: float) -> str:
-    return f"{days:,.1f}" if days < 1e6 else "never"
+    return f"{days:,.1f}" if days < CENTURY else "never"
 
 
 def _usd(usd: float | None) -> str:
@@ -118,8 +130,9 @@ def print_replay(console: Console, replay: Replay) -> None:
         f"[bold]{escape(trace.name)}[/bold]: {trace.seconds / HOUR:.1f} h, {trace.mean:.1f} machines in the mean, "
         f"{trace.removed.sum():.0f} taken away: one machine stays {spell(trace.mtbf)}."
     )
+    names = POLICIES if console.width >= NARROW else SHORT
     rows = [
-        (POLICIES[one.policy], spell(one.work), percent(one.utilisation), f"{one.stops}",
+        (names[one.policy], spell(one.work), percent(one.utilisation), f"{one.stops}",
          *(share(one.shares[name]) for name in ("work", "lost_work", "restarts", "waiting")))
         for one in replay.policies
     ]  # fmt: skip
@@ -138,9 +151,10 @@ def draw(found: Resilience, path: Path) -> None:
         for key in NAMES:
             at = [(one[name], 100.0 * one[key]) for one in points if key in one]
             if at:
-                axes.plot(*zip(*at, strict=True), "o-", label=SHORT[key], markersize=3)
+                axes.plot(*zip(*at, strict=True), LINES[key], label=SHORT[key], markersize=3)
         axes.set(xlabel=label, ylabel="goodput, %")
         axes.set_xscale("log", base=10 if name == "mtbf_h" else 2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(alpha=0.25)
     panels[0][0].axvline(found.job.node_mtbf.seconds / HOUR, color="0.5", linestyle=":")
     panels[0][0].legend(frameon=False)
@@ -149,6 +163,7 @@ def draw(found: Resilience, path: Path) -> None:
         hours = [one[0] / 60.0 for one in minutes]
         panels[1][0].step(hours, [one[1] for one in minutes], color="C0", linewidth=1)
         panels[1][0].set(xlabel="hours", ylabel="machines held")
+        panels[1][0].yaxis.get_major_locator().set_params(integer=True)
         panels[1][1].step(hours, [100.0 * one[2] for one in minutes], color="C1", linewidth=1)
         panels[1][1].set(xlabel="hours", ylabel=f"rate, % of the plan ({SHORT[found.replay.policies[0].policy]})")
         for axes in panels[1]:

@@ -1,6 +1,5 @@
 """``plan watch``: what holds a running job up, and whether another plan would pay."""
 
-import io
 import sys
 import time
 from pathlib import Path
@@ -24,47 +23,55 @@ from planner.terminal.flags import console, emit, progress
 @click.option(
     "--cluster", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Cluster file: storage, spares, price.",
 )  # fmt: skip
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the best new plan, or order of experts, that pays (.yaml or .json); looks once.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables; looks once.")
 def watch(
-    file: Path, logs: tuple[Path, ...], url: str | None, once: bool, every: float, as_json: bool, **flags: Any
+    file: Path, logs: tuple[Path, ...], url: str | None, once: bool, every: float, as_json: bool, output: Path | None, **flags: Any
 ) -> None:
     """What holds a running job up: slow rank, node, stage or link, throttled GPU, uneven experts; its cost, and what would pay.
 
     FILE is the plan that runs. LOGs are training logs (Megatron, torchtitan, DeepSpeed, nanotron, transformers), CSV tables with a
-    column rank and seconds (step_s, compute_s, comm_s, wait_s, expert_tokens; node), or CSV of nvidia-smi --query-gpu. A slow rank
+    column rank and seconds (step_s, compute_s, comm_s, wait_s, expert_tokens; node; peer: a pair of ranks), with layer, expert and
+    tokens, CSV of nvidia-smi --query-gpu, or what 'dcgmi dmon -e 100,112,150,155' prints (one file for each node). A slow rank
     shows in compute_s: the step itself is as long on all of them. Nothing is changed: commands are printed.
 
     \b
     Examples:
       plan watch plan.yaml train.log
       plan watch plan.yaml ranks.csv gpus.csv --once --json
+      plan watch plan.yaml ranks.csv --once --output next.yaml
       plan watch plan.yaml --url http://prometheus:9090 --every 30
     """
     from planner import api
 
-    def look() -> Any:
-        return api.watch(file, *logs, url=url, **flags)
+    def look(**more: Any) -> Any:
+        return api.watch(file, *logs, url=url, **flags, **more)
 
-    if once or as_json or not sys.stdout.isatty():
-        with progress("looking"):
-            found = look()
+    if once or as_json or output is not None or not sys.stdout.isatty():
+        with progress("looking") as say:
+            found = look(progress=say)
         emit(found, as_json)
+        if output is not None:
+            what = found.save(output)
+            click.echo(f"wrote {output}: {what}" if what else f"{output} was not written: no new plan pays", err=True)
         return
-    from rich.console import Console
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     out = console()
-
-    def drawn(found: Any) -> Text:
-        text = io.StringIO()
-        found.show(Console(file=text, width=out.width, force_terminal=True, highlight=False))
-        return Text.from_ansi(text.getvalue())
-
     with Live(Text("looking"), console=out, refresh_per_second=2) as live:
+        found, number = None, 0
+        first = {"progress": lambda what: live.update(Text(f"looking: {what}"))}
         while True:
+            number += 1
+            when = f"look {number}, {time.strftime('%H:%M:%S')}; the next in {every:g} s, Ctrl-C ends"
             try:
-                live.update(drawn(look()))
+                found = look(before=found, **({} if found else first))
+                live.update(Group(*found.parts(out.width), Text(when, style="dim")))
             except PlannerError as error:  # a log that is being written, an endpoint that starts: said, and looked at again
-                live.update(Text(f"{error}; looking again in {every:g} s"))
+                live.update(Group(Text(str(error)), Text(when, style="dim")))
             time.sleep(every)

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.cost.layer.routing import busiest
-from planner.costs import DAY
-from planner.elastic.best_layout import best_layout, resolved_plan
+from planner.costs import DAY, HOUR
 from planner.elastic.elastic_job import ElasticJob
+from planner.elastic.expert_placement import loads_of
 from planner.elastic.observed import Observed
-from planner.elastic.stragglers import Straggler, stragglers
+from planner.elastic.stragglers import Planned, Straggler, node_of, stragglers
+from planner.explain import layout_text
 from planner.plan_file import Assumption
 from planner.questions.doctor.mechanisms import Mechanism, slower
+from planner.questions.watch.replans import (
+    LEAST_GAIN,
+    Action,
+    Change,
+    Held,
+    actions_of,
+    changes_of_experts,
+    changes_of_nodes,
+    changes_of_stage,
+    move_seconds,
+    planned_again,
+    replica_times,
+    slower_ranks,
+    stretch,
+)
 from planner.timeline.priced_plan import Priced, estimate_of, price_plan
+from planner.units import format_seconds
 
-MECHANISMS = {
-    "slow_rank": "slow_gpu", "slow_node": "slow_gpu", "slow_stage": "slow_gpu", "throttled": "slow_gpu", "slow_link": "network",
-    "expert_imbalance": "expert_imbalance",
-}  # fmt: skip
-"""Kind of a straggler -> mechanism of 'plan doctor' that prices it."""
-LEAST_LOSS = 1e-3
-"""Findings that cost less of the step are not acted on."""
+SLOW = ("slow_rank", "slow_node", "throttled", "slow_stage")
+"""Kinds that 'plan doctor' prices as a slow GPU; the others by what slow links, buses and uneven experts cost."""
+OTHERS = ("slow_link", "narrow_bus", "expert_imbalance", "slow_stage")
+"""Kinds that other nodes do not mend."""
 REMAINING = DAY
+Again = tuple[Mapping[Any, float], Sequence[Change]] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,31 +62,17 @@ class Costed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action:
-    """What could be done, and whether it pays."""
-
-    what: str
-    gain: float
-    """Part of the step time that it wins."""
-    cost: float
-    """Seconds that training stands still for it."""
-    pays_after: float | None
-    """Seconds until it has repaid; None = never."""
-    pays: bool
-    """Within the training that is left."""
-    how: str
-    """The command, or setting."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**vars(self), "gain_percent": 100.0 * self.gain}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Watched:
     """A running job at one moment."""
 
-    job: ElasticJob
+    title: str
+    """Model and GPUs."""
+    layout: str
+    """In words."""
+    planned: float
+    """Seconds of a step."""
+    batch: int
+    """Sequences of a step."""
     seen: Observed
     measured: float | None
     """Seconds of a step; None where nothing said it."""
@@ -78,16 +80,28 @@ class Watched:
     """Nine of ten runs of the plan lie within."""
     findings: tuple[Costed, ...]
     """The most expensive first."""
+    loss: float
+    """Part of the step time that all of them cost together."""
+    usd_per_day: float | None
+    """The same in dollars; None without a price."""
     actions: tuple[Action, ...]
-    """The largest gain first."""
+    """Those that pay first, then the largest gain."""
     remaining: float
     assumptions: tuple[Assumption, ...]
+    again: Again = None
+    """Slow nodes, and the plan with their speeds."""
+
+    @property
+    def best(self) -> Action | None:
+        """What pays most; None where nothing does."""
+        return next((one for one in self.actions if one.pays), None)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        if best := next((one for one in self.actions if one.pays), None):
-            return f"{best.what}: {100.0 * best.gain:.1f} % of each step, repaid after {best.pays_after or 0.0:.0f} s"
+        if best := self.best:
+            what = best.what.partition(":")[0]
+            return f"{what}: {100.0 * best.gain:.1f} % of each step, repaid after {format_seconds(best.pays_after or 0.0)}"
         if self.findings:
             return "nothing that would pay for its move"
         if self.measured is not None and self.measured > self.interval[1]:
@@ -98,121 +112,155 @@ class Watched:
         """Plain data for --json."""
         return {
             "sources": list(self.seen.sources), "ranks": len({r for one in self.seen.ranks.values() for r in one}),
-            "gpus": len(self.seen.gpus), "step_time_s": self.measured, "planned_step_time_s": self.job.step_time,
+            "gpus": len(self.seen.gpus), "at_step": self.seen.at, "step_time_s": self.measured,
+            "planned_step_time_s": self.planned,
             "interval_s": list(self.interval), "findings": [one.to_dict() for one in self.findings],
+            "loss_percent": 100.0 * self.loss, "usd_per_day": self.usd_per_day,
             "actions": [one.to_dict() for one in self.actions], "verdict": self.verdict,
             "assumptions": [vars(one) for one in self.assumptions],
         }  # fmt: skip
 
 
-def step_with(base: Priced, mechanism: Mechanism, size: float) -> float:
-    """Seconds of a step with a mechanism of some size."""
-    return float(estimate_of(*mechanism.change(base, max(size, 1.0))).step_time[0])
+@dataclass(frozen=True)
+class Pricing:
+    """Seconds of a step of a plan that something holds up, by the mechanisms of ``plan doctor``."""
+
+    job: ElasticJob
+    base: Priced
+
+    @cached_property
+    def mechanisms(self) -> dict[str, Mechanism]:
+        """What could make the plan slower."""
+        return {one.key: one for one in slower(self.base)}
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step and replica."""
+        return int(self.base.layout.num_microbatches)
+
+    def step_with(self, key: str, size: float) -> float:
+        """With a mechanism of some size; as planned where the plan cannot have it."""
+        mechanism = self.mechanisms.get(key)
+        return self.base.step_time if mechanism is None else float(
+            estimate_of(*mechanism.change(self.base, max(size, 1.0))).step_time[0]
+        )  # fmt: skip
+
+    def mechanism_of(self, one: Straggler) -> tuple[str, float]:
+        """Mechanism and size of a straggler; '' where none prices it."""
+        hardware = self.job.hardware
+        if one.kind in SLOW:
+            ranks = dict.fromkeys(one.ranks, one.size)
+            pipeline = np.array([[one.size] + [1.0] * (int(self.base.layout.pp) - 1)])
+            return "slow_gpu", stretch(replica_times(self.job.places, ranks) if ranks else pipeline, self.microbatches)
+        if one.kind == "slow_link":
+            return ("network" if "network" in self.mechanisms else "scale_up"), one.size
+        if one.kind == "narrow_bus":  # what a card of the network gets through the bus; all of it where GPUs have no other link
+            over = hardware.network_bandwidth * one.size / hardware.pcie_bandwidth
+            return ("scale_up", one.size) if hardware.scale_up_domain <= 1 else ("network", max(over, 1.0))
+        if one.kind == "expert_imbalance":
+            return "expert_imbalance", self.uneven(one.size)
+        return "", 1.0
+
+    def uneven(self, size: float) -> float:
+        """Size of the mechanism for tokens of the busiest expert rank over the mean."""
+        mechanism = self.mechanisms.get("expert_imbalance")
+        return size / mechanism.now if mechanism is not None else 1.0
+
+    def lost(self, one: Straggler) -> float:
+        """Seconds of a step that a straggler costs."""
+        key, size = self.mechanism_of(one)
+        return max(self.step_with(key, size) - self.base.step_time, 0.0) if key else 0.0
+
+    def costed(self, one: Straggler) -> Costed:
+        """A straggler with its part of the step, and dollars a day."""
+        mechanism = self.mechanisms.get(self.mechanism_of(one)[0])
+        check = mechanism.check if mechanism is not None else ""
+        if one.kind == "broken":
+            check = "nvidia-smi -q on that node; drain it before it ends the job"
+        lost = self.lost(one)
+        loss = lost / (self.base.step_time + lost)
+        return Costed(found=one, loss=loss, usd_per_day=self.dollars(loss), check=check)
+
+    def dollars(self, loss: float) -> float | None:
+        """Dollars a day of a part of the step."""
+        price = self.job.usd_per_hour
+        return None if price is None else loss * self.job.plan.num_gpus * price * DAY / HOUR
 
 
-def one_stage(slow: float, base: float, pp: int, microbatches: int) -> float:
-    """Seconds of a step in which one stage of a pipeline is slower: all stages slower would take ``slow``.
-
-    T = sum tau_j + (m - 1) max tau_j: with one stage x times slower (p - 1 + m x) / (p - 1 + m) of the time, so of what all stages
-    would cost the part m / (p - 1 + m).
-    """
-    return base + (slow - base) * microbatches / (pp - 1.0 + microbatches)
-
-
-def costed(job: ElasticJob, base: Priced, found: Sequence[Straggler]) -> list[Costed]:
-    """Every straggler with its part of the step and dollars a day, by the mechanisms of ``plan doctor``."""
-    mechanisms = {one.key: one for one in slower(base)}
-    layout, price, answers = base.layout, job.usd_per_hour, []
-    for one in found:
-        mechanism = mechanisms.get(MECHANISMS.get(one.kind, ""))
-        loss, check = 0.0, "nvidia-smi -q on that node; drain it before it ends the job" if one.kind == "broken" else ""
-        if mechanism is not None:
-            size = one.size / mechanism.now if mechanism.key == "expert_imbalance" else one.size
-            step = step_with(base, mechanism, size)
-            if mechanism.key == "slow_gpu":
-                step = one_stage(step, base.step_time, int(layout.pp), int(layout.num_microbatches))
-            loss, check = max(1.0 - base.step_time / step, 0.0), mechanism.check
-        usd = None if price is None else loss * job.plan.num_gpus * price * 24.0
-        answers.append(Costed(found=one, loss=loss, usd_per_day=usd, check=check))
-    return sorted(answers, key=lambda one: -one.loss)
-
-
-def shared_out(slow: float, replicas: int, microbatches: int) -> tuple[int, float]:
-    """Microbatches of the one slow replica of R, and the time over that of equal shares: the others take what it leaves.
-
-    min over k of max(k x, ceil((R m - k) / (R - 1))) / (m x), x its slowness, m the equal share; exact.
-    """
-    k = np.arange(1, microbatches + 1)
-    times = np.maximum(k * slow, np.ceil((replicas * microbatches - k) / (replicas - 1)))
-    best = len(times) - 1 - int(np.argmin(times[::-1]))  # of equals the most, which costs the others least
-    return int(k[best]), float(times[best] / (microbatches * slow))
-
-
-def actions_of(
-    job: ElasticJob, worst: Costed, remaining: float, step_at: Callable[[float], float], progress: Callable[[str], None]
-) -> list[Action]:
-    """What could be done about the most expensive finding, each with its gain and its cost. ``step_at``: seconds of a step in which
-    one GPU is some times slower."""
-    layout, found, loss = job.plan.layout, worst.found, worst.loss
-    now = job.step_time / (1.0 - loss)
-    whole = job.times.behind + job.times.stall + sum(value for name, value in job.start.items() if name != "detection")
-    tried: list[tuple[str, float, float, str]] = []
-    if found.kind in ("slow_rank", "slow_node", "throttled", "slow_stage"):
-        swap = "a node of the spares" if job.around.spares else "another node, when one is there"
-        if found.kind != "slow_stage":
-            what = f"replace {found.who if found.kind == 'slow_node' else f'the node of {found.who}'} by {swap}"
-            tried.append((what, job.step_time, whole, "drain the node, start again from a save"))
-            progress("without the slow node")
-            left = (job.nodes - 1) * job.node_ranks
-            fewer = best_layout(resolved_plan(job.plan), left, least=max(left // 2, 1)) if left >= 1 else None
-            if fewer is not None:
-                how = f"plan reshape PLAN --gpus {left}"
-                tried.append((f"go on without that node, on {fewer.gpus} GPUs", fewer.step_time, whole, how))
-        dp, m = int(layout.dp), int(layout.num_microbatches)
-        if dp > 1 and found.kind in ("slow_rank", "throttled") and m > 1:
-            k, ratio = shared_out(found.size, dp, m)
-            how = f"{k} of {m} microbatches for that replica, each rank's loss weighted by its samples (own training loop)"
-            tried.append(("uneven shares of the batch", step_at(found.size * ratio), whole, how))
-        pp, layers = int(layout.pp), job.plan.workload.model.num_layers // int(layout.pp)
-        if pp > 1 and layers > 1:
-            k, ratio = shared_out(found.size, pp, layers)
-            how = f"{k} instead of {layers} layers there (Megatron: --pipeline-model-parallel-layout)"
-            tried.append(("fewer layers on the slow stage", step_at(found.size * ratio), whole, how))
-    if found.kind == "expert_imbalance":
-        how = "a stronger balancing loss or bias, or experts placed by load (EPLB)"
-        tried.append(("balance the experts", job.step_time, 0.0, how))
-    answers = []
-    for what, step, cost, how in tried:
-        gain = 1.0 - step / now
-        after = cost / gain if gain > 0 else None
-        pays = after is not None and gain > LEAST_LOSS and after < remaining
-        answers.append(Action(what=what, gain=gain, cost=cost, pays_after=after, pays=pays, how=how))
-    return sorted(answers, key=lambda one: (not one.pays, -one.gain))
+def stage_seconds(base: Priced) -> list[float]:
+    """Seconds of a microbatch on every pipeline rank: the first and the last stage have embedding and head."""
+    pp = int(base.layout.pp)
+    first, middle, last = (base.times.forward + base.times.backward)[:, 0].tolist()
+    return [first, *[middle] * (pp - 2), last] if pp > 1 else [first]
 
 
 def watched(
-    job: ElasticJob, seen: Observed, remaining: float = REMAINING, progress: Callable[[str], None] = lambda _: None
-) -> Watched:
-    """A running job at one moment. Raises PlannerError."""
-    base = price_plan(job.plan)
-    prediction = job.plan.prediction
+    job: ElasticJob, seen: Observed, remaining: float = REMAINING, progress: Callable[[str], None] = lambda _: None,
+    before: Watched | None = None,
+) -> Watched:  # fmt: skip
+    """A running job at one moment; ``before``: the look before, whose plan is kept while the same nodes are as slow.
+
+    Raises PlannerError.
+    """
+    pricing, prediction = Pricing(job, price_plan(job.plan)), job.plan.prediction
     exposed = sum(value for name, value in prediction.time_s.items() if "communication" in name)
     imbalance = float(busiest(job.plan.workload, np.asarray(job.plan.layout.ep)))
-    found = stragglers(seen, job.places, job.node_ranks, communication=exposed, imbalance=imbalance)
-    costs = costed(job, base, found)
-    mechanism = next((one for one in slower(base) if one.key == "slow_gpu"), None)
+    layers, loads = loads_of(seen.experts, job.plan.workload.model.num_experts) if seen.experts else ((), None)
+    planned = Planned(
+        places=job.places, node_ranks=job.node_ranks, stages=stage_seconds(pricing.base), communication=exposed, imbalance=imbalance
+    )
+    found = stragglers(seen, planned, loads)
+    costs = sorted((pricing.costed(one) for one in found), key=lambda one: -one.loss)
+    extra = sum(max((pricing.lost(one) for one in found if one.kind == kind), default=0.0) for kind in OTHERS)
 
     def step_at(size: float) -> float:
-        step = base.step_time if mechanism is None else step_with(base, mechanism, size)
-        return one_stage(step, base.step_time, int(base.layout.pp), int(base.layout.num_microbatches))
+        return pricing.step_with("slow_gpu", size) + extra
 
-    actions = actions_of(job, costs[0], remaining, step_at, progress) if costs and costs[0].loss > LEAST_LOSS else []
+    held = Held(job=job, levels=slower_ranks(found), step_at=step_at)
+    now = step_at(stretch(replica_times(job.places, held.levels), pricing.microbatches))
+    unplaced = [one for one in found if one.kind == "throttled" and not one.ranks]
+    now = max(now, *(step_at(pricing.mechanism_of(one)[1]) for one in unplaced), 0.0)
+    loss = 1.0 - pricing.base.step_time / now
+    actions, again = list[Action](), None if before is None else before.again
+    if loss > LEAST_GAIN:
+        changes = _changes(held, pricing, found, (layers, loads), seen, progress)
+        if held.levels and (again is None or again[0] != held.nodes):
+            progress("plans with the measured speeds")
+            again = held.nodes, planned_again(held)
+        if held.levels and again is not None:
+            changes += [replace(one, step=one.step + extra) for one in again[1]]
+        actions = actions_of(changes, now, move_seconds(job), remaining)
     assumed = [one for one in job.assumptions() if one.what not in ("failures", "saves")]
     if remaining == REMAINING:
         assumed.append(Assumption("training left", "24 h", "assumed: what a change must pay for itself in", "--remaining"))
-    measured = seen.step_time
+    plan = job.plan
     return Watched(
-        job=job, seen=seen, measured=None if measured is None or not math.isfinite(measured) else measured,
-        interval=prediction.step_time_range_s, findings=tuple(costs), actions=tuple(actions), remaining=remaining,
-        assumptions=tuple(assumed) if actions else (),
+        title=f"{plan.workload.model.name} on {plan.num_gpus} x {plan.hardware}", layout=layout_text(plan.layout),
+        planned=job.step_time, batch=plan.workload.global_batch_size, seen=seen, measured=seen.step_time,
+        interval=prediction.step_time_range_s, findings=tuple(costs), loss=loss, usd_per_day=pricing.dollars(loss),
+        actions=tuple(actions), remaining=remaining, assumptions=tuple(assumed) if actions else (), again=again,
     )  # fmt: skip
+
+
+def _changes(
+    held: Held, pricing: Pricing, found: Sequence[Straggler], experts: tuple[Sequence[int], Floats | None], seen: Observed,
+    progress: Callable[[str], None],
+) -> list[Change]:
+    """What could be done about all that was found."""
+    worst = {kind: max((one for one in found if one.kind == kind), key=pricing.lost) for kind in {one.kind for one in found}}
+    changes: list[Change] = []
+    if held.levels:
+        names = {node: node_of(seen, node * held.job.node_ranks, held.job.node_ranks) for node in held.nodes}
+        changes += changes_of_nodes(held, names, progress)
+    elif one := worst.get("throttled"):
+        changes.append(Change(what=f"replace the node of {one.who}", step=held.step_at(1.0), how="drain the node, start again"))
+    if (one := worst.get("slow_stage")) and not held.levels:
+        cost = pricing.lost(one)
+        changes += changes_of_stage(held, one.size, lambda size: held.step_at(size) - cost)
+    if (one := worst.get("expert_imbalance")) and pricing.lost(one) > 0:
+        slow = stretch(replica_times(held.places, held.levels), pricing.microbatches)
+        rest = held.step_at(slow) - pricing.lost(one) - pricing.base.step_time
+        changes += changes_of_experts(
+            held, experts[1], experts[0], lambda size: rest + pricing.step_with("expert_imbalance", pricing.uneven(size))
+        )
+    return changes
