@@ -128,9 +128,15 @@ def workload_of(learner: Learner, work: RlWorkload, length: int, document: int, 
     """One optimizer step as the training cost model takes it."""
     return Workload(
         model=learner.model, sequence_length=int(length), global_batch_size=max(count, 1), precision=work.precision,
-        lora_rank=work.lora_rank, document_length=int(document) if learner.packs else 0,
+        lora_rank=work.lora_rank, frozen_weights=frozen_weights(learner.trainer, work.lora_rank),
+        document_length=int(document) if learner.packs else 0,
         expert_imbalance=learner.expert_imbalance if learner.model.is_moe else 1.0,
     )  # fmt: skip
+
+
+def frozen_weights(trainer: Trainer, rank: int) -> str:
+    """Dtype of a base under adapters, as the trainer has it."""
+    return (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
 
 
 def forward_seconds(job: Workload, learner: Learner, layout: Layout) -> Floats:
