@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,11 +133,10 @@ def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
         expert_imbalance=1.0, frozen_weights=frozen_weights(trainer, rank),
     )  # fmt: skip
     found = estimate(work, Cluster(hardware=hardware, num_gpus=gpus), trainer, layout)
-    memory, files = float(found.memory_reserved[0]), sync_table().cost("disk").rate
-    writes = known and files and row.get("phase") != "sft" and not rank and any("disk" in one.sync for one in known.placements)
-    written = sync_bytes(model) / files if writes else 0.0
+    writes = known and row.get("phase") != "sft" and not rank and any("disk" in one.sync for one in known.placements)
+    written = sync_bytes(model) / (sync_table().cost("disk").rate or math.inf) if writes else 0.0
     return UpdateRow(
-        values={"train_s": float(found.step_time[0]) + written, "memory_gb": memory / GIB},
+        values={"train_s": float(found.step_time[0]) + written, "memory_gb": float(found.memory_reserved[0]) / GIB},
         fits=bool(found.out_of_memory_probability[0] <= 0.5), assumed="fake data: experts evenly loaded",
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ class RlJob:
         """The actor, or another model, on so many GPUs."""
         return Learner(
             model=model or self.workload.model, cluster=self.cluster(gpus), trainer=self.trainer, packs=self.framework.packs,
-            expert_imbalance=self.host.expert_imbalance, slower=self.host.slower(self.hardware.name),
+            slower=self.host.slower(self.hardware.name),
         )  # fmt: skip
 
     def served(self, mode: str) -> Served:

@@ -24,6 +24,9 @@ from planner.rl.rl_workload import RlWorkload
 from planner.trainer import Trainer
 from planner.workload import Workload
 
+ONE_KIND: dict[str, Any] = {"expert_imbalance": 0.0, "independent_choices": 1.0}
+"""A microbatch is a few answers of one domain to one prompt, and RL has no loss that balances its router: all its tokens choose
+their experts as one does."""
 ROUND, PIECES = 64, 48
 """Lengths of sequences are priced in steps of ROUND tokens, or of a part in PIECES of the capacity."""
 
@@ -37,8 +40,6 @@ class Learner:
     trainer: Trainer
     packs: bool = True
     """Sequences are packed."""
-    expert_imbalance: float = 1.0
-    """Tokens of the busiest rank of experts over the mean."""
     slower: float = 1.0
     """Time over that of the training model."""
 
@@ -130,7 +131,7 @@ def workload_of(learner: Learner, work: RlWorkload, length: int, document: int, 
         model=learner.model, sequence_length=int(length), global_batch_size=max(count, 1), precision=work.precision,
         lora_rank=work.lora_rank, frozen_weights=frozen_weights(learner.trainer, work.lora_rank),
         document_length=int(document) if learner.packs else 0,
-        expert_imbalance=learner.expert_imbalance if learner.model.is_moe else 1.0,
+        **(ONE_KIND if learner.model.is_moe else {}),
     )  # fmt: skip
 
 
