@@ -198,8 +198,8 @@ class Kernels:
     attention: Annotated[str, one_of("flash", "unfused")]
     """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
     attention_kernel: Annotated[str, one_of("best", "fa4", "fa2", "flash_attn", "fa1", "triton")]
-    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'flash_attn' (the same of the package, at a clock of its own), 'fa1'
-    (flash attention of 2022) or 'triton' (the same algorithm in Triton of 2023)."""
+    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'flash_attn' (the same at a clock of its own), 'fa1' (flash
+    attention of 2022) or 'triton' (the same algorithm in Triton of 2023)."""
     unfused: frozenset[Annotated[str, one_of(WORDS["unfused"])]]
     """Operators that run as several plain kernels; names of ``WORDS``."""
     passes: Annotated[dict[str, Positive], keys(PASSES, required=False)]

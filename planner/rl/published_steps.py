@@ -38,18 +38,32 @@ class StepRow(SyncRow):
     """A step, predicted."""
 
 
-def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
-    """Predict one step. Raises PlannerError where the row does not say enough."""
-    placement, generate = row["placement"], row["generate"]
-    named = framework_of(framework) or FRAMEWORK
-    known = load_framework(named)
+@dataclass(frozen=True, kw_only=True)
+class AskedStep:
+    """What a row says that ran."""
+
+    job: RlJob
+    place: Placement
+    layout: Layout
+    rollout: ServingLayout
+    assumed: str = ""
+
+
+def asked_step(row: Mapping[str, Any], framework: str, where: str) -> AskedStep:
+    """What a row says that ran. Raises PlannerError where it does not say enough."""
+    known = load_framework(framework_of(framework) or FRAMEWORK)
     work, assumed = _workload(row, where)
     job = _job(row, known, work)
-    place = _placement(placement, known, where)
+    place = _placement(row["placement"], known, where)
     layout, rollout = _layouts(row, job, place)
-    if generate.get("max_batch"):
-        rollout = ServingLayout(**{**vars(rollout), "max_batch": int(number(generate, "max_batch"))})
-    train, engines = train_side(job, place, layout), rollout_side(job, place, sampler_of(job, place, rollout))
+    return AskedStep(job=job, place=place, layout=layout, rollout=rollout, assumed=assumed)
+
+
+def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
+    """Predict one step. Raises PlannerError where the row does not say enough."""
+    asked = asked_step(row, framework, where)
+    job, place = asked.job, asked.place
+    train, engines = train_side(job, place, asked.layout), rollout_side(job, place, sampler_of(job, place, asked.rollout))
     step = step_of(job, place, train, engines)
     memory = memory_of(job, place, train, engines)
     seconds = float(np.ravel(step.seconds)[0])
@@ -57,10 +71,10 @@ def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
     values |= {
         "step_s": seconds,
         "logprob_s": float(np.ravel(step.phases["logprob"] + step.phases["reference"])[0]),
-        "tokens_per_s_per_gpu": work.tokens / seconds / place.gpus,
+        "tokens_per_s_per_gpu": job.workload.tokens / seconds / place.gpus,
         "memory_gb": max(float(np.ravel(one)[0]) for one in memory.peak.values()) / GIB,
     }
-    return StepRow(values=values, fits=memory.worst[0] <= 0.5, assumed=assumed)
+    return StepRow(values=values, fits=memory.worst[0] <= 0.5, assumed=asked.assumed)
 
 
 def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
@@ -162,5 +176,5 @@ def _layouts(row: Mapping[str, Any], job: RlJob, place: Placement) -> tuple[Layo
         moe_tp=max(ranks // ep, 1) if moe else 1,
         replicas=max(place.generate_gpus // (ranks * stages), 1),
     )  # fmt: skip
-    batch = job.max_batch(place.mode, not place.synchronous) * attn_dp
+    batch = int(number(generate, "max_batch", job.max_batch(place.mode, not place.synchronous) * attn_dp))
     return layout, ServingLayout(**{**vars(plain), "max_batch": batch})

@@ -41,11 +41,8 @@ class RlJob:
     """Bytes/s of the link between the pools, where they are of two kinds or sites; 0 = the network of both."""
     price: float | None = None
     """Dollars per GPU and hour that were given; None = of the profiles."""
-
-    @property
-    def host(self) -> HostTimes:
-        """Host times of a step."""
-        return host_times()
+    host: HostTimes = field(default_factory=host_times)
+    """Host times of a step."""
 
     def cluster(self, gpus: int) -> Cluster:
         """GPUs of the kind that trains."""

@@ -125,8 +125,8 @@ def sync_seconds(
     table = sync_table()
     cost, size = table.cost(method, framework), sync_bytes(model, weights)
     over, engine, engines = (np.asarray(one, dtype=float) for one in (sides.trained_over, sides.generated_over, sides.engines))
-    sent = tensors_of(model) * (1.0 if WEIGHT_BYTES[weights] >= HALF else 2.0)
-    host = cost.base + sent * cost.tensor
+    tensors = tensors_of(model) * (1.0 if WEIGHT_BYTES[weights] >= HALF else 2.0)
+    host = cost.base + tensors * cost.tensor
     if cost.rate is not None:
         moved = np.full(np.broadcast_shapes(over.shape, engine.shape, engines.shape), size / cost.rate)
     elif method == "reshard":
