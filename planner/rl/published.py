@@ -49,7 +49,7 @@ def _answer(row: Mapping[str, Any], document: Mapping[str, Any], source: str, wh
     except PlannerError as error:
         return AnsweredRow(**base, status=REFUSED, reason=str(error))
     quantities = {
-        name: Quantity(measured=value, predicted=found.values[name], range=_range(name, found.values[name]))
+        name: Quantity(measured=value, predicted=found.values[name], range=_range(name, found))
         for name, value in measured.items()
         if math.isfinite(found.values.get(name, math.nan)) and found.values[name] > 0
     }
@@ -85,9 +85,10 @@ def _measured(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in known.items() if value > 0}
 
 
-def _range(name: str, value: float) -> tuple[float, float]:
+def _range(name: str, found: SyncRow) -> tuple[float, float]:
     """Nine of ten measured values lie within."""
-    spread = RANGES.get(name, RANGES["step_s"])
+    whole, value = name in ("step_s", "tokens_per_s_per_gpu"), found.values[name]
+    spread = found.spread if whole else RANGES[name]
     return value / spread, value * spread
 
 

@@ -18,6 +18,7 @@ from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, Placement
 from planner.rl.rl_memory import memory_of
+from planner.rl.rl_ranges import step_spread
 from planner.rl.rl_step import rollout_side, sampler_of, step_of, train_side
 from planner.rl.rl_workload import ALGORITHMS, RlWorkload
 from planner.serving.engine import load_engine
@@ -74,7 +75,8 @@ def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
         "tokens_per_s_per_gpu": job.workload.tokens / seconds / place.gpus,
         "memory_gb": max(float(np.ravel(one)[0]) for one in memory.peak.values()) / GIB,
     }
-    return StepRow(values=values, fits=memory.worst[0] <= 0.5, assumed=asked.assumed)
+    spread = step_spread(job.framework.name, float(np.ravel(step.parts["prepare"])[0]) / seconds)
+    return StepRow(values=values, fits=memory.worst[0] <= 0.5, assumed=asked.assumed, spread=spread)
 
 
 def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
@@ -102,6 +104,7 @@ def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
         model=model_of(row), algorithm=algorithm, prompts=trained // samples, samples=samples, prompt_length=prompt,
         answers=answers, max_length=max(longest, int(prompt + answers.most) + 1),
         train_batch=update if update < trained and trained % update == 0 else 0, generated=rules.generated,
+        keep_rate=number(batch, "keep_rate", rules.keep_rate),
         reference=rules.reference and row.get("reference", True) is not False, critic=model_of(row) if rules.critic else None,
         precision=_training(train.get("precision")), lora_rank=int(number(train, "lora_rank", 0)),
     )  # fmt: skip

@@ -37,6 +37,7 @@ GRAIN = 512
 STALENESS = (0, 8)
 """Steps ahead that are tried where nothing is said."""
 GPUS = Annotated[int, within(1, 2**17)]
+KEEP_RATE = Annotated[float, within(0.001, 1)]
 ROLLOUT = tuple(vars(ServingLayout()))
 """Fields of the rollout's layout."""
 
@@ -49,6 +50,7 @@ class AskedBatch:
     prompts: int | None = None
     samples: int | None = None
     prompt_length: object = None
+    keep_rate: float | None = None
     answers: object = None
     max_length: object = None
     train_batch: int | None = None
@@ -231,6 +233,10 @@ def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assu
     if room < 1:
         raise PlannerError(f"--max-length {longest} leaves no room for an answer after prompts of {prompt:g} tokens")
     answers = read_answers(MEAN if request.answers is None else request.answers, room)
+    keep_rate = rules.keep_rate if request.keep_rate is None else request.keep_rate
+    if request.keep_rate is None and keep_rate < 1.0:
+        why = "share of prompts whose answers are neither all right nor all wrong: it falls as the policy learns"
+        assumed.append(Assumption("keep rate", f"{keep_rate:g}", why, "--keep-rate"))
     for name, said, value in (
         ("algorithm", request.algorithm, f"{algorithm}: {rules.what}"), ("prompts", request.prompts, str(prompts)),
         ("samples", request.samples, str(samples)), ("prompt_length", request.prompt_length, f"{prompt:g} tokens"),
@@ -243,6 +249,7 @@ def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assu
     return RlWorkload(
         model=model, algorithm=algorithm, prompts=prompts, samples=samples, prompt_length=prompt, answers=answers,
         max_length=longest, train_batch=request.train_batch or 0, epochs=request.epochs or 1, generated=rules.generated,
+        keep_rate=value_of(KEEP_RATE, keep_rate, "--keep-rate", "keep_rate"),
         reference=reference, critic=(load_model(request.critic) if request.critic else model) if rules.critic else None,
         reward_model=load_model(request.reward_model) if request.reward_model else None,
         reward_s=_seconds(request.reward_time, "--reward-time"), turns=request.turns or 1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +38,15 @@ class Priced:
     asked: AskedStep
     train: TrainSide
     rollout: RolloutSide
-    slopes: dict[str, tuple[float, float]]
+    slopes: dict[str, list[float]]
     """Of seconds and steady, by host time of a decode."""
 
     def ratio(self, host: HostTimes) -> float:
         """Predicted over measured."""
         slower = host.slower(self.asked.job.hardware.name)
         train = replace(self.train, seconds={name: one * slower for name, one in self.train.seconds.items()})
-        more = [sum(getattr(host, name) * slope[k] for name, slope in self.slopes.items()) for k in (0, 1)]
+        hosts = host.hosts_step * host.slower(self.asked.job.generate_hardware.name)
+        more = [host.sample * self.slopes["sample"][k] + hosts * self.slopes["hosts_step"][k] for k in (0, 1)]
         was = self.rollout.generation
         generation = replace(was, seconds=was.seconds + more[0], steady=was.steady + more[1])
         job = self.asked.job.replace(host=host)
@@ -64,7 +66,7 @@ def priced_rows() -> dict[str, list[Priced]]:
     return found
 
 
-def _priced(row: Mapping[str, object], framework: str) -> Priced:
+def _priced(row: Mapping[str, Any], framework: str) -> Priced:
     asked = asked_step(row, framework, str(row["id"]))
     none = HostTimes(sample=0.0, hosts_step=0.0, token=0.0, step=0.0, learners={GRACE: 1.0})
 
@@ -72,12 +74,13 @@ def _priced(row: Mapping[str, object], framework: str) -> Priced:
         job = asked.job.replace(host=host)
         return rollout_side(job, asked.place, sampler_of(job, asked.place, asked.rollout))
 
-    base, slopes = rollout(none), {}
+    base, slopes = rollout(none), dict[str, list[float]]()
     for name in ("sample", "hosts_step"):
-        other = rollout(replace(none, **{name: 1e-3})).generation
-        slopes[name] = tuple(
+        longer: dict[str, Any] = {name: 1e-3}
+        other = rollout(replace(none, **longer)).generation
+        slopes[name] = [
             float(np.ravel(getattr(other, part) - getattr(base.generation, part))[0]) / 1e-3 for part in ("seconds", "steady")
-        )
+        ]
     train = train_side(asked.job.replace(host=none), asked.place, asked.layout)
     return Priced(
         name=str(row["id"]), measured=float(row["measured"]["step_s"]), asked=asked, train=train, rollout=base, slopes=slopes
@@ -111,7 +114,8 @@ def fitted(rows: list[Priced], host: HostTimes = START) -> HostTimes:
 def _times(host: HostTimes, name: str, factor: float) -> HostTimes:
     if name == GRACE:
         return replace(host, learners={GRACE: min(max(host.learners[GRACE] * factor, 0.5), 4.0)})
-    return replace(host, **{name: getattr(host, name) * factor})
+    longer: dict[str, Any] = {name: getattr(host, name) * factor}
+    return replace(host, **longer)
 
 
 def main() -> None:

@@ -116,6 +116,7 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
         prompt_length=prompt, answers=answers,
         max_length=most, train_batch=0 if found.train_batch in (0, found.prompts * found.samples) else found.train_batch,
         reference=found.reference, critic=model if found.critic else None, generated=ALGORITHMS[found.algorithm].generated,
+        keep_rate=ALGORITHMS[found.algorithm].keep_rate,
         precision=found.precision, lora_rank=found.lora_rank,
     )  # fmt: skip
     train, generate = _pools(found, said)
