@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.published_rows import DOES_NOT_FIT, NOT_RUN, PREDICTED, REFUSED, AnsweredRow, Quantity, rows_of, source_of
 from planner.rl.published_parts import SyncRow, UpdateRow, number, sync_row, update_row
 from planner.rl.published_steps import StepRow, step_row
-from planner.rl.rl_ranges import RANGES
+from planner.rl.rl_ranges import spread_of
 from planner.schema import mapping
 
 QUANTITIES = ("step_s", "generate_s", "logprob_s", "train_s", "sync_s", "tokens_per_s_per_gpu", "memory_gb")
@@ -87,8 +87,7 @@ def _measured(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _range(name: str, found: SyncRow) -> tuple[float, float]:
     """Nine of ten measured values lie within."""
-    whole, value = name in ("step_s", "tokens_per_s_per_gpu"), found.values[name]
-    spread = found.spread if whole else RANGES[name]
+    value, spread = found.values[name], spread_of(name, found.doubt)
     return value / spread, value * spread
 
 

@@ -18,7 +18,6 @@ from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_named, spellings
 from planner.rl.rl_framework import framework_names, load_framework
-from planner.rl.rl_ranges import RANGES
 from planner.rl.training_phase import frozen_weights
 from planner.rl.weight_sync import SyncSides, sync_bytes, sync_seconds, sync_table
 from planner.trainer import load_trainer
@@ -45,8 +44,8 @@ class SyncRow:
     values: dict[str, float]
     fits: bool = True
     assumed: str = ""
-    spread: float = RANGES["step_s"]
-    """Factor to both sides of a step."""
+    doubt: float = 0.0
+    """What it leaves open beside the errors of other rows, in ln."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from planner.layout import FIELDS, Layout
 from planner.rl.rl_layout import Placement
 from planner.rl.rl_plan import PHASES, RlPlan, RlPrediction, load_rl_plan
 from planner.rl.rl_question import ROLLOUT, RlQuestion, RlRequest, ask, read_fields
-from planner.rl.rl_ranges import step_spread
+from planner.rl.rl_ranges import host_doubt, spread_of
 from planner.rl.rl_search import Candidate, Found, search
 from planner.rl.rl_step import sampler_of
 from planner.rl.weight_sync import sync_bytes
@@ -162,7 +162,7 @@ def predict(question: RlQuestion, one: Candidate) -> RlPrediction:
     sampler = sampler_of(job, place, one.layouts.rollout)
     flat = {name: float(np.ravel(value)[0]) for name, value in step.phases.items()}
     parts = {name: float(np.ravel(step.parts.get(name, 0.0))[0]) for name in (*PHASES, "wait")}
-    spread = step_spread(job.framework.name, parts["prepare"] / seconds)
+    spread = spread_of("step_s", host_doubt(job.framework.name, parts["prepare"] / seconds))
     sampled = float(np.ravel(one.rollout.generation.seconds)[0])
     return RlPrediction(
         step_s=seconds, parts_s=parts, phases_s={name: flat[name] for name in PHASES},

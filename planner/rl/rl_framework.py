@@ -147,6 +147,8 @@ class RlFramework:
     """The same where generation runs ahead."""
     reference: bool = True
     """A frozen reference runs in GRPO when nothing is said."""
+    resamples: bool = False
+    """In its synchronous DAPO groups without a gradient are sampled again; elsewhere they stay in the batch."""
     prepare_s: Seconds = 0.0
     """Host time of a step that no phase explains: data, rewards, logging."""
     log: LogNames

@@ -15,7 +15,11 @@ FITTED, OTHERS = "nemo-rl", 2.0
 long, or as short."""
 
 
-def step_spread(framework: str, hosted: float) -> float:
-    """Factor to both sides of a step of which the share ``hosted`` is host time between the phases."""
-    other = 0.0 if framework == FITTED else hosted * math.log(OTHERS)
-    return math.exp(math.hypot(math.log(RANGES["step_s"]), other))
+def host_doubt(framework: str, hosted: float) -> float:
+    """What host times of one framework leave open of a step of another, in ln: ``hosted`` is their share of it."""
+    return 0.0 if framework == FITTED else hosted * math.log(OTHERS)
+
+
+def spread_of(name: str, doubt: float) -> float:
+    """Factor to both sides of a quantity, with a further standard error of its ln at the same level."""
+    return math.exp(math.hypot(math.log(RANGES[name]), doubt * (name not in ("sync_s", "memory_gb"))))
