@@ -9,7 +9,7 @@ holds.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,11 +24,16 @@ from planner.rl.rl_workload import RlWorkload
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-ONE_KIND: dict[str, Any] = {"expert_imbalance": 0.0, "independent_choices": 1.0}
-"""A microbatch is a few answers of one domain to one prompt, and RL has no loss that balances its router: all its tokens choose
-their experts as one does."""
 ROUND, PIECES = 64, 48
 """Lengths of sequences are priced in steps of ROUND tokens, or of a part in PIECES of the capacity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Workload):
+    """An optimizer step of RL: a microbatch is a few answers of one domain, and no loss balances the router, so that all its tokens
+    choose their experts as one does."""
+
+    independent_choices: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +132,11 @@ def _length(one: Packed, packs: bool, pp: int, cp: int) -> int:
 
 def workload_of(learner: Learner, work: RlWorkload, length: int, document: int, count: int) -> Workload:
     """One optimizer step as the training cost model takes it."""
-    return Workload(
+    return Update(
         model=learner.model, sequence_length=int(length), global_batch_size=max(count, 1), precision=work.precision,
         lora_rank=work.lora_rank, frozen_weights=frozen_weights(learner.trainer, work.lora_rank),
         document_length=int(document) if learner.packs else 0,
-        **(ONE_KIND if learner.model.is_moe else {}),
+        expert_imbalance=0.0 if learner.model.is_moe else 1.0,
     )  # fmt: skip
 
 
