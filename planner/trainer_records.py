@@ -197,9 +197,9 @@ class Kernels:
     """Layers come from Transformer Engine: norms are part of the linear layer behind them, and its rules hold."""
     attention: Annotated[str, one_of("flash", "unfused")]
     """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
-    attention_kernel: Annotated[str, one_of("best", "fa4", "fa2", "fa1", "triton")]
-    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same
-    algorithm in Triton of 2023)."""
+    attention_kernel: Annotated[str, one_of("best", "fa4", "fa2", "flash_attn", "fa1", "triton")]
+    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'flash_attn' (the same at a clock of its own), 'fa1' (flash
+    attention of 2022) or 'triton' (the same algorithm in Triton of 2023)."""
     unfused: frozenset[Annotated[str, one_of(WORDS["unfused"])]]
     """Operators that run as several plain kernels; names of ``WORDS``."""
     passes: Annotated[dict[str, Positive], keys(PASSES, required=False)]
@@ -230,7 +230,7 @@ class Kernels:
 
         [peft, target_modules; transformers 5, integrations/moe.py]
         """
-        return not self.separate_projections or "grouped_gemm" in self.unfused
+        return not self.separate_projections or bool({"grouped_gemm", "own_adapters"} & self.unfused)
 
     @property
     def saved_norm_bytes(self) -> float:

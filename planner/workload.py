@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from planner import model as models
 from planner.errors import PlannerError, UnknownNameError
@@ -105,6 +105,9 @@ class Workload:
     expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
     """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
     balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
+    independent_choices: ClassVar[float] = 0.0
+    """Choices of experts in a microbatch that are independent of each other, where expert_imbalance is 0; 0 = as under a balancing
+    loss (``cost.layer.routing``)."""
     objective: str = "lm"
     """What is minimised, one of OBJECTIVES. In DPO a sample is a chosen and a rejected sequence, which run as one batch of two, and
     the same forward pass goes through a frozen reference model.  [Rafailov 2023, arXiv 2305.18290, equation 7]"""

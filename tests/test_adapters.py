@@ -186,6 +186,17 @@ def test_a_loss_in_pieces() -> None:
     assert found[0].time["recompute"][0] == found[2].time["recompute"][0] < found[1].time["recompute"][0]
 
 
+def test_pieces_of_the_vocabulary_by_hand() -> None:
+    """prime-rl: 112 bytes a logit over three passes, four products, of a frozen head too; own adapters copy no input."""
+    own = operators(asked("prime-rl", lora_rank=8, frozen_weights="fp32"), head)
+    loss, logits = own["loss"], own["logits"]
+    assert isinstance(logits, Gemm) and logits.again and logits.trained
+    assert 2 * float(np.ravel(loss.forward)[0]) + float(np.ravel(loss.backward)[0]) == pytest.approx(2048 * V * 112, rel=0.01)
+    assert float(np.ravel(loss.kept)[0]) == pytest.approx(2048 * 2048 * 22)
+    kept = [operators(asked(name, lora_rank=8, frozen_weights="fp32"))["mlp_up_lora_a"].kept for name in ("prime-rl", "fsdp")]
+    assert np.ravel(kept[0])[0] == 0 < np.ravel(kept[1])[0]
+
+
 def test_adapters_of_experts_count_every_expert() -> None:
     one = job("moe", "megatron", gpus=8)
     one = dataclasses.replace(one, workload=one.workload.replace(lora_rank=4))
@@ -195,7 +206,11 @@ def test_adapters_of_experts_count_every_expert() -> None:
     assert isinstance(down, Gemm) and down.groups == 4.0 and down.n == 4.0
 
 
-@pytest.mark.parametrize(("unfused", "linear"), [(["projections"], False), (["projections", "grouped_gemm"], True), ([], True)])
+@pytest.mark.parametrize(
+    ("unfused", "linear"),
+    [(["projections"], False), (["projections", "grouped_gemm"], True), ([], True),
+     (["projections", "own_adapters"], True)],
+)
 def test_experts_in_one_tensor_are_neither_adapted_nor_quantised(unfused: list[str], linear: bool) -> None:
     """transformers 5 holds them in one parameter; a loop over modules, or a library's grouped linear layer, is found."""
     one = job("moe", TRAINERS["fsdp"].replace(unfused=unfused), gpus=1)

@@ -54,9 +54,9 @@ def test_every_row_has_an_answer(rows) -> None:
 def test_errors_do_not_grow(rows) -> None:
     """Figures of 2026-11-23, rounded up; docs/log/mixed.md says what is behind them."""
     by_source = {}
-    for (_, name), errors in judged(rows).items():
-        for row, error in errors:
-            by_source.setdefault((row.source, name), []).append(abs(error))
+    for (_, name), compared in judged(rows).items():
+        for row, one in compared:
+            by_source.setdefault((row.source, name), []).append(abs(one.error))
     for key, most in {
         ("amp-v100-t4", "step_s"): 0.12, ("amp-t4-uneven", "step_s"): 0.16, ("sailor-gh200", "step_s"): 0.09,
         ("sailor-gh200", "memory_gb"): 0.09,

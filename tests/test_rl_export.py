@@ -125,7 +125,7 @@ def test_what_a_framework_cannot_run_is_a_sentence():
             make_export(plan, to)
 
     refused(rl_plan(), "megatron", "target of an RL plan")
-    refused(rl_plan("verl", 1), "prime-rl", "runs plans of trainer fsdp.*, and this one was priced for verl")
+    refused(rl_plan("verl", 1), "prime-rl", "runs plans of trainer prime-rl, and this one was priced for verl")
     refused(rl_plan("verl", 1, actor={"tp": 2, "dp": 4}), "verl", "splits by data and Ulysses alone")
     refused(rl_plan("verl", 1, gpus=24), "verl", "12 GPUs train, which are no whole nodes of 8")
     refused(rl_plan("trl", 0, gpus=32), "trl", "2 nodes generate: TRL talks to one server")

@@ -156,6 +156,7 @@ def test_reading_of_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--samples", "1"], "grpo with 1 answer"), (["--keep-rate", "2"], "from 0.001 to 1"),
         (["--prompts", "0"], "--prompts is 0"), (["--turns", "0"], "--turns is 0"),
         (["--memory-share", "2"], "--memory-share is 2.0"),
         (["--train-gpus", "20"], "change --train-gpus"), (["--actor", "tp=3"], "--actor tp=3: no such layout"),

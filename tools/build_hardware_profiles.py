@@ -225,7 +225,7 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         ["fp8"] if name in ("h100-sxm", "h200-sxm", "b200-sxm", "gb200-nvl72", "gb300-nvl72", "b300-sxm") else []
     )
     data["attention"] = build_attention(raw["attention"], device, specs, dtypes)
-    data["kernels"] = kernels(spec["arch"])
+    data["kernels"] = kernels(spec["arch"], name)
     data["memory_fraction"] = {op: value for op, (value, _) in MEMORY[name].items()}
     measured = {family: "measured" for family in ("gemm", "attention", "memory", "scale_up", "scale_out")}
     remarks: list[str] = []

@@ -35,6 +35,8 @@ from planner.serving.traffic import Lengths, Traffic
 
 POINTS = 96
 """Points of the axis."""
+DEVIATIONS = np.linspace(-3.0, 3.0, 25)
+"""Of the memory that is left to a cache, in standard deviations."""
 WAVES = 3.0
 """Answers for each place that the flow is followed for; further ones pass at the rate of full places."""
 
@@ -46,7 +48,7 @@ class HostCost:
     sample: float = 0.0
     """Of each sampled token of an engine."""
     hosts_step: float = 0.0
-    """Of an engine over several hosts."""
+    """Of each host of an engine over several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,21 @@ class Sampler:
         )
 
 
+def places_of(memory: ServingMemory, held: Any, longest: Any, most: Floats) -> Floats:
+    """Answers that an engine runs at once: what its cache holds, ``held`` tokens each, at most ``most`` of them; columns.
+
+    Where little memory is left its error is larger than the cache. Of engines that start, those that hold the ``longest`` answer,
+    1 / E[1 / n]: the time of a step's answers goes with 1 / n.
+    """
+    cache, spread, tokens = (np.asarray(one, dtype=float)[..., None] for one in (memory.cache, memory.spread, memory.capacity))
+    held, longest = (np.asarray(one, dtype=float)[..., None] for one in (held, longest))
+    found = tokens * np.maximum(1.0 + DEVIATIONS * spread / np.maximum(cache, 1.0), 0.0)
+    weight = np.exp(-0.5 * DEVIATIONS**2) * (found >= longest)
+    weight = np.where(weight.sum(axis=-1, keepdims=True) > 0.0, weight, DEVIATIONS == 0.0)
+    number = np.clip(found / held, 1.0, np.maximum(most[..., None], 1.0))
+    return np.asarray(weight.sum(axis=-1) / (weight / number).sum(axis=-1))
+
+
 def _columns(layout: ServingLayout) -> ServingLayout:
     """Every field as a column of one length."""
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(value)) for value in vars(layout).values()))
@@ -147,9 +164,9 @@ class _Flow:
         self.each = np.maximum(np.ceil(workload.sampled / replicas), 1.0)
         answers = workload.answers
         grown = answers.squared / (2.0 * answers.mean) if served.engine.admits == "input" else answers.mean
-        held = workload.context_tokens + grown + np.asarray(memory.bytes_per_sequence) / np.maximum(memory.bytes_per_token, 1e-9)
-        room = np.maximum(np.asarray(memory.capacity) / held, 1.0)
-        self.places = np.maximum(np.minimum(np.asarray(layout.max_batch, dtype=float), room), 1.0)
+        own = np.asarray(memory.bytes_per_sequence) / np.maximum(memory.bytes_per_token, 1e-9)
+        longest = workload.context_tokens + answers.most + own
+        self.places = places_of(memory, workload.context_tokens + grown + own, longest, np.asarray(layout.max_batch, dtype=float))
         self.speed = float(self.engine.speed)
         self.prompts = self._prompts()
 
@@ -160,8 +177,8 @@ class _Flow:
         batch = np.maximum(batch, 1e-6)
         work = Pass(batch=batch, context=context, queries=engine.drafted, clock=engine.clock(batch, 0.0))
         time = step_time(self.served, layout, work)
-        apart = np.asarray(layout.engine_gpus) > self.served.hardware.gpus_per_node
-        host = self.host.sample * batch * self.speed + self.host.hosts_step * apart
+        hosts = np.ceil(np.asarray(layout.engine_gpus) / self.served.hardware.gpus_per_node)
+        host = self.host.sample * batch * self.speed + self.host.hosts_step * hosts * (hosts > 1.0)
         return np.asarray(time.total + engine.draft(batch, time) + host)
 
     def _prompts(self) -> Floats:

@@ -23,8 +23,6 @@ class HostTimes:
     """Of one token of a step in the process that controls it: rewards, advantages, copies between processes, logs."""
     step: Seconds
     """Of a step, whatever its size."""
-    expert_imbalance: Annotated[float, within(1, 64)]
-    """Tokens of the busiest rank of experts over the mean: answers of one domain, and no loss that balances the router."""
     learners: dict[str, Annotated[float, within(0.5, 4)]]
     """Time of updates and log-probs over that of the training model, by pattern of the hardware's name."""
 

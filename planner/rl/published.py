@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.published_rows import DOES_NOT_FIT, NOT_RUN, PREDICTED, REFUSED, AnsweredRow, Quantity, rows_of, source_of
 from planner.rl.published_parts import SyncRow, UpdateRow, number, sync_row, update_row
 from planner.rl.published_steps import StepRow, step_row
-from planner.rl.rl_ranges import RANGES
+from planner.rl.rl_ranges import spread_of
 from planner.schema import mapping
 
 QUANTITIES = ("step_s", "generate_s", "logprob_s", "train_s", "sync_s", "tokens_per_s_per_gpu", "memory_gb")
@@ -49,7 +49,7 @@ def _answer(row: Mapping[str, Any], document: Mapping[str, Any], source: str, wh
     except PlannerError as error:
         return AnsweredRow(**base, status=REFUSED, reason=str(error))
     quantities = {
-        name: Quantity(measured=value, predicted=found.values[name], range=_range(name, found.values[name]))
+        name: Quantity(measured=value, predicted=found.values[name], range=_range(name, found))
         for name, value in measured.items()
         if math.isfinite(found.values.get(name, math.nan)) and found.values[name] > 0
     }
@@ -85,9 +85,9 @@ def _measured(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in known.items() if value > 0}
 
 
-def _range(name: str, value: float) -> tuple[float, float]:
+def _range(name: str, found: SyncRow) -> tuple[float, float]:
     """Nine of ten measured values lie within."""
-    spread = RANGES.get(name, RANGES["step_s"])
+    value, spread = found.values[name], spread_of(name, found.doubt)
     return value / spread, value * spread
 
 

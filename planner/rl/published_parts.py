@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_named, spellings
 from planner.rl.rl_framework import framework_names, load_framework
-from planner.rl.weight_sync import SyncSides, sync_seconds
+from planner.rl.training_phase import frozen_weights
+from planner.rl.weight_sync import SyncSides, sync_bytes, sync_seconds, sync_table
 from planner.trainer import load_trainer
 from planner.units import GIB
 from planner.workload import Workload
@@ -42,6 +44,8 @@ class SyncRow:
     values: dict[str, float]
     fits: bool = True
     assumed: str = ""
+    doubt: float = 0.0
+    """What it leaves open beside the errors of other rows, in ln."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +109,15 @@ def sync_row(row: Mapping[str, Any], where: str) -> SyncRow:
 
 
 def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
-    """Predict one optimizer step of a trainer. Raises PlannerError where the row does not say enough."""
+    """Predict one optimizer step of a trainer. Raises PlannerError where the row does not say enough.
+
+    An RL trainer that runs alone hands its weights on after each update, to files: there is no engine that would receive them.
+    Adapters are small, and those of a run without an orchestrator stay.
+    """
     train, batch = row["train"], row["batch"]
     named = framework_of(framework.replace("(", " "))
-    trainer = load_trainer(_update_trainer(load_framework(named).trainer if named else "fsdp", row, train))
+    known = load_framework(named) if named else None
+    trainer = load_trainer(_update_trainer(known.trainer if known else "fsdp", row, train))
     model, hardware = model_of(row), load_hardware(profile_named(str(row.get("hardware") or "h100-sxm")))
     if not number(batch, "global", 0) or not number(batch, "length", 0):
         raise PlannerError(f"{where}: the batch is not stated")
@@ -123,22 +132,20 @@ def update_row(row: Mapping[str, Any], framework: str, where: str) -> UpdateRow:
     rank = int(number(train, "lora_rank", 0))
     work = Workload(
         model=model, sequence_length=int(number(batch, "length")), global_batch_size=sequences, lora_rank=rank,
-        expert_imbalance=1.0,
+        expert_imbalance=1.0, frozen_weights=frozen_weights(trainer, rank),
     )  # fmt: skip
     found = estimate(work, Cluster(hardware=hardware, num_gpus=gpus), trainer, layout)
-    memory = float(found.memory_reserved[0])
+    writes = known and row.get("phase") != "sft" and not rank and any("disk" in one.sync for one in known.placements)
+    written = sync_bytes(model) / (sync_table().cost("disk").rate or math.inf) if writes else 0.0
     return UpdateRow(
-        values={"train_s": float(found.step_time[0]), "memory_gb": memory / GIB},
+        values={"train_s": float(found.step_time[0]) + written, "memory_gb": float(found.memory_reserved[0]) / GIB},
         fits=bool(found.out_of_memory_probability[0] <= 0.5), assumed="fake data: experts evenly loaded",
     )  # fmt: skip
 
 
 def _update_trainer(trainer: str, row: Mapping[str, Any], train: Mapping[str, Any]) -> str:
     """The trainer with the options that a row states: fine-tuning keeps its logits; kernels of attention."""
-    plain = trainer.partition("+")[0]
-    if plain != "fsdp":
-        return trainer
-    options = trainer.removeprefix(plain) if row.get("phase") != "sft" else ""
-    return plain + options + ("+attention_kernel=fa2" if train.get("attention") == "fa2" else "")
+    kept = "+loss=kept" if row.get("phase") == "sft" else ""
+    return trainer + kept + ("+attention_kernel=flash_attn" if train.get("attention") == "fa2" else "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, Placement
 from planner.rl.rl_memory import memory_of
+from planner.rl.rl_ranges import host_doubt
 from planner.rl.rl_step import rollout_side, sampler_of, step_of, train_side
 from planner.rl.rl_workload import ALGORITHMS, RlWorkload
 from planner.serving.engine import load_engine
@@ -27,8 +29,11 @@ from planner.units import GIB
 
 PROMPT = 128
 """Tokens of a prompt where a row does not say: mathematics, as most of these runs train on."""
-MEAN = 0.5
-"""Mean answer over the longest where a row does not say."""
+MEAN, USUAL = 0.5, 8192.0
+"""Mean answer over the longest where a row does not say; of limits above USUAL tokens, which fewer answers reach, it grows as their
+root."""
+GUESSED = 2.0
+"""Factor that a mean which nobody said may be off by."""
 FRAMEWORK = "verl"
 """Where neither row nor file names one that the library has."""
 
@@ -38,18 +43,32 @@ class StepRow(SyncRow):
     """A step, predicted."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskedStep:
+    """What a row says that ran."""
+
+    job: RlJob
+    place: Placement
+    layout: Layout
+    rollout: ServingLayout
+    assumed: str = ""
+
+
+def asked_step(row: Mapping[str, Any], framework: str, where: str) -> AskedStep:
+    """What a row says that ran. Raises PlannerError where it does not say enough."""
+    known = load_framework(framework_of(framework) or FRAMEWORK)
+    place = _placement(row["placement"], known, where)
+    work, assumed = _workload(row, known.resamples and place.synchronous, where)
+    job = _job(row, known, work)
+    layout, rollout = _layouts(row, job, place)
+    return AskedStep(job=job, place=place, layout=layout, rollout=rollout, assumed=assumed)
+
+
 def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
     """Predict one step. Raises PlannerError where the row does not say enough."""
-    placement, generate = row["placement"], row["generate"]
-    named = framework_of(framework) or FRAMEWORK
-    known = load_framework(named)
-    work, assumed = _workload(row, where)
-    job = _job(row, known, work)
-    place = _placement(placement, known, where)
-    layout, rollout = _layouts(row, job, place)
-    if generate.get("max_batch"):
-        rollout = ServingLayout(**{**vars(rollout), "max_batch": int(number(generate, "max_batch"))})
-    train, engines = train_side(job, place, layout), rollout_side(job, place, sampler_of(job, place, rollout))
+    asked = asked_step(row, framework, where)
+    job, place = asked.job, asked.place
+    train, engines = train_side(job, place, asked.layout), rollout_side(job, place, sampler_of(job, place, asked.rollout))
     step = step_of(job, place, train, engines)
     memory = memory_of(job, place, train, engines)
     seconds = float(np.ravel(step.seconds)[0])
@@ -57,14 +76,16 @@ def step_row(row: Mapping[str, Any], framework: str, where: str) -> StepRow:
     values |= {
         "step_s": seconds,
         "logprob_s": float(np.ravel(step.phases["logprob"] + step.phases["reference"])[0]),
-        "tokens_per_s_per_gpu": work.tokens / seconds / place.gpus,
+        "tokens_per_s_per_gpu": job.workload.tokens / seconds / place.gpus,
         "memory_gb": max(float(np.ravel(one)[0]) for one in memory.peak.values()) / GIB,
     }
-    return StepRow(values=values, fits=memory.worst[0] <= 0.5, assumed=assumed)
+    hosted = host_doubt(job.framework.name, float(np.ravel(step.parts["prepare"])[0]) / seconds)
+    doubt = math.hypot(hosted, math.log(GUESSED) * bool(asked.assumed))
+    return StepRow(values=values, fits=memory.worst[0] <= 0.5, assumed=asked.assumed, doubt=doubt)
 
 
-def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
-    """The batch of a row; what it leaves out is assumed and said."""
+def _workload(row: Mapping[str, Any], again: bool, where: str) -> tuple[RlWorkload, str]:
+    """The batch of a row; what it leaves out is assumed and said. ``again``: groups without a gradient are sampled again."""
     batch, algorithm = row["batch"], str(row.get("algorithm") or "grpo").lower()
     algorithm = algorithm if algorithm in ALGORITHMS else "grpo"
     rules, assumed = ALGORITHMS[algorithm], []
@@ -76,7 +97,7 @@ def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
     prompt = number(batch, "prompt_length", PROMPT)
     longest = int(longest or prompt + 4 * number(batch, "mean_length"))
     room = max(longest - prompt, 2.0)
-    mean = number(batch, "mean_length", MEAN * room)
+    mean = number(batch, "mean_length", MEAN * min(room, math.sqrt(room * USUAL)))
     if not number(batch, "mean_length", 0):
         assumed.append(f"answers of {mean:.0f} tokens in the mean")
     said = batch.get("answers")
@@ -87,7 +108,8 @@ def _workload(row: Mapping[str, Any], where: str) -> tuple[RlWorkload, str]:
     work = RlWorkload(
         model=model_of(row), algorithm=algorithm, prompts=trained // samples, samples=samples, prompt_length=prompt,
         answers=answers, max_length=max(longest, int(prompt + answers.most) + 1),
-        train_batch=update if update < trained and trained % update == 0 else 0, generated=rules.generated,
+        train_batch=update if update < trained and trained % update == 0 else 0, generated=rules.generated if again else 1.0,
+        keep_rate=number(batch, "keep_rate", rules.keep_rate if again else 1.0),
         reference=rules.reference and row.get("reference", True) is not False, critic=model_of(row) if rules.critic else None,
         precision=_training(train.get("precision")), lora_rank=int(number(train, "lora_rank", 0)),
     )  # fmt: skip
@@ -162,5 +184,5 @@ def _layouts(row: Mapping[str, Any], job: RlJob, place: Placement) -> tuple[Layo
         moe_tp=max(ranks // ep, 1) if moe else 1,
         replicas=max(place.generate_gpus // (ranks * stages), 1),
     )  # fmt: skip
-    batch = job.max_batch(place.mode, not place.synchronous) * attn_dp
+    batch = int(number(generate, "max_batch", job.max_batch(place.mode, not place.synchronous) * attn_dp))
     return layout, ServingLayout(**{**vars(plain), "max_batch": batch})

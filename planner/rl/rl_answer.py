@@ -17,7 +17,7 @@ from planner.layout import FIELDS, Layout
 from planner.rl.rl_layout import Placement
 from planner.rl.rl_plan import PHASES, RlPlan, RlPrediction, load_rl_plan
 from planner.rl.rl_question import ROLLOUT, RlQuestion, RlRequest, ask, read_fields
-from planner.rl.rl_ranges import RANGES
+from planner.rl.rl_ranges import host_doubt, spread_of
 from planner.rl.rl_search import Candidate, Found, search
 from planner.rl.rl_step import sampler_of
 from planner.rl.weight_sync import sync_bytes
@@ -159,10 +159,10 @@ def predict(question: RlQuestion, one: Candidate) -> RlPrediction:
     """Plain numbers of a candidate."""
     job, place, step = question.job, one.placement, one.step
     seconds, work = one.seconds, job.workload
-    spread = RANGES["step_s"]
     sampler = sampler_of(job, place, one.layouts.rollout)
     flat = {name: float(np.ravel(value)[0]) for name, value in step.phases.items()}
     parts = {name: float(np.ravel(step.parts.get(name, 0.0))[0]) for name in (*PHASES, "wait")}
+    spread = spread_of("step_s", host_doubt(job.framework.name, parts["prepare"] / seconds))
     sampled = float(np.ravel(one.rollout.generation.seconds)[0])
     return RlPrediction(
         step_s=seconds, parts_s=parts, phases_s={name: flat[name] for name in PHASES},
@@ -235,7 +235,7 @@ def request_of_plan(plan: RlPlan, said: RlRequest) -> RlRequest:
     base: dict[str, Any] = {
         "model": work.model, "gpus": plan.gpus, "hardware": plan.hardware, "framework": plan.framework, "trainer": plan.trainer,
         "engine": plan.engine, "algorithm": work.algorithm, "prompts": work.prompts, "samples": work.samples,
-        "prompt_length": work.prompt_length, "answers": work.answers, "max_length": work.max_length,
+        "keep_rate": work.keep_rate, "prompt_length": work.prompt_length, "answers": work.answers, "max_length": work.max_length,
         "train_batch": work.train_batch, "epochs": work.epochs, "reference": work.reference, "turns": work.turns,
         "tool_time": f"{work.tool_s} s", "tool_tokens": work.tool_tokens, "reward_time": f"{work.reward_s} s",
         "precision": work.precision,

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from planner import library
 from planner.errors import PlannerError, UnknownNameError, listed
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, SYNC_METHODS
-from planner.schema import Bytes, Line, Name, Seconds, Text, check_keys, fields_of, one_of, read, value_of, within
+from planner.schema import Bytes, Line, Name, Text, check_keys, fields_of, one_of, read, value_of, within
 from planner.trainer_options import number_of
 
 PHASES = ("prepare", "generate", "reward", "logprob", "reference", "critic", "train", "critic_train", "sync", "switch", "wait")
@@ -147,8 +147,8 @@ class RlFramework:
     """The same where generation runs ahead."""
     reference: bool = True
     """A frozen reference runs in GRPO when nothing is said."""
-    prepare_s: Seconds = 0.0
-    """Host time of a step that no phase explains: data, rewards, logging."""
+    resamples: bool = False
+    """In its synchronous DAPO groups without a gradient are sampled again; elsewhere they stay in the batch."""
     log: LogNames
     sources: Mapping[str, str] = field(default_factory=dict)
     """Fact -> where it was read, with the version it holds from."""

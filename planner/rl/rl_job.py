@@ -41,11 +41,8 @@ class RlJob:
     """Bytes/s of the link between the pools, where they are of two kinds or sites; 0 = the network of both."""
     price: float | None = None
     """Dollars per GPU and hour that were given; None = of the profiles."""
-
-    @property
-    def host(self) -> HostTimes:
-        """Host times of a step."""
-        return host_times()
+    host: HostTimes = field(default_factory=host_times)
+    """Host times of a step."""
 
     def cluster(self, gpus: int) -> Cluster:
         """GPUs of the kind that trains."""
@@ -55,7 +52,7 @@ class RlJob:
         """The actor, or another model, on so many GPUs."""
         return Learner(
             model=model or self.workload.model, cluster=self.cluster(gpus), trainer=self.trainer, packs=self.framework.packs,
-            expert_imbalance=self.host.expert_imbalance, slower=self.host.slower(self.hardware.name),
+            slower=self.host.slower(self.hardware.name),
         )  # fmt: skip
 
     def served(self, mode: str) -> Served:

@@ -21,7 +21,7 @@ from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, SYNC_METHODS
 from planner.rl.rl_search import Asked
-from planner.rl.rl_workload import ALGORITHMS, RlWorkload
+from planner.rl.rl_workload import ALGORITHMS, Algorithm, RlWorkload
 from planner.schema import value_of, within
 from planner.serving.engine import load_engine
 from planner.serving.serving_inputs import read_speculation
@@ -37,6 +37,7 @@ GRAIN = 512
 STALENESS = (0, 8)
 """Steps ahead that are tried where nothing is said."""
 GPUS = Annotated[int, within(1, 2**17)]
+KEEP_RATE = Annotated[float, within(0.001, 1)]
 ROLLOUT = tuple(vars(ServingLayout()))
 """Fields of the rollout's layout."""
 
@@ -49,6 +50,7 @@ class AskedBatch:
     prompts: int | None = None
     samples: int | None = None
     prompt_length: object = None
+    keep_rate: float | None = None
     answers: object = None
     max_length: object = None
     train_batch: int | None = None
@@ -242,14 +244,26 @@ def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assu
     reference = rules.reference if request.reference is None else request.reference
     return RlWorkload(
         model=model, algorithm=algorithm, prompts=prompts, samples=samples, prompt_length=prompt, answers=answers,
-        max_length=longest, train_batch=request.train_batch or 0, epochs=request.epochs or 1, generated=rules.generated,
+        max_length=longest, train_batch=request.train_batch or 0, epochs=request.epochs or 1,
         reference=reference, critic=(load_model(request.critic) if request.critic else model) if rules.critic else None,
         reward_model=load_model(request.reward_model) if request.reward_model else None,
         reward_s=_seconds(request.reward_time, "--reward-time"), turns=request.turns or 1,
         tool_s=_seconds(request.tool_time, "--tool-time"), tool_tokens=_tokens(request.tool_tokens, "--tool-tokens", 0.0),
         speculation=read_speculation(request.speculation),
         precision=usual_name(request.precision) if request.precision else "bf16", lora_rank=request.lora_rank or 0,
+        **_sampled_again(request.keep_rate, rules, framework, assumed),
     )  # fmt: skip
+
+
+def _sampled_again(said: float | None, rules: Algorithm, framework: RlFramework, assumed: list[Assumption]) -> dict[str, float]:
+    """Dynamic sampling: answers of a round, and the share of prompts that is kept."""
+    again = framework.resamples or (said or 1.0) < 1.0
+    kept = (rules.keep_rate if again else 1.0) if said is None else said
+    if said is None and rules.keep_rate < 1.0:
+        why = "share of prompts whose answers are neither all right nor all wrong: it falls as the policy learns"
+        why = why if again else f"{framework.label} is not told to sample groups without a gradient again"
+        assumed.append(Assumption("keep rate", f"{kept:g}", why, "--keep-rate"))
+    return {"generated": rules.generated if again else 1.0, "keep_rate": value_of(KEEP_RATE, kept, "--keep-rate", "keep_rate")}
 
 
 def _longest(request: RlRequest, model: ModelSpec, prompt: float) -> int:

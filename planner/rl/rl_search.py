@@ -22,14 +22,13 @@ from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_memory import PhaseMemory, memory_of
 from planner.rl.rl_step import RolloutSide, Step, TrainSide, rollout_side, sampler_of, step_of, train_side
-from planner.rl.training_phase import Learning, priced
+from planner.rl.training_phase import Learning, priced, workload_of
 from planner.rules import Job, allowed
 from planner.search import SAFE
 from planner.serving.candidates import engine_layouts
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_rules import legal
 from planner.space import Pins, base_layouts
-from planner.workload import Workload
 
 STEPS = (0, 1, 2, 4, 8)
 """Staleness that is tried, within what is asked for; the ends of the range as well."""
@@ -204,11 +203,7 @@ def _steps(asked: Asked) -> list[int]:
 def train_candidates(job: RlJob, gpus: int, pins: Mapping[str, int]) -> Layout | None:
     """Legal layouts of the trainer on so many GPUs, with and without recompute; None = there is none."""
     work = job.workload
-    batch = max(gpus, 1)
-    one = Workload(
-        model=work.model, sequence_length=work.max_length, global_batch_size=batch, precision=work.precision,
-        lora_rank=work.lora_rank, expert_imbalance=job.host.expert_imbalance if work.model.is_moe else 1.0,
-    )  # fmt: skip
+    one = workload_of(job.learner(gpus), work, work.max_length, 0, gpus)
     rules = Job(workload=one, cluster=job.cluster(gpus), trainer=job.trainer)
     fixed = {"micro_batch_size": 1, "vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B), **pins}
     fixed = {name: value for name, value in fixed.items() if name not in ("recompute", "num_microbatches")}

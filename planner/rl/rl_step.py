@@ -101,7 +101,7 @@ def train_side(job: RlJob, placement: Placement, layout: Layout, actor: Learning
     zero = np.zeros(len(layout))
     needed = job.framework.recomputes_logprobs if placement.synchronous else job.framework.recomputes_logprobs_async
     seconds = {"logprob": actor.forward if needed else zero, "train": actor.update}
-    seconds["reference"], seconds["reward"], seconds["critic"], seconds["critic_train"] = zero, zero + work.reward_s, zero, zero
+    seconds |= {name: zero for name in ("reference", "critic", "critic_train")} | {"reward": zero + work.reward_s * work.rounds}
     critic = None
     if work.reference:
         apart = placement.reference_gpus
@@ -114,7 +114,8 @@ def train_side(job: RlJob, placement: Placement, layout: Layout, actor: Learning
         critic = actor if same else priced(job.learner(over, work.critic), resized(layout, over), work)
         seconds["critic"], seconds["critic_train"] = critic.forward, critic.update
     if work.reward_model is not None:
-        seconds["reward"] = seconds["reward"] + _forward(job, work.reward_model, layout, placement.reward_gpus)
+        scored = work.generated * work.rounds
+        seconds["reward"] = seconds["reward"] + scored * _forward(job, work.reward_model, layout, placement.reward_gpus)
     return TrainSide(gpus=gpus, layout=layout, actor=actor, critic=critic, seconds=seconds)
 
 
@@ -126,7 +127,7 @@ def _forward(job: RlJob, model: ModelSpec, layout: Layout, apart: int) -> Floats
 
 def sampler_of(job: RlJob, placement: Placement, layout: ServingLayout) -> Sampler:
     """The engines of layouts of the rollout; ``replicas`` are all engines of the pool."""
-    host = HostCost(hosts_step=job.host.hosts_step)
+    host = HostCost(hosts_step=job.host.hosts_step * job.host.slower(job.generate_hardware.name))
     if job.framework.in_process and placement.synchronous:
         host = replace(host, sample=job.host.sample)
     return Sampler(job.served(placement.mode), layout, job.workload, host)
@@ -152,7 +153,7 @@ def step_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollout
         further = 0.0 if train.critic is None or placement.critic_gpus else train.critic.states
         phases["switch"] = switch_seconds(job.hardware, states + further * job.framework.offload)
     flows = not placement.synchronous and (placement.staleness > 1 or placement.partial)
-    phases["generate"] = generation.steady if flows else generation.seconds
+    phases["generate"] = (generation.steady if flows else generation.seconds) * work.rounds
     phases = {name: seconds * job.factors.get(name, 1.0) for name, seconds in phases.items()}
     if placement.synchronous or one:
         return _in_turn(placement, phases)

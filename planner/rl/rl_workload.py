@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Annotated, Any
 
 from planner import model as models
@@ -27,17 +29,23 @@ class Algorithm:
     samples: int = 16
     """Usual answers to a prompt."""
     generated: float = 1.0
-    """Answers that are sampled for one that is trained on: groups that are all right or all wrong are sampled again."""
+    """Answers that a round of sampling has for one that is trained on."""
+    keep_rate: float = 1.0
+    """Share of prompts whose group of answers is trained on where nobody says it."""
+    fewest: int = 1
+    """Answers to a prompt that its advantages need."""
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
-    "grpo": Algorithm(what="group-relative advantages, KL to a reference", reference=True),
-    "dapo": Algorithm(what="GRPO without KL; groups without a gradient are sampled again", generated=3.0),
-    "gspo": Algorithm(what="GRPO with ratios of whole sequences", reference=True),
-    "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4),
+    "grpo": Algorithm(what="group-relative advantages, KL to a reference", reference=True, fewest=2),
+    "dapo": Algorithm(
+        what="GRPO without KL; groups without a gradient are sampled again", generated=3.0, keep_rate=0.5, fewest=2
+    ),
+    "gspo": Algorithm(what="GRPO with ratios of whole sequences", reference=True, fewest=2),
+    "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4, fewest=2),
     "reinforce++": Algorithm(what="REINFORCE with a batch baseline, KL to a reference", reference=True, samples=4),
     "ppo": Algorithm(what="a value model gives advantages, KL to a reference", critic=True, reference=True, samples=1),
-    "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2),
+    "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2, fewest=2),
 }
 """GRPO [arXiv 2402.03300], DAPO [2503.14476; its recipe's gen_prompt_bsz is three times the batch], GSPO [2507.18071], RLOO
 [2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], online DPO [2402.04792]."""
@@ -66,7 +74,10 @@ class RlWorkload:
     epochs: Annotated[int, within(1, 64)] = 1
     """Passes over the answers of a step."""
     generated: Annotated[float, within(1, 100)] = 1.0
-    """Answers that are sampled for one that is trained on."""
+    """Answers that a round of sampling has for one that is trained on."""
+    keep_rate: Annotated[float, within(0.001, 1)] = 1.0
+    """Share of prompts whose answers are neither all right nor all wrong; of the others there is no gradient, and further rounds
+    sample until a batch is full (dynamic sampling)."""
     reference: bool = True
     """Log-probs of a frozen reference are part of the loss."""
     critic: ModelSpec | None = None
@@ -97,6 +108,11 @@ class RlWorkload:
                 f"prompts of {self.prompt_length:g} tokens and answers of up to {self.answers.most:g} exceed max_length "
                 f"{self.max_length}; raise --max-length or cut the answers"
             )
+        if self.samples < (fewest := ALGORITHMS[self.algorithm].fewest):
+            raise PlannerError(
+                f"{self.algorithm} with {self.samples} answer to a prompt: answers to one prompt are compared, and the advantage "
+                f"of a single one is zero; set samples to {fewest} or more, or take reinforce++ or ppo"
+            )
         if self.train_batch > self.trained:
             raise PlannerError(
                 f"train_batch is {self.train_batch}, but a step trains on {self.trained} answers; lower it or sample more"
@@ -111,8 +127,21 @@ class RlWorkload:
 
     @property
     def sampled(self) -> float:
-        """Answers that are generated."""
+        """Answers of a round of sampling."""
         return self.trained * self.generated
+
+    @property
+    def rounds(self) -> float:
+        """Expected rounds until a batch is full: 1 + the sum over r of P(of r rounds' prompts fewer than a batch are kept).
+
+        Of r N prompts a binomial number is kept, here with its normal approximation.  [DAPO, arXiv 2503.14476, equation 11]
+        """
+        kept, found, missing, tried = self.keep_rate, 1.0, 1.0, 0.0
+        while kept < 1.0 and missing > 1e-6:
+            tried += self.prompts * self.generated
+            missing = NormalDist(tried * kept, math.sqrt(tried * kept * (1.0 - kept))).cdf(self.prompts - 0.5)
+            found += missing
+        return found
 
     @property
     def updates(self) -> int:

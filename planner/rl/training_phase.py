@@ -9,7 +9,7 @@ holds.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,14 @@ ROUND, PIECES = 64, 48
 
 
 @dataclass(frozen=True, kw_only=True)
+class Update(Workload):
+    """An optimizer step of RL: a microbatch is a few answers of one domain, and no loss balances the router, so that all its tokens
+    choose their experts as one does."""
+
+    independent_choices: ClassVar[float] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Learner:
     """A model that is trained, or evaluated, on a pool of GPUs."""
 
@@ -37,8 +45,6 @@ class Learner:
     trainer: Trainer
     packs: bool = True
     """Sequences are packed."""
-    expert_imbalance: float = 1.0
-    """Tokens of the busiest rank of experts over the mean."""
     slower: float = 1.0
     """Time over that of the training model."""
 
@@ -126,11 +132,17 @@ def _length(one: Packed, packs: bool, pp: int, cp: int) -> int:
 
 def workload_of(learner: Learner, work: RlWorkload, length: int, document: int, count: int) -> Workload:
     """One optimizer step as the training cost model takes it."""
-    return Workload(
+    return Update(
         model=learner.model, sequence_length=int(length), global_batch_size=max(count, 1), precision=work.precision,
-        lora_rank=work.lora_rank, document_length=int(document) if learner.packs else 0,
-        expert_imbalance=learner.expert_imbalance if learner.model.is_moe else 1.0,
+        lora_rank=work.lora_rank, frozen_weights=frozen_weights(learner.trainer, work.lora_rank),
+        document_length=int(document) if learner.packs else 0,
+        expert_imbalance=0.0 if learner.model.is_moe else 1.0,
     )  # fmt: skip
+
+
+def frozen_weights(trainer: Trainer, rank: int) -> str:
+    """Dtype of a base under adapters, as the trainer has it."""
+    return (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
 
 
 def forward_seconds(job: Workload, learner: Learner, layout: Layout) -> Floats:

@@ -1,7 +1,7 @@
 """Seconds to bring trained weights into the rollout engines, by method.
 
-T = base + tensors x host time of a tensor + bytes: host times and rates of profiles/rl_weight_sync.yaml. W bytes of the model,
-over ``link`` times the link where software is no narrower:
+T = base + tensors x host time of a tensor + bytes: host times and rates of profiles/rl_weight_sync.yaml. A quantised tensor travels
+with its scales, a tensor as well. W bytes of the model, over ``link`` times the link where software is no narrower:
 
 ipc, bucketed   every rank of the trainer gathers all weights over its model-parallel group (all-gather of W); bucketed also
                 broadcasts W to all engines
@@ -28,6 +28,9 @@ from planner.model import ModelSpec
 from planner.rl.rl_layout import SYNC_METHODS
 from planner.schema import Bandwidth, Seconds, Text, check_keys, read, value_of, within
 from planner.serving.serving_layout import WEIGHT_BYTES
+
+HALF = 2.0
+"""Bytes of a parameter that is not quantised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,8 @@ def sync_seconds(
     table = sync_table()
     cost, size = table.cost(method, framework), sync_bytes(model, weights)
     over, engine, engines = (np.asarray(one, dtype=float) for one in (sides.trained_over, sides.generated_over, sides.engines))
-    host = cost.base + tensors_of(model) * cost.tensor
+    tensors = tensors_of(model) * (1.0 if WEIGHT_BYTES[weights] >= HALF else 2.0)
+    host = cost.base + tensors * cost.tensor
     if cost.rate is not None:
         moved = np.full(np.broadcast_shapes(over.shape, engine.shape, engines.shape), size / cost.rate)
     elif method == "reshard":

@@ -185,14 +185,26 @@ MEMORY |= {
 TRITON = {"Ampere": {"forward": 1.13, "backward": 1.86}, "Hopper": {"forward": 2.35, "backward": 3.35}}
 
 
-def kernels(arch: str) -> dict[str, Any]:
+# The package flash-attn, version 2, over the best kernel at its sustained clock: its products are mma.sync, which reach a third of the
+# peak and below, far from the power limit, so it keeps its own clock. Hopper: rates of flash_attention_2.py at 16k tokens. B200:
+# 361.6 TFLOP/s forward (head size 128, 8k tokens: pytorch-labs/tritonbench PR 171), 334 backward (64, 16k: Dao-AILab/flash-attention
+# issue 1589); the rate of A100 per multiprocessor and clock gives 370 and 337.
+FLASH_ATTN = {
+    "h100-sxm": {"forward": 1.63, "backward": 1.68}, "h200-sxm": {"forward": 1.63, "backward": 1.68},
+    "b200-sxm": {"forward": 2.77, "backward": 2.39}, "gb200-nvl72": {"forward": 3.82, "backward": 3.39},
+    "b300-sxm": {"forward": 4.01, "backward": 3.42}, "gb300-nvl72": {"forward": 4.67, "backward": 3.99},
+}  # fmt: skip
+
+
+def kernels(arch: str, name: str = "") -> dict[str, Any]:
     """Which attention kernels a trainer may name."""
     triton = {"triton": TRITON[arch]} if arch in TRITON else {}
+    own = {"flash_attn": FLASH_ATTN[name]} if name in FLASH_ATTN else {}
     if arch in ("Hopper",):
-        return {"same_as_best": ["fa3", "cudnn"], "slowdown": triton}
+        return {"same_as_best": ["fa3", "cudnn"], "slowdown": triton | own}
     if arch.startswith("Blackwell") and "(" not in arch:
         # FlashAttention 4 of 2026 on B200: 1605 TFLOP/s, up to 1.3 times cuDNN 9.13 [together.ai/blog/flashattention-4]
-        return {"same_as_best": ["cudnn"], "slowdown": {"fa4": {"forward": 0.77, "backward": 0.77}}}
+        return {"same_as_best": ["cudnn"], "slowdown": {"fa4": {"forward": 0.77, "backward": 0.77}} | own}
     return {"same_as_best": ["fa2", "cudnn"], "slowdown": triton}
 
 

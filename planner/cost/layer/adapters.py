@@ -36,7 +36,8 @@ def own_input(shard: Shard) -> float:
     if trainer.stored.dropout:
         return shard.element + 1.0
     master = trainer.stored.weight_bytes > shard.element
-    return shard.element if master and trainer.kernels.separate_projections else 0.0
+    casts = trainer.kernels.separate_projections and "own_adapters" not in trainer.kernels.unfused
+    return shard.element if master and casts else 0.0
 
 
 def read_again(shard: Shard, *names: str) -> float:

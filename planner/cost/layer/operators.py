@@ -307,6 +307,8 @@ def logit_bytes(shard: Shard) -> float:
 
 LOSS_PIECE = 256.0
 """Tokens of one piece of a chunked loss.  [TRL, sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE]"""
+LOSS_WORDS = 2048.0
+"""Words of one piece of the vocabulary.  [prime-rl, configs: auto_setup_fused_lm_head_chunk_size]"""
 
 
 def loss_share(shard: Shard) -> Number:
@@ -316,8 +318,8 @@ def loss_share(shard: Shard) -> Number:
     """
     if shard.trainer.stored.loss == "chunked":
         return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
-    fused = shard.trainer.stored.loss == "fused_linear"
-    return min(shard.model.hidden_size / shard.model.vocab_size, 1.0) if fused else 1.0
+    words = {"fused_linear": float(shard.model.hidden_size), "vocabulary": LOSS_WORDS}.get(shard.trainer.stored.loss)
+    return min(words / shard.model.vocab_size, 1.0) if words else 1.0
 
 
 def loss_bytes(shard: Shard) -> float:

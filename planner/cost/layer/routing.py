@@ -34,5 +34,6 @@ def busiest(workload: Workload, ep: Floats) -> Floats:
     if workload.expert_imbalance:
         return np.where(ranks > 1.0, workload.expert_imbalance, 1.0)
     each, top_k = np.maximum(experts / ranks, 1.0), float(workload.model.top_k)
-    spread = np.sqrt((experts - each) * (experts - top_k) / (each * top_k * (experts - 1.0) * INDEPENDENT_CHOICES))
+    choices = workload.independent_choices or INDEPENDENT_CHOICES
+    spread = np.sqrt((experts - each) * (experts - top_k) / (each * top_k * (experts - 1.0) * choices))
     return np.asarray(1.0 + spread * np.interp(np.log2(ranks), np.log2(_RANKS), _LARGEST))

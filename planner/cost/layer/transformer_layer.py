@@ -206,11 +206,11 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, trainer = shard.model, shard.trainer
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns
-    again = trainer.stored.loss == "chunked"  # nothing of a piece is kept
+    again = trainer.stored.loss in ("chunked", "vocabulary")  # nothing of a piece is kept
     operators: list[Operator] = [
         norm(shard, "final_norm"),
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False, again=again,
-             trained=shard.workload.trains("head"), launches=(1.0, 2.0)),
+             trained=shard.workload.trains("head") or trainer.stored.loss == "vocabulary", launches=(1.0, 2.0)),
         MemoryBound(name="loss", kind="cross_entropy" if trainer.kernels.loss_passes < 2 else "elementwise",
                     forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard), again=again,
                     kept=logits * logit_bytes(shard) * loss_share(shard),

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner import library
 from planner.errors import PlannerError, listed, shown
-from planner.published_rows import DOES_NOT_FIT, PREDICTED, AnsweredRow
+from planner.published_rows import DOES_NOT_FIT, PREDICTED, AnsweredRow, Quantity
 from planner.questions.accuracy.accuracy_page import Table, table
 
 PACKAGES = {"heterogeneous": "mixed", "geo": "mixed", "elastic": "elastic", "rl": "rl"}
@@ -43,29 +43,32 @@ def answered(files: Iterable[Path]) -> list[AnsweredRow]:
     return found
 
 
-def judged(rows: Iterable[AnsweredRow]) -> dict[tuple[str, str], list[tuple[AnsweredRow, float]]]:
-    """Rows that count with their error, by topic and quantity."""
-    found: dict[tuple[str, str], list[tuple[AnsweredRow, float]]] = defaultdict(list)
+def judged(rows: Iterable[AnsweredRow]) -> dict[tuple[str, str], list[tuple[AnsweredRow, Quantity]]]:
+    """Rows that count with what is compared, by topic and quantity."""
+    found: dict[tuple[str, str], list[tuple[AnsweredRow, Quantity]]] = defaultdict(list)
     for row in rows:
         if row.counts and row.status in (PREDICTED, DOES_NOT_FIT):
             for name, one in row.quantities.items():
-                found[row.topic, name].append((row, one.error))
+                found[row.topic, name].append((row, one))
     return found
 
 
-def figures(errors: Sequence[tuple[AnsweredRow, float]]) -> dict[str, float]:
-    """Rows, sources, median, 90th percentile and largest of the sizes, bias, mean over sources of each one's median; shares."""
-    sizes = np.abs([error for _, error in errors])
+def figures(compared: Sequence[tuple[AnsweredRow, Quantity]]) -> dict[str, float]:
+    """Rows, sources, median, 90th percentile and largest of the sizes, bias, mean over sources of each one's median; the share that
+    lies inside of its range."""
+    errors = np.array([one.error for _, one in compared])
+    sizes = np.abs(errors)
     by_source: dict[str, list[float]] = defaultdict(list)
-    for row, error in errors:
-        by_source[row.source].append(abs(error))
+    for row, one in compared:
+        by_source[row.source].append(abs(one.error))
     return {
         "n": len(errors),
         "sources": len(by_source),
         "median": float(np.median(sizes)),
         "p90": float(np.percentile(sizes, 90)),
         "worst": float(np.max(sizes)),
-        "bias": float(np.median([error for _, error in errors])),
+        "bias": float(np.median(errors)),
+        "held": float(np.mean([one.range[0] <= one.measured <= one.range[1] for _, one in compared])),
         "mean_over_sources": float(np.mean([np.median(one) for one in by_source.values()])),
     }
 
@@ -115,8 +118,8 @@ def beyond_tables(summary: Mapping[str, Any] | None, rows: Sequence[AnsweredRow]
     tables = [table("beyond", lines), table("beyond_sweeps", [{"name": name, **one} for name, one in summary["sweeps"].items()])]
     if worst:
         errors: list[dict[str, Any]] = [
-            {"source": row.source, "id": row.id, "name": key[1], "error": error}
-            for key, some in judged(rows).items() for row, error in some
+            {"source": row.source, "id": row.id, "name": key[1], "error": one.error}
+            for key, some in judged(rows).items() for row, one in some
         ]  # fmt: skip
         tables.append(table("beyond_worst", sorted(errors, key=lambda one: -abs(one["error"]))[:worst]))
     return [one for one in tables if one.rows]

@@ -31,6 +31,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
     ("algorithm", str, "NAME", "grpo, dapo, gspo, rloo, reinforce++, ppo, online-dpo. [grpo]"),
     ("prompts", int, "N", "Prompts of a step. [64]"),
     ("samples", int, "N", "Answers to a prompt. [of the algorithm]"),
+    ("keep_rate", float, "X", "Share of prompts with a gradient; others are sampled again. [0.5 with dapo, else 1]"),
     ("prompt_length", str, "N", "Tokens of a prompt, mean. [512]"),
     ("answers", str, "LIST", "Tokens of answers: mean=3200,p99=8192, 3200, fixed:2048, @file of lengths. [2048]"),
     ("max_length", str, "N", "Tokens of prompt and answer at most. [8192, or twice the 99th percentile]"),
@@ -62,6 +63,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
 """Flags of a question of RL: keyword of the API, type, value and help."""
 MEANT = {
     "--samples": "n rollout-n generations num-generations group-size samples-per-prompt",
+    "--keep-rate": "dynamic-sampling filter-groups accept-rate kept",
     "--prompts": "batch batch-size train-batch-size rollout-batch-size num-prompts",
     "--answers": "response response-length output osl completion-length max-response-length",
     "--prompt-length": "input isl max-prompt-length prompt", "--max-length": "max-model-len context seq-length max-seq-length",

@@ -163,6 +163,11 @@ def notes(plan: RlPlan) -> list[str]:
         f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
         f"{percent(one.packed)} of {work.max_length:,} tokens; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
     ]
+    if work.keep_rate < 1.0:
+        found.append(
+            f"Sampled again: {percent(1.0 - work.keep_rate)} of the prompts give no gradient; {work.rounds:.1f} rounds of "
+            f"{work.sampled:,.0f} answers fill a batch."
+        )
     if place.synchronous:
         found.append("Staleness: none, every answer is of the newest weights.")
     else:

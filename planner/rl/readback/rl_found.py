@@ -111,11 +111,13 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
     if said.prompt_length is None:
         why = "the limit of the configuration: prompts are shorter in the mean"
         assumed.append(Assumption("prompt length", str(found.prompt_limit), why, "--input-tokens"))
+    rules, again = ALGORITHMS[found.algorithm], found.framework.resamples
     work = RlWorkload(
         model=model, algorithm=found.algorithm, prompts=found.prompts, samples=found.samples, epochs=found.epochs,
         prompt_length=prompt, answers=answers,
         max_length=most, train_batch=0 if found.train_batch in (0, found.prompts * found.samples) else found.train_batch,
-        reference=found.reference, critic=model if found.critic else None, generated=ALGORITHMS[found.algorithm].generated,
+        reference=found.reference, critic=model if found.critic else None,
+        generated=rules.generated if again else 1.0, keep_rate=rules.keep_rate if again else 1.0,
         precision=found.precision, lora_rank=found.lora_rank,
     )  # fmt: skip
     train, generate = _pools(found, said)
