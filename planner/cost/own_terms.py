@@ -71,6 +71,10 @@ class OwnTerms:
         """Further workspace, (N, 3)."""
         return 0.0
 
+    def communicators(self, layout: Layout) -> Number:
+        """Communicators that are opened in addition to those of the world and of each parallel group, (N, 1)."""
+        return 0.0
+
     def attention_gradient_bytes(self, shard: Shard) -> Number:
         """Bytes that the backward pass of attention has on top of what its layer saved, where these are more than gradients."""
         return 0.0

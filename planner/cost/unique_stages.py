@@ -164,7 +164,7 @@ def _state_columns(
         **states.on_device(workload, layout, held_bytes),
         "host": states.host_bytes(workload, trainer, layout, parameters, held_bytes),
         "fresh": fresh, "step_end": step_end, "pooled": pooled,
-        "buffers": states.communicator_bytes(cluster, layout),
+        "buffers": states.communicator_bytes(cluster, layout, trainer),
         "reduce": reduce + outward, "gather": gather + inward,
         "copies": state_traffic.copy_seconds(cluster, trainer, layout, parameters),
         "reference": (gather + inward) * (partition.column(layout.zero) >= 3) * (workload.forwards - 1.0),

@@ -32,10 +32,15 @@ class Terms(OwnTerms):
 
     def stored_bytes(self, workload: Workload, layout: Layout) -> Number:
         """Outputs of a stage, T_s h each."""
-        return stage_output_bytes(workload, layout) * self.kept_outputs * (column(layout.pp) > 1)
+        return stage_output_bytes(workload, layout) * self.kept_outputs * (column(layout.pp) > 1) / column(layout.tp)
+
+    def communicators(self, layout: Layout) -> Number:
+        """That of all ranks of a pipeline, over which parameters are counted, and where stages follow a second one of tensor
+        parallelism, with which they gather what they received. One that has a single rank on each node has few channels and is
+        left out.  [DeepSpeed, runtime/pipe/topology.py: ds_model_proc_group, slice_proc_group; runtime/pipe/engine.py]"""
+        return (column(layout.tp) > 1) * (1.0 + (column(layout.pp) > 1))
 
     def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
-        """The buffer of joined gradients, where they have replicas."""
+        """The buffer of joined gradients; one replica joins them as well."""
         dense, expert = parameters.trained(workload)
-        replicated = shard_groups(layout)[0] * column(layout.dp) / column(layout.shard) > 1
-        return np.minimum(dense + expert, self.joined_parameters) * self.joined_bytes * replicated
+        return np.minimum(dense + expert, self.joined_parameters) * self.joined_bytes
