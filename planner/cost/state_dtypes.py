@@ -57,7 +57,7 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
 def _in_fp32(trainer: Trainer) -> Trainer:
     """The weights are their own master weights, and gradients are kept once, in fp32.
 
-    [Megatron-LM, optimizer.py: FP32Optimizer; DeepSpeed, engine.py: _configure_optimizer wraps the optimizer in half precision alone]
+    [Megatron-LM, optimizer.py: FP32Optimizer; DeepSpeed, engine.py: _configure_optimizer wraps it in half precision alone]
     """
     stored = trainer.stored
     master = MASTER_BYTES if stored.weight_bytes < MASTER_BYTES else 0.0

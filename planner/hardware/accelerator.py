@@ -32,6 +32,8 @@ MEMORY_OPS = (
 HOPPER_MMA = 0.629
 """Rate of mma.sync on Hopper over the peak, which only wgmma reaches: the mean over dtypes and shapes on H800.
 [Luo et al. 2024, arXiv 2402.13499, tensor cores]"""
+PLAIN_EFFICIENCY = 0.88
+"""Part of the fp32 peak that large products reach on ordinary cores: 7.2 of 8.1 TFLOP/s on T4.  [Jia 2019, arXiv 1903.07486]"""
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0}
 
 
@@ -142,12 +144,20 @@ class Compute:
         return HOPPER_MMA if dtype == "tf32" and self.arch == "Hopper" else 1.0
 
     def gemm_curve(self, dtype: str) -> GemmCurve:
-        """The curve of a recipe; that of bf16 for a dtype without one (its rate then scales with the peak)."""
+        """The curve of a recipe; that of bf16 for a dtype without one (its rate then scales with the peak).
+
+        Products in fp32 leave the tensor cores, which starve sooner: PLAIN_EFFICIENCY of the peak, and a tile fills in the same
+        time, so that its k0 is shorter by the ratio of the peaks.
+        """
         self.peak(dtype)
         recipe = {"fp4": "nvfp4", "fp16": "bf16"}.get(dtype, dtype)
         if recipe in self.gemm:
             return self.gemm[recipe]
-        return replace(self.gemm["bf16"], operand_bytes=DTYPE_BYTES.get(dtype, 1.0 if "8" in dtype else 2.0))
+        bf16 = self.gemm["bf16"]
+        if dtype == "fp32":
+            slower = self.peak(dtype) / self.peak("bf16")
+            return replace(bf16, operand_bytes=4.0, efficiency=PLAIN_EFFICIENCY, k0=bf16.k0 * slower, grid=None)
+        return replace(bf16, operand_bytes=DTYPE_BYTES.get(dtype, 1.0 if "8" in dtype else 2.0))
 
     def sustained_flops(self, dtype: str) -> float:
         """Rate of a large GEMM (16384 in each dimension) in a training run, FLOP/s: burst rate x sustained_clock."""

@@ -23,7 +23,8 @@ def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth:
 
     GEMM, attention and memory curves are relative to peaks and follow by themselves; scale_up times are stretched by
     the ratio of the links; ``gemm_efficiency`` and ``attention_efficiency`` replace that of a recipe or a pass
-    where the device's own best rate was measured, and ``achieved_bandwidth`` bounds that of kernels bound by memory. ``family`` limits the work to one family (for a relative).
+    where the device's own best rate was measured, and ``achieved_bandwidth`` bounds that of kernels bound by memory.
+    ``family`` limits the work to one family (for a relative).
     """
     if "curves_from" not in data:
         return data
@@ -72,9 +73,8 @@ def _below_achieved(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "memory_fraction" in data:
         data["memory_fraction"] = {kind: min(float(one), part) for kind, one in data["memory_fraction"].items()}
     if "gemm" in data:
-        data["gemm"] = {
-            name: {**curve, "memory_efficiency": min(float(curve["memory_efficiency"]), part)} for name, curve in data["gemm"].items()
-        }
+        key = "memory_efficiency"
+        data["gemm"] = {name: {**curve, key: min(float(curve[key]), part)} for name, curve in data["gemm"].items()}
     return data
 
 

@@ -181,8 +181,7 @@ def _links(document: Mapping[str, Any], nodes: Sequence[NodeKind]) -> tuple[Link
 
 def _layout(document: Mapping[str, Any], row: Mapping[str, Any], job: MixedJob, place: str) -> MixedLayout:
     """Pipelines of a row, equal ones together."""
-    degrees = row.get("parallel") or {}
-    tp, dp, pp = (_number(degrees, key, f"{place}: parallel") for key in ("tp", "dp", "pp"))
+    tp, dp, pp = _degrees(row, place)
     micro = _number(_said(document, row, "batch"), "micro", f"{place}: batch")
     batch = job.workload.global_batch_size
     if batch % (micro * dp):
@@ -200,6 +199,17 @@ def _layout(document: Mapping[str, Any], row: Mapping[str, Any], job: MixedJob, 
         for kinds, count in held.items()
     ]  # fmt: skip
     return MixedLayout(pipelines=tuple(pipelines), zero=0)
+
+
+def _degrees(row: Mapping[str, Any], place: str) -> tuple[int, int, int]:
+    """tp, dp and pp of a row; what it leaves open where its stages say each replica: tp may differ among them."""
+    degrees, stages = dict(row.get("parallel") or {}), row.get("stages") or []
+    if stages:
+        each = {one["tp"] for stage in stages for one in stage["replicas"]}
+        said = {"tp": max(each), "dp": sum(one["count"] for one in stages[0]["replicas"]), "pp": len(stages)}
+        degrees |= {key: value for key, value in said.items() if degrees.get(key) is None}
+    tp, dp, pp = (_number(degrees, key, f"{place}: parallel") for key in ("tp", "dp", "pp"))
+    return tp, dp, pp
 
 
 def _layers(row: Mapping[str, Any], total: int, pp: int, place: str) -> list[int]:

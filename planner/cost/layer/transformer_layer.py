@@ -56,8 +56,9 @@ def _mlp(
     """Up projection (two matrices when gated), activation, down projection, over ``m`` rows in each of ``groups``.
 
     The activation keeps the output of the up projection, and its own output for the down projection; recomputing the
-    activation frees the latter. ReLU keeps its own output alone. [torch, derivatives.yaml: relu, threshold_backward(grad, result)] SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and
-    3 + 3 + 3 backward (both factors of the product, SiLU), and keeps what SiLU put out.
+    activation frees the latter. ReLU keeps its own output alone.  [torch, derivatives.yaml: relu, threshold_backward(grad, result)]
+    SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and 3 + 3 + 3 backward (both factors of the
+    product, SiLU), and keeps what SiLU put out.
     """
     model, e, passes = shard.model, shard.element, shard.trainer.kernels.elementwise_passes
     grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS

@@ -7,7 +7,7 @@ import numpy as np
 from planner.cost.layer.operators import Collective, Number
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
-from planner.cost.pipeline.partition import StageParameters, column, shard_groups
+from planner.cost.pipeline.partition import StageParameters, column
 from planner.layout import Layout
 from planner.workload import Workload
 
