@@ -102,10 +102,8 @@ def test_where_launches_hide_nothing_collectives_do_not_either() -> None:
     one = job("gpt", "megatron-2021")
     assert "tp_backward" in one.trainer.traffic.overlap
     serial = replace(one.cluster, hardware=replace(one.cluster.hardware, serial_launches=True))
-    hidden = [
-        float(price_exactly(one.workload, cluster, one.trainer, [layout])[0].hidden["tensor"][0]) for cluster in (one.cluster, serial)
-    ]
-    assert hidden[0] > 0.0 and hidden[1] == 0.0
+    plain, none = (price_exactly(one.workload, cluster, one.trainer, [layout])[0] for cluster in (one.cluster, serial))
+    assert float(plain.hidden["tensor"][0]) > 0.0 and float(none.hidden["tensor"][0]) == 0.0
 
 
 def test_deepspeeds_grid_opens_two_more_communicators() -> None:

@@ -144,7 +144,7 @@ def test_walk_of_unequal_stages_is_exact_beyond_the_repeated_part() -> None:
 
 
 def test_a_hop_leaves_the_node_where_the_next_stage_begins_on_another() -> None:
-    """One GPU a stage: the fourth hop alone passes the network, and has the cards of all eight GPUs; so has that to the other kind."""
+    """One GPU a stage: the fourth hop alone passes the network, with the cards of all four GPUs; so does that to the other kind."""
     one, other = (NodeKind(kind=name, hardware=name, count=2, gpus=4) for name in ("a100-sxm-80gb", "h100-sxm"))
     job = job_on(one, other, model="gpt3-350m", batch=8)
     stages = tuple(Stage(kind=kind.kind, layers=2, tp=1) for kind in (one, other) for _ in range(6))

@@ -168,7 +168,7 @@ def _block(priced: _Priced, shard: Shard, inputs: Number | None = None) -> Float
         added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds, priced.compute_units, slowdown)
         sums.collective(collective, alone, alone if priced.serial else added)
         if priced.serial:
-            sums.add(f"launches_{'backward' if collective.backward else 'forward'}", np.asarray(collective.n) > 1)
+            sums.add(f"launches_{'backward' if collective.backward else 'forward'}", (np.asarray(collective.n) > 1).astype(float))
     return sums.table()
 
 
