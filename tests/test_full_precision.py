@@ -18,6 +18,7 @@ from planner.cost.state_dtypes import stored_as
 from planner.hardware import load_hardware
 from planner.hardware.accelerator import HOPPER_MMA, PLAIN_EFFICIENCY
 from planner.layout import Layout
+from planner.trainer import load_trainer
 
 LARGE = (16384.0, 16384.0, 16384.0)
 
@@ -119,5 +120,7 @@ def test_deepspeeds_grid_opens_two_more_communicators() -> None:
     parameters = stage_parameters(one.workload, Layout(), split_stages(one.workload.model, Layout()))
     term = trainer.terms[0]
     assert np.max(term.workspace_bytes(one.workload, Layout(), parameters)) == pytest.approx(4 * np.max(parameters.all))
+    assert term.sent_bytes(one.workload) == 0.0
+    assert load_trainer("megatron-deepspeed@2020").terms[0].sent_bytes(one.workload) == 4096**2 * 2 / 2  # a mask, one way
     staged = Layout(tp=2, pp=2)
     assert np.max(term.stored_bytes(one.workload, staged)) == 4096 * 1024 * 2 / 2  # each rank its part of T h

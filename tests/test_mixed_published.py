@@ -58,7 +58,7 @@ def test_errors_do_not_grow(rows) -> None:
         for row, error in errors:
             by_source.setdefault((row.source, name), []).append(abs(error))
     for key, most in {
-        ("amp-v100-t4", "step_s"): 0.112, ("amp-t4-uneven", "step_s"): 0.1, ("sailor-gh200", "step_s"): 0.04,
+        ("amp-v100-t4", "step_s"): 0.102, ("amp-t4-uneven", "step_s"): 0.095, ("sailor-gh200", "step_s"): 0.04,
         ("sailor-gh200", "memory_gb"): 0.05, ("sailor-aceso-gh200", "step_s"): 0.08,
     }.items():  # fmt: skip
         assert np.median(by_source[key]) <= most, key

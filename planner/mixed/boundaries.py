@@ -96,7 +96,8 @@ def boundary_bytes(job: MixedJob, cp: int, pipeline: Pipeline) -> float:
     stage = pipeline.stages[0]
     columns = job.layout(stage.kind, tp=1, cp=cp, micro_batch_size=pipeline.micro_batch_size)
     shard = Shard(workload=job.workload, trainer=job.trainers[stage.kind], layout=columns, ep_stride=1.0)
-    return float(np.ravel(shard.tokens)[0]) * cp * job.workload.model.hidden_size * float(shard.element)
+    more = stage.tp * cp * sum(term.sent_bytes(job.workload) for term in job.trainers[stage.kind].terms)
+    return float(np.ravel(shard.tokens)[0]) * cp * job.workload.model.hidden_size * float(shard.element) + more
 
 
 def link_seconds(link: Link, job: MixedJob, cp: int, pipeline: Pipeline, ends: tuple[Stage, Stage]) -> float:

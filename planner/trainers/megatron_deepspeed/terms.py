@@ -22,6 +22,8 @@ class Terms(OwnTerms):
     """Bytes of gradients that are copied into one buffer to be reduced together."""
     joined_parameters: float
     """Parameters that such a buffer holds at the most."""
+    sent_masks: float
+    """Attention masks that travel with a microbatch's activations, forward; every tensor-parallel rank sends the whole of it."""
     tensor_wait: float
     """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
     one after the other, and each change of stream costs."""
@@ -29,6 +31,10 @@ class Terms(OwnTerms):
     def collective_seconds(self, collective: Collective, seconds: Number) -> Number:
         """``tensor_wait`` times that of tensor parallelism."""
         return seconds * self.tensor_wait if collective.group == "tp" else seconds
+
+    def sent_bytes(self, workload: Workload) -> float:
+        """s^2 values of 2 bytes, in one of two directions.  [DeepSpeed 0.3, pipe/engine.py: has_attention_mask, half()]"""
+        return self.sent_masks * float(workload.sequence_length) ** 2 * 2.0 / 2.0
 
     def stored_bytes(self, workload: Workload, layout: Layout) -> Number:
         """Outputs of a stage, T_s h each."""
