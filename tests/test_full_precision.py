@@ -122,5 +122,8 @@ def test_deepspeeds_grid_opens_two_more_communicators() -> None:
     assert np.max(term.workspace_bytes(one.workload, Layout(), parameters)) == pytest.approx(4 * np.max(parameters.all))
     assert term.sent_bytes(one.workload) == 0.0
     assert load_trainer("megatron-deepspeed@2020").terms[0].sent_bytes(one.workload) == 4096**2 * 2 / 2  # a mask, one way
+    half = replace(one.workload, precision="fp16")
+    assert np.max(term.workspace_bytes(half, Layout(), parameters)) == 0.0
     staged = Layout(tp=2, pp=2)
-    assert np.max(term.stored_bytes(one.workload, staged)) == 4096 * 1024 * 2 / 2  # each rank its part of T h
+    kept = [np.max(TRAINERS[name].terms[0].stored_bytes(one.workload, staged)) for name in ("megatron-deepspeed", "sailor")]
+    assert kept == [4096 * 1024 * 2, 4096 * 1024 * 2 / 2]  # the whole output of a stage, or each rank its part

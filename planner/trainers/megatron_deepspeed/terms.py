@@ -7,7 +7,7 @@ import numpy as np
 from planner.cost.layer.operators import Collective, Number
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
-from planner.cost.pipeline.partition import StageParameters, column
+from planner.cost.pipeline.partition import StageParameters, column, shard_groups
 from planner.layout import Layout
 from planner.workload import Workload
 
@@ -18,6 +18,8 @@ class Terms(OwnTerms):
 
     kept_outputs: float
     """Outputs of a stage that the pipeline engine keeps for each microbatch in flight, in addition to what the layers save."""
+    split_outputs: float
+    """1: of these each tensor-parallel rank keeps its 1 / t."""
     joined_bytes: float
     """Bytes of gradients that are copied into one buffer to be reduced together."""
     joined_parameters: float
@@ -37,8 +39,9 @@ class Terms(OwnTerms):
         return self.sent_masks * float(workload.sequence_length) ** 2 * 2.0 / 2.0
 
     def stored_bytes(self, workload: Workload, layout: Layout) -> Number:
-        """Outputs of a stage, T_s h each."""
-        return stage_output_bytes(workload, layout) * self.kept_outputs * (column(layout.pp) > 1) / column(layout.tp)
+        """Outputs of a stage, T_s h each, or 1 / t of it."""
+        part = column(layout.tp) if self.split_outputs else 1.0
+        return stage_output_bytes(workload, layout) * self.kept_outputs * (column(layout.pp) > 1) / part
 
     def communicators(self, layout: Layout) -> Number:
         """That of all ranks of a pipeline, over which parameters are counted, and where stages follow a second one of tensor
@@ -47,6 +50,9 @@ class Terms(OwnTerms):
         return (column(layout.tp) > 1) * (1.0 + (column(layout.pp) > 1))
 
     def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
-        """The buffer of joined gradients; one replica joins them as well."""
+        """The buffer of joined gradients. One replica joins them as well; in fp16 not, where the optimizer of ZeRO 1 reduces its own
+        partitions.  [runtime/engine.py: allreduce_gradients]"""
         dense, expert = parameters.trained(workload)
-        return np.minimum(dense + expert, self.joined_parameters) * self.joined_bytes
+        replicated = shard_groups(layout)[0] * column(layout.dp) / column(layout.shard) > 1
+        joined = replicated | (workload.precision != "fp16")
+        return np.minimum(dense + expert, self.joined_parameters) * self.joined_bytes * joined
