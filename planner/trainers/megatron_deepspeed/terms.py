@@ -50,8 +50,8 @@ class Terms(OwnTerms):
         return (column(layout.tp) > 1) * (1.0 + (column(layout.pp) > 1))
 
     def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
-        """The buffer of joined gradients. One replica joins them as well; in fp16 not, where the optimizer of ZeRO 1 reduces its own
-        partitions.  [runtime/engine.py: allreduce_gradients]"""
+        """The buffer of joined gradients. One replica joins them as well; not in fp16, where ZeRO 1 reduces its
+        own partitions.  [runtime/engine.py: allreduce_gradients]"""
         dense, expert = parameters.trained(workload)
         replicated = shard_groups(layout)[0] * column(layout.dp) / column(layout.shard) > 1
         joined = replicated | (workload.precision != "fp16")
