@@ -12,6 +12,7 @@ from planner.cost.refine import price_exactly
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout
+from planner.mixed.boundaries import Hops
 from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
@@ -144,3 +145,20 @@ def test_walk_of_unequal_stages_is_exact_beyond_the_repeated_part() -> None:
         whole = max(_run(program(1, p, 1, m), p, both, 0.0)[1])
         assert walked_time(1, p, 1, m, both) == pytest.approx(whole, rel=1e-3)
         assert whole <= (both.forward + both.backward).sum() + (m - 1) * (both.forward + both.backward).max() + 1e-9
+
+
+def test_a_hop_leaves_the_node_where_the_next_stage_begins_on_another() -> None:
+    """One GPU a stage: the fourth hop alone passes the network, with the cards of all four GPUs; so does that to the other kind."""
+    one, other = (NodeKind(kind=name, hardware=name, count=2, gpus=4) for name in ("a100-sxm-80gb", "h100-sxm"))
+    job = job_on(one, other, model="gpt3-350m", batch=8)
+    stages = tuple(Stage(kind=kind.kind, layers=2, tp=1) for kind in (one, other) for _ in range(6))
+    alone = Pipeline(stages=stages, count=1, micro_batch_size=1, num_microbatches=8)
+    hops = Hops(job)
+    seconds = [hops.boundary(alone, number) for number in range(11)]
+    inside = {round(seconds[number], 12) for number in (0, 1, 2, 4)}
+    assert len(inside) == 1 and seconds[3] > 2.0 * seconds[0] and seconds[9] > 2.0 * seconds[6]
+    together = replace(alone, count=4, stages=(stages[0], stages[0], stages[6], stages[6]))
+    shared = Hops(job).boundary(together, 0)
+    assert shared > seconds[3] and Hops(job).boundary(together, 1) > seconds[5]
+    wide = replace(one, network=4.0 * job.clusters[one.kind].hardware.network_bandwidth)
+    assert Hops(job_on(wide, other, model="gpt3-350m", batch=8)).boundary(together, 0) == pytest.approx(seconds[3], rel=1e-9)

@@ -58,8 +58,8 @@ def test_errors_do_not_grow(rows) -> None:
         for row, one in compared:
             by_source.setdefault((row.source, name), []).append(abs(one.error))
     for key, most in {
-        ("amp-v100-t4", "step_s"): 0.12, ("amp-t4-uneven", "step_s"): 0.16, ("sailor-gh200", "step_s"): 0.09,
-        ("sailor-gh200", "memory_gb"): 0.09,
+        ("amp-v100-t4", "step_s"): 0.102, ("amp-t4-uneven", "step_s"): 0.095, ("sailor-gh200", "step_s"): 0.04,
+        ("sailor-gh200", "memory_gb"): 0.05, ("sailor-aceso-gh200", "step_s"): 0.08,
     }.items():  # fmt: skip
         assert np.median(by_source[key]) <= most, key
     found = sweeps(rows)["amp-v100-t4"]
@@ -97,5 +97,7 @@ def test_stages_whose_replicas_are_of_different_kinds() -> None:
     assert [[stage.kind for stage in one.stages] for one in layout.pipelines] == [["titan", "titan"], ["ti", "ti"]]
     found = answers(data, "file")[0]
     assert found.status in ("predicted", "does not fit") and set(found.quantities) == {"step_s", "memory_gb"}
+    open_rows = {**data["rows"][0], "parallel": {"tp": None, "dp": None, "pp": None}}  # every replica says its own
+    assert run_of(data, open_rows, "file")[1] == layout
     gradients = 24 / 2 * 12 * 1024**2 * 4  # bytes of half the layers in fp32
     assert found.quantities["step_s"].predicted > gradients / job.clusters["ti"].hardware.network_bandwidth

@@ -118,9 +118,9 @@ def test_closed_form_and_exact_price_agree() -> None:
 def test_small_cards_get_fewer_layers() -> None:
     def layers(usable):
         found = search_mixed(small_job(layers=12, batch=16, usable=usable), MixedPins(recompute="none", micro_batch_size=4, tp=1))
-        held = {stage.kind: stage.layers for one in found.mixed[0].pipelines for stage in one.stages}
+        held = [one.count * stage.layers for one in found.mixed[0].pipelines for stage in one.stages if stage.kind == "l40s"]
         assert found.mixed[1].out_of_memory <= SAFE
-        return held.get("l40s", 0), found.mixed[1].step_time
+        return sum(held), found.mixed[1].step_time
 
     roomy, tight = layers(None), layers(8e9)
     assert tight[0] < roomy[0] and tight[1] >= roomy[1]

@@ -60,6 +60,11 @@ from tools.hardware_fits.products import (  # noqa: E402
 )  # fmt: skip
 from tools.tables import Row, table  # noqa: E402
 
+DEVICE_BUFFERS = {"communicator_memory": "0.6 GiB", "expert_communicator_memory": "1.2 GiB"}
+HOST_BUFFERS = {"communicator_memory": "32 MiB", "expert_communicator_memory": "64 MiB"}
+GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
+"""Without peer access over PCIe and without GPUDirect: NCCL's buffers lie in host memory.  [NCCL, transport/shm.cc, net.cc]"""
+
 
 def prices_of(spec: dict[str, Any]) -> list[dict[str, str]]:
     """Published prices; the middle of a range."""
@@ -120,7 +125,7 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
         "cpu_adam_bandwidth_fraction": 0.43, "sustained_clock": SUSTAINED.get("CDNA" if arch.startswith("CDNA") else arch, 0.95),
         **precise,
         "launch_floor": "2.5 us", "graph_launch_floor": "1.4 us", "tdp": f"{spec['tdp_w'] * half:g} W",
-        "context_memory": "1.0 GiB", "communicator_memory": "0.6 GiB", "expert_communicator_memory": "1.2 GiB",
+        "context_memory": "1.0 GiB", **(HOST_BUFFERS if name in GEFORCE else DEVICE_BUFFERS),
         "workspace_memory": "64 MiB", "prices": prices_of(spec), "unverified": list(dict.fromkeys(unverified)), "notes": notes,
     }  # fmt: skip
 

@@ -59,6 +59,10 @@ class OwnTerms:
         """Without sequence parallelism every tensor-parallel rank sends T h to the next stage, not its 1 / t."""
         return False
 
+    def sent_bytes(self, workload: Workload) -> float:
+        """Bytes that every rank sends to the next stage with a microbatch's activations, as a mean of both directions."""
+        return 0.0
+
     def stored_bytes(self, workload: Workload, layout: Layout) -> Number:
         """Bytes kept per microbatch in flight in addition to what the layers save, (N, 1)."""
         return 0.0
@@ -69,6 +73,10 @@ class OwnTerms:
 
     def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
         """Further workspace, (N, 3)."""
+        return 0.0
+
+    def communicators(self, layout: Layout) -> Number:
+        """Communicators that are opened in addition to those of the world and of each parallel group, (N, 1)."""
         return 0.0
 
     def attention_gradient_bytes(self, shard: Shard) -> Number:

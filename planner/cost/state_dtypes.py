@@ -19,6 +19,8 @@ PURE_STATES = {
 """Bytes per parameter of optimizer states in pure bf16. Paged states are those of bitsandbytes, whose 32-bit optimizers keep
 fp32 moments of bf16 weights.  [bitsandbytes, optim/optimizer.py: get_state_buffer(p, dtype=torch.float32)]"""
 NF4_BLOCK, SCALE_BLOCK = 64.0, 256.0
+MASTER_BYTES = 4.0
+"""Of fp32 master weights, which states of trainers count that keep weights in half precision."""
 FROZEN_BYTES = {
     "fp32": 4.0,
     "fp8": 1.0,
@@ -41,6 +43,8 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
     """
     if workload.objective == "dpo" and trainer.stored.loss != "fused_linear":
         trainer = trainer.replace(loss="full", logit_bytes=8.0)
+    if workload.precision == "fp32":
+        return _in_fp32(trainer)
     if workload.precision != "bf16_true":
         return trainer
     reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32
@@ -48,6 +52,17 @@ def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
         weight_bytes=2.0, gradient_bytes=2.0, gradient_reduce_bytes=2.0, optimizer_bytes=PURE_STATES,
         copy_bytes={"reduce": reduce, "accumulate_in_pipeline": min(trainer.traffic.copied("accumulate_in_pipeline"), 6.0)},
     )  # fmt: skip
+
+
+def _in_fp32(trainer: Trainer) -> Trainer:
+    """The weights are their own master weights, and gradients are kept once, in fp32.
+
+    [Megatron-LM, optimizer.py: FP32Optimizer; DeepSpeed, engine.py: _configure_optimizer wraps it in half precision alone]
+    """
+    stored = trainer.stored
+    master = MASTER_BYTES if stored.weight_bytes < MASTER_BYTES else 0.0
+    states = {name: max(each - master, 0.0) for name, each in stored.optimizer_bytes.items()}
+    return trainer.replace(gradient_bytes=4.0, optimizer_bytes=states)
 
 
 def frozen_other(workload: Workload) -> float:

@@ -164,7 +164,7 @@ def _state_columns(
         **states.on_device(workload, layout, held_bytes),
         "host": states.host_bytes(workload, trainer, layout, parameters, held_bytes),
         "fresh": fresh, "step_end": step_end, "pooled": pooled,
-        "buffers": states.communicator_bytes(cluster, layout),
+        "buffers": states.communicator_bytes(cluster, layout, trainer),
         "reduce": reduce + outward, "gather": gather + inward,
         "copies": state_traffic.copy_seconds(cluster, trainer, layout, parameters),
         "reference": (gather + inward) * (partition.column(layout.zero) >= 3) * (workload.forwards - 1.0),
@@ -244,6 +244,7 @@ def send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     whole = shard.tokens * workload.model.hidden_size * shard.element
     split = np.asarray(layout.sequence_parallel) == 1
     unsplit = any(term.sends_whole_tensors() for term in trainer.terms) & ~split
-    send = hop_seconds(cluster, whole / np.where(unsplit, 1.0, shard.tp), pp, np.asarray(strides(layout)["pp"]))
+    more = sum(term.sent_bytes(workload) for term in trainer.terms)
+    send = hop_seconds(cluster, whole / np.where(unsplit, 1.0, shard.tp) + more, pp, np.asarray(strides(layout)["pp"]))
     gather = np.where(split | unsplit, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
     return np.where(pp > 1, send + gather, 0.0) * np.asarray(layout.vpp, dtype=float)

@@ -145,14 +145,14 @@ class GemmCurve:
         return replace(self, quantise=False, launch=min(self.launch, plain.launch))
 
     def bytes_moved(self, m: Column, n: Column, k: Column) -> Column:
-        """Inputs once, output of 2 bytes once."""
-        return self.operand_bytes * (m * k + n * k) + 2.0 * m * n
+        """Inputs once, output once, of 2 bytes, or of 4 where the inputs have as many."""
+        return self.operand_bytes * (m * k + n * k) + (4.0 if self.operand_bytes >= 4.0 else 2.0) * m * n
 
-    def time(self, m: Column, n: Column, k: Column, peak: float, bandwidth: float) -> Column:
+    def time(self, m: Column, n: Column, k: Column, peak: float | Column, bandwidth: float) -> Column:
         """Seconds of one GEMM; the equation is in the class."""
         return np.maximum(self.unbounded_time(m, n, k, peak, bandwidth), 2.0 * m * n * k / peak)
 
-    def unbounded_time(self, m: Column, n: Column, k: Column, peak: float, bandwidth: float) -> Column:
+    def unbounded_time(self, m: Column, n: Column, k: Column, peak: float | Column, bandwidth: float) -> Column:
         """The same without the bound by the peak: what the constants say, which ``checks`` holds against the bound."""
         area = m * n if self.waves is None else self.waves.area(m, n)
         outputs = area + self.m0 * n + self.n0 * m + self.m0 * self.n0

@@ -29,6 +29,11 @@ MEMORY_OPS = (
     "norm_forward", "norm_backward", "elementwise", "swiglu", "rope", "cross_entropy", "optimizer", "quantize",
     "permute", "copy",
 )  # fmt: skip
+HOPPER_MMA = 0.629
+"""Rate of mma.sync on Hopper over the peak, which only wgmma reaches: the mean over dtypes and shapes on H800.
+[Luo et al. 2024, arXiv 2402.13499, tensor cores]"""
+PLAIN_EFFICIENCY = 0.88
+"""Part of the fp32 peak that large products reach on ordinary cores: 7.2 of 8.1 TFLOP/s on T4.  [Jia 2019, arXiv 1903.07486]"""
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0}
 
 
@@ -103,6 +108,8 @@ class Compute:
     over its time when they are not (what was measured). Only tensor cores that add up in fewer bits need it."""
     block_scaling: dict[str, Positive] = field(default_factory=dict)
     """By precision (mxfp8): time of a dense GEMM whose operands carry a scale per block over that of one scale per tensor."""
+    serial_launches: bool = False
+    """Kernels do not hide the host's work to launch others: both times add up."""
 
     @property
     def is_cpu(self) -> bool:
@@ -127,13 +134,30 @@ class Compute:
             raise PlannerError(f"{self.name} has no {key} tensor cores; choose one of {known}")
         return self.peak_flops[key]
 
+    def by_columns(self, dtype: str) -> float:
+        """Part of the peak that products reach whose operands do not both lie along the reduction, as in dgrad and wgrad.
+
+        Hopper's warp-group instructions take operands of 4 bytes in that order alone; others go through those of Ampere,
+        HOPPER_MMA of the peak.  [CUTLASS, functionality: sm_90, tf32 x tf32, layouts T x N only; PTX ISA, wgmma: imm-trans for
+        .f16 and .bf16]
+        """
+        return HOPPER_MMA if dtype == "tf32" and self.arch == "Hopper" else 1.0
+
     def gemm_curve(self, dtype: str) -> GemmCurve:
-        """The curve of a recipe; that of bf16 for a dtype without one (its rate then scales with the peak)."""
+        """The curve of a recipe; that of bf16 for a dtype without one (its rate then scales with the peak).
+
+        Products in fp32 leave the tensor cores, which starve sooner: PLAIN_EFFICIENCY of the peak, and a tile fills in the same
+        time, so that its k0 is shorter by the ratio of the peaks.
+        """
         self.peak(dtype)
         recipe = {"fp4": "nvfp4", "fp16": "bf16"}.get(dtype, dtype)
         if recipe in self.gemm:
             return self.gemm[recipe]
-        return replace(self.gemm["bf16"], operand_bytes=DTYPE_BYTES.get(dtype, 1.0 if "8" in dtype else 2.0))
+        bf16 = self.gemm["bf16"]
+        if dtype == "fp32":
+            slower = self.peak(dtype) / self.peak("bf16")
+            return replace(bf16, operand_bytes=4.0, efficiency=PLAIN_EFFICIENCY, k0=bf16.k0 * slower, grid=None)
+        return replace(bf16, operand_bytes=DTYPE_BYTES.get(dtype, 1.0 if "8" in dtype else 2.0))
 
     def sustained_flops(self, dtype: str) -> float:
         """Rate of a large GEMM (16384 in each dimension) in a training run, FLOP/s: burst rate x sustained_clock."""
@@ -168,7 +192,8 @@ class Compute:
         tokens, outputs, inputs = np.broadcast_arrays(*(np.maximum(column(x), 1.0) for x in (m, n, k)))
         rows, columns = np.stack([tokens, tokens, outputs]), np.stack([outputs, inputs, inputs])
         depth = np.stack([inputs, outputs, tokens])
-        time = np.asarray(curve.time(rows, columns, depth, peak, self.memory_bandwidth))
+        peaks = np.array([peak, *(2 * [peak * self.by_columns(dtype)])]).reshape(3, *[1] * (rows.ndim - 1))
+        time = np.asarray(curve.time(rows, columns, depth, peaks, self.memory_bandwidth))
         time[1:] *= self.precise_accumulation.get(dtype, 1.0)
         time[2] += curve.accumulate * (2.0 * gradient_bytes - 2.0) * outputs * inputs / self.memory_bandwidth
         return time
@@ -196,6 +221,7 @@ class Compute:
         count = column(groups)
         tokens, outputs, inputs = (np.maximum(column(x), 1.0) for x in (tokens_per_group, n, k))
         rows, columns, depth = ((tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens))[which]
+        peak = peak * (self.by_columns(dtype) if which else 1.0)
         time = curve.grouped_time(
             tokens, rows, columns, depth, count, which, peak, self.memory_bandwidth, gradient_bytes
         )

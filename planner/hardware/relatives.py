@@ -23,7 +23,8 @@ def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth:
 
     GEMM, attention and memory curves are relative to peaks and follow by themselves; scale_up times are stretched by
     the ratio of the links; ``gemm_efficiency`` and ``attention_efficiency`` replace that of a recipe or a pass
-    where the device's own best rate was measured. ``family`` limits the work to one family (for a relative).
+    where the device's own best rate was measured, and ``achieved_bandwidth`` bounds that of kernels bound by memory.
+    ``family`` limits the work to one family (for a relative).
     """
     if "curves_from" not in data:
         return data
@@ -49,6 +50,8 @@ def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth:
             data.setdefault(curve_key, relative.get(curve_key))
     if links and "scale_up" not in data:
         data["scale_up"] = _joined_scale_up(data, links, where)
+    if "achieved_bandwidth" in data:
+        data = _below_achieved(data, where)
     if family not in ("", "gemm", "attention"):
         return data
     for recipe, value in data.pop("gemm_efficiency", {}).items() if family != "attention" else ():
@@ -59,6 +62,19 @@ def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth:
             {**entry, "efficiency": [value] * len(entry["head_dims"])} if entry["pass"] == pass_ else entry
             for entry in data["attention"]
         ]
+    return data
+
+
+def _below_achieved(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Parts of the memory bandwidth that kernels of the relative reach, none above what a plain copy was measured to reach here."""
+    data = dict(data)
+    reached = value_of(Bandwidth, data.pop("achieved_bandwidth"), where, "achieved_bandwidth")
+    part = reached / value_of(Bandwidth, data["memory_bandwidth"], where, "memory_bandwidth")
+    if "memory_fraction" in data:
+        data["memory_fraction"] = {kind: min(float(one), part) for kind, one in data["memory_fraction"].items()}
+    if "gemm" in data:
+        key = "memory_efficiency"
+        data["gemm"] = {name: {**curve, key: min(float(curve[key]), part)} for name, curve in data["gemm"].items()}
     return data
 
 

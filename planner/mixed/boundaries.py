@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from planner.cluster import Cluster
@@ -35,32 +37,50 @@ class Hops:
     def boundary(self, pipeline: Pipeline, number: int) -> float:
         """Seconds to hand one microbatch's activations from stage ``number`` to the next.
 
-        Inside a kind as the cost model has it. Between two kinds, or two tp, each side moves the tensor in tp pieces over its own
-        card, and the slower side sets the pace; over a link that is given, all equal pipelines pass at the same time:
-        count B / bandwidth + latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
+        Inside a kind as the cost model has it, where the slowest hop sets the pace of all; among several kinds each hop by itself:
+        ranks are numbered stage by stage, and a hop leaves the node where the next stage begins on another. Between two kinds, or
+        two tp, each side moves the tensor in tp pieces over its own card, and the slower side sets the pace; those that leave a
+        node together share its cards. Over a link that is given, all equal pipelines pass at the same time: count B / bandwidth +
+        latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
         """
         one, other = pipeline.stages[number : number + 2]
         if one.kind == other.kind and one.tp == other.tp:
-            return self._sent(pipeline, one, _run(pipeline, number), pipeline.count)
-        away = max(self._sent(pipeline, stage, 2, int(self.job.clusters[stage.kind].domain)) for stage in (one, other))
+            first, length = _run(pipeline, number)
+            if length == len(pipeline.stages):
+                return self._sent(pipeline, one, length, pipeline.count)
+            ranks, domain = pipeline.count * one.tp * self.cp, int(self.job.clusters[one.kind].domain)
+            if (number - first) * ranks // domain == ((number - first + 2) * ranks - 1) // domain:
+                return self._sent(pipeline, one, 2, pipeline.count)
+            return self._sent(pipeline, one, 2, domain, ranks)
+        away = max(
+            self._sent(pipeline, stage, 2, int(self.job.clusters[stage.kind].domain), pipeline.count * stage.tp * self.cp)
+            for stage in (one, other)
+        )
         link = self.job.cluster.link(one.kind, other.kind)
         return max(away, link_seconds(link, self.job, self.cp, pipeline, (one, other)) if link else 0.0)
 
-    def _sent(self, pipeline: Pipeline, stage: Stage, run: int, count: int) -> float:
-        """Seconds of a send in a run of so many stages of one kind, of so many pipelines side by side."""
-        cluster = self.job.clusters[stage.kind]
+    def _sent(self, pipeline: Pipeline, stage: Stage, run: int, count: int, together: int = 0) -> float:
+        """Seconds of a send in a run of so many stages of one kind, of so many pipelines side by side.
+
+        ``together``: ranks that send at the same time; where they are fewer than a node has GPUs, each has more of its cards.
+        """
+        cluster, node = self.job.clusters[stage.kind], self.job.cluster.node_kind(stage.kind).gpus_per_node
         leaves = run * count * stage.tp * self.cp > cluster.domain
-        key = stage.kind, stage.tp, pipeline.micro_batch_size, 0 if leaves else count
+        share = node / min(together, node) if leaves and together else 1.0
+        key = stage.kind, stage.tp, pipeline.micro_batch_size, share if leaves else -count
         if key not in self._known:
             columns = self.job.layout(
                 stage.kind, tp=stage.tp, pp=run, dp=count, cp=self.cp, micro_batch_size=pipeline.micro_batch_size
             ).replace(tp=np.array([stage.tp]))
+            if share != 1.0:
+                wider = replace(cluster.hardware, network_bandwidth=cluster.hardware.network_bandwidth * share)
+                cluster = replace(cluster, hardware=wider)
             self._known[key] = float(send_seconds(self.job.workload, cluster, self.job.trainers[stage.kind], columns)[0])
         return self._known[key]
 
 
-def _run(pipeline: Pipeline, number: int) -> int:
-    """Neighbouring stages of the same kind and tp as one of them, itself included."""
+def _run(pipeline: Pipeline, number: int) -> tuple[int, int]:
+    """First of the neighbouring stages of the same kind and tp as one of them, itself included, and how many they are."""
     same = [(one.kind, one.tp) == (pipeline.stages[number].kind, pipeline.stages[number].tp) for one in pipeline.stages]
     first = number
     while first > 0 and same[first - 1]:
@@ -68,7 +88,7 @@ def _run(pipeline: Pipeline, number: int) -> int:
     last = number
     while last + 1 < len(same) and same[last + 1]:
         last += 1
-    return last - first + 1
+    return first, last - first + 1
 
 
 def boundary_bytes(job: MixedJob, cp: int, pipeline: Pipeline) -> float:
@@ -76,7 +96,8 @@ def boundary_bytes(job: MixedJob, cp: int, pipeline: Pipeline) -> float:
     stage = pipeline.stages[0]
     columns = job.layout(stage.kind, tp=1, cp=cp, micro_batch_size=pipeline.micro_batch_size)
     shard = Shard(workload=job.workload, trainer=job.trainers[stage.kind], layout=columns, ep_stride=1.0)
-    return float(np.ravel(shard.tokens)[0]) * cp * job.workload.model.hidden_size * float(shard.element)
+    more = stage.tp * cp * sum(term.sent_bytes(job.workload) for term in job.trainers[stage.kind].terms)
+    return float(np.ravel(shard.tokens)[0]) * cp * job.workload.model.hidden_size * float(shard.element) + more
 
 
 def link_seconds(link: Link, job: MixedJob, cp: int, pipeline: Pipeline, ends: tuple[Stage, Stage]) -> float:

@@ -28,12 +28,14 @@ from planner.workload import Workload
 
 TRAINERS = (
     ("deepspeed (2020)", "megatron-deepspeed@2020"),
-    ("sailor", "megatron-deepspeed+dropout=off"),
+    ("sailor", "sailor"),
     ("deepspeed", "megatron-deepspeed"),
     ("aceso", "megatron-2021@2021.12"),
     ("megatron", "megatron-2021"),
 )
 """What stands in a framework's name, and the trainer that is nearest: the first that matches."""
+UNTIED = ("sailor",)
+"""Frameworks whose models have a head of their own whatever the published model has.  [Sailor, megatron/model/opt_model.py]"""
 JOINED = {("gh200-96gb", 4): f"gh200-96gb{OVER}450 GB/s"}
 """Hardware of nodes whose GPUs are joined otherwise than the profile has them: four superchips on a board, each with six of its 18
 NVLinks to every other.  [NVIDIA, GH200 whitepaper; CSCS, Alps documentation: nodes of four GH200]"""
@@ -135,6 +137,7 @@ def _workload(document: Mapping[str, Any], row: Mapping[str, Any], nodes: Sequen
         base, name=str(said.get("name") or row.get("model")), num_layers=sizes["layers"], hidden_size=sizes["hidden"],
         num_heads=sizes["heads"], num_kv_heads=sizes["heads"], head_dim=sizes["hidden"] // sizes["heads"],
         ffn_size=said.get("ffn") or 4 * sizes["hidden"], vocab_size=sizes["vocab"], max_sequence_length=sizes["seq"],
+        tied_embeddings=base.tied_embeddings and not any(word in str(document.get("framework")).lower() for word in UNTIED),
         published_parameters=0.0,
     )  # fmt: skip
     precision = row.get("precision") or (document.get("defaults") or {}).get("precision") or "fp32"
@@ -178,8 +181,7 @@ def _links(document: Mapping[str, Any], nodes: Sequence[NodeKind]) -> tuple[Link
 
 def _layout(document: Mapping[str, Any], row: Mapping[str, Any], job: MixedJob, place: str) -> MixedLayout:
     """Pipelines of a row, equal ones together."""
-    degrees = row.get("parallel") or {}
-    tp, dp, pp = (_number(degrees, key, f"{place}: parallel") for key in ("tp", "dp", "pp"))
+    tp, dp, pp = _degrees(row, place)
     micro = _number(_said(document, row, "batch"), "micro", f"{place}: batch")
     batch = job.workload.global_batch_size
     if batch % (micro * dp):
@@ -197,6 +199,17 @@ def _layout(document: Mapping[str, Any], row: Mapping[str, Any], job: MixedJob, 
         for kinds, count in held.items()
     ]  # fmt: skip
     return MixedLayout(pipelines=tuple(pipelines), zero=0)
+
+
+def _degrees(row: Mapping[str, Any], place: str) -> tuple[int, int, int]:
+    """tp, dp and pp of a row; what it leaves open where its stages say each replica: tp may differ among them."""
+    degrees, stages = dict(row.get("parallel") or {}), row.get("stages") or []
+    if stages:
+        each = {one["tp"] for stage in stages for one in stage["replicas"]}
+        said = {"tp": max(each), "dp": sum(one["count"] for one in stages[0]["replicas"]), "pp": len(stages)}
+        degrees |= {key: value for key, value in said.items() if degrees.get(key) is None}
+    tp, dp, pp = (_number(degrees, key, f"{place}: parallel") for key in ("tp", "dp", "pp"))
+    return tp, dp, pp
 
 
 def _layers(row: Mapping[str, Any], total: int, pp: int, place: str) -> list[int]:

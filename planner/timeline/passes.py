@@ -124,7 +124,8 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     costs = price_blocks(job.workload, job.cluster, trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, costs)
     totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, trainer, layout, parameters).T
-    busy, host = pass_seconds(trainer, layout, totals, hook_seconds(trainer, layout, priced.contents))
+    hooks = hook_seconds(trainer, layout, priced.contents)
+    busy, host = pass_seconds(trainer, layout, totals, hooks, job.cluster.hardware.serial_launches)
     passes = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(job.cluster, layout, priced.contents, priced.times.saved, *passes)
     nothing = np.zeros_like(waiting)

@@ -56,8 +56,9 @@ def _mlp(
     """Up projection (two matrices when gated), activation, down projection, over ``m`` rows in each of ``groups``.
 
     The activation keeps the output of the up projection, and its own output for the down projection; recomputing the
-    activation frees the latter. SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and
-    3 + 3 + 3 backward (both factors of the product, SiLU), and keeps what SiLU put out.
+    activation frees the latter. ReLU keeps its own output alone.  [torch, derivatives.yaml: relu, threshold_backward(grad, result)]
+    SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and 3 + 3 + 3 backward (both factors of the
+    product, SiLU), and keeps what SiLU put out.
     """
     model, e, passes = shard.model, shard.element, shard.trainer.kernels.elementwise_passes
     grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
@@ -85,7 +86,7 @@ def _mlp(
         moved = (0.0, up)
     return [
         *linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,
-                saved=rows * up * e, quantised=(False, fused), gathered=(ranks, 1.0), **per_linear),
+                saved=rows * up * e * (model.activation != "relu"), quantised=(False, fused), gathered=(ranks, 1.0), **per_linear),
         *input_gradient_sum(shard, name, sums, rows, reader="copy" if grouped else "norm"),
         *(_clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,

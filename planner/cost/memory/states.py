@@ -219,10 +219,12 @@ def stage_output_bytes(workload: Workload, layout: Layout) -> Floats:
     return tokens * workload.model.hidden_size * workload.element
 
 
-def communicator_bytes(cluster: Cluster, layout: Layout) -> Floats:
-    """Buffers of the communicators that a rank opens: one per group larger than one, the world's included, (N, 1)."""
+def communicator_bytes(cluster: Cluster, layout: Layout, trainer: Trainer | None = None) -> Floats:
+    """Buffers of the communicators that a rank opens: one per group larger than one, the world's included, and those that a
+    ``trainer`` opens beside them, (N, 1)."""
     hardware = cluster.hardware
     groups = sum((column(getattr(layout, name)) > 1).astype(float) for name in ("tp", "pp", "dp", "cp"))
+    groups = groups + sum(term.communicators(layout) for term in (trainer.terms if trainer else ()))
     several = column(layout.num_gpus) > 1
     expert = (column(layout.ep) > 1).astype(float)
     return several * ((groups + 1.0) * hardware.communicator_memory + expert * hardware.expert_communicator_memory)

@@ -113,6 +113,8 @@ class _Priced(NamedTuple):
     """Each with its seconds when no computation overlaps with it, and what the two cost each other where some does."""
     compute_units: float
     """Multiprocessors of the device."""
+    serial: bool
+    """Its kernels run one after the other, and hide neither launches nor collectives."""
 
 
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
@@ -123,7 +125,8 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     among_kernels = [
         (one, alone, slowdown_of(cluster, one.n, one.stride)) for one, alone in zip(collectives, seconds, strict=True)
     ]
-    return _Priced(operators, work, among_kernels, cluster.hardware.compute_units)
+    hardware = cluster.hardware
+    return _Priced(operators, work, among_kernels, hardware.compute_units, hardware.serial_launches)
 
 
 def _mean_layer(priced: list[tuple[float, _Priced]], shard: Shard) -> Floats:
@@ -163,7 +166,9 @@ def _block(priced: _Priced, shard: Shard, inputs: Number | None = None) -> Float
     for collective, alone, slowdown in priced.collectives:
         pass_seconds = backward if collective.backward else forward
         added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds, priced.compute_units, slowdown)
-        sums.collective(collective, alone, added)
+        sums.collective(collective, alone, alone if priced.serial else added)
+        if priced.serial:
+            sums.add(f"launches_{'backward' if collective.backward else 'forward'}", (np.asarray(collective.n) > 1).astype(float))
     return sums.table()
 
 

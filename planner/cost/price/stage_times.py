@@ -79,7 +79,7 @@ def stage_times(
     totals, ends, saved = stage_totals(layout, stages, blocks)
     totals[INDEX["wgrad"]] += stages_first(adding)
     hooks = hook_seconds(trainer, layout, stages)
-    busy, host = pass_seconds(trainer, layout, totals, hooks)
+    busy, host = pass_seconds(trainer, layout, totals, hooks, cluster.hardware.serial_launches)
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, stages, saved, forward, backward)
     backward = backward + waiting
@@ -153,18 +153,20 @@ def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats, hooks: Floa
     return _sum_of(totals, "launches_forward", "launches_backward") * _launch_time(trainer, layout) + 2.0 * hooks
 
 
-def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats, hooks: Floats) -> tuple[list[Floats], list[Floats]]:
+def pass_seconds(
+    trainer: Trainer, layout: Layout, totals: Floats, hooks: Floats, serial: bool = False
+) -> tuple[list[Floats], list[Floats]]:
     """Seconds that the GPU is busy in the forward and the backward pass of each stage, and what the host adds, (3, N) each.
 
     The host launches kernels one after the other: a pass takes at least launches * host_time + hooks; what that exceeds the
-    GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
-    Forward at least what it falls behind in experts, see ``blocks``.
+    GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own; where
+    launches are ``serial`` all of it. Forward at least what it falls behind in experts, see ``blocks``.
     """
     computed = (_sum_of(totals, "forward"), _sum_of(totals, "dgrad", "wgrad", "recompute"))
     busy = [alone + _sum_of(totals, *names) for alone, names in zip(computed, EXPOSED, strict=True)]
     each = _launch_time(trainer, layout)
     host = [
-        np.maximum(_sum_of(totals, name) * each + hooks - on_gpu, 0.0)
+        np.maximum(_sum_of(totals, name) * each + hooks - (0.0 if serial else on_gpu), 0.0)
         for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
     ]
     host[0] = np.maximum(host[0], totals[INDEX["behind"]])
