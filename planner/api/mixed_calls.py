@@ -42,6 +42,26 @@ class MixedPlan(Result):
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
+    def report(
+        self, path: File | None = None, *, format: str | None = None, chart: str | None = None, tokens: str | float | None = None,
+        progress: Progress = silent,
+    ) -> str | bytes:  # fmt: skip
+        """The plan to look at, written to ``path`` where one is given: html, markdown, json, trace, or png of one ``chart``.
+
+        The format follows from the ending of the path, else it is html. Costs are those of ``tokens`` ('15T'; a trillion).
+        Raises PlannerError.
+        """
+        from planner.api.token_budget import read_budget
+        from planner.questions.mixed.mixed_document import mixed_report
+        from planner.questions.report.show import write_report
+        from planner.questions.report.subject import Spending
+
+        asked = read_budget(tokens or "1T", None, None)
+        spending = Spending() if asked is None else Spending(tokens=asked.tokens)
+        return write_report(
+            path, (format, chart), lambda kind: mixed_report(self.file, kind, chart, spending, progress)
+        )
+
     def export(self, trainer: str, folder: File, *, force: bool = False) -> MixedExported:
         """Write the plan as a folder that a trainer runs. Raises PlannerError where it cannot run it, naming the nearest plan
         that it can.

@@ -232,20 +232,17 @@ class Plan(Result):
         its main module as ``multiprocessing`` asks. Costs are those of ``tokens`` ('15T'; a trillion) at ``price`` USD per
         GPU-hour. Raises PlannerError.
         """
-        from planner import library
         from planner.api.token_budget import read_budget
         from planner.keywords import require_known
-        from planner.questions.report.show import format_of, report_of
+        from planner.questions.report.show import report_of, write_report
         from planner.questions.report.subject import Spending
 
-        output = None if path is None else Path(path)
         require_known("report", budget, ("tokens", "price"))
         asked = read_budget(budget.get("tokens") or "1T", None, budget.get("price"))
         spending = None if asked is None else Spending(tokens=asked.tokens, price=asked.price)
-        made = report_of(self.file, format_of(format, output, chart), chart, processes, progress, spending)
-        if output is not None:
-            library.write_whole(output, made)
-        return made
+        return write_report(
+            path, (format, chart), lambda kind: report_of(self.file, kind, chart, processes, progress, spending)
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -92,16 +92,11 @@ class ServePlan(Result):
 
         The format follows from the ending of the path, else it is html. Raises PlannerError.
         """
-        from planner import library
-        from planner.questions.report.show import format_of
+        from planner.questions.report.show import write_report
         from planner.questions.serve.serve_document import serve_report
 
-        output = None if path is None else Path(path)
-        kind = format_of(format, output, chart)
-        made = serve_report(self.file, kind, chart, self.price if price is None else price, progress)
-        if output is not None:
-            library.write_whole(output, made)
-        return made
+        rate = self.price if price is None else price
+        return write_report(path, (format, chart), lambda kind: serve_report(self.file, kind, chart, rate, progress))
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import metadata
 
 import numpy as np
 
 from planner.costs import Rates, rates_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.questions.report.document import Chart, Document, Figure, Value, chart, columns, shown
-from planner.questions.report.show import SERVING_CHARTS as CHARTS
+from planner.questions.report.document import Chart, Document, Figure, Value, chart, columns, shown, today
+from planner.questions.report.show import written
 from planner.questions.serve.show import LATENCY_TEXT, MEMORY_TEXT
 from planner.serving.candidates import loads
 from planner.serving.engine import engine_names, load_engine
@@ -30,7 +27,6 @@ from planner.serving.serving_reasons import PART_TEXT, takes
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_of_plan
 from planner.serving.traffic import Traffic
 
-FORMATS = ("html", "markdown", "json", "png")
 LEFT_OUT = "dollars: storage, traffic, idle hours, taxes and discounts; energy: hosts, network, cooling, and pauses below the limit"
 FILE = "serve.yaml"
 MOST_LOADS = 14
@@ -62,16 +58,9 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
         alternatives=_alternatives(plan, searched, rates),
         charts=tuple(charts), assumptions=tuple(vars(one) for one in plan.assumptions),
         basis=tuple(dict(vars(one)) for one in rates.basis),
-        plan=plan.to_dict(), version=_version(), date=datetime.now(UTC).strftime("%Y-%m-%d"), run=tuple(_commands(plan)), rates={},
+        plan=plan.to_dict(), **today(), run=tuple(_commands(plan)), rates={},
         left_out=LEFT_OUT, file=FILE,
     )  # fmt: skip
-
-
-def _version() -> str:
-    try:
-        return metadata.version("planner")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _search(plan: ServePlan, progress: Callable[[str], None]) -> Answered | None:
@@ -267,25 +256,5 @@ def _commands(plan: ServePlan) -> list[dict[str, str]]:
 def serve_report(
     plan: ServePlan, kind: str, name: str | None, price: float | None, progress: Callable[[str], None]
 ) -> str | bytes:
-    """The report of a serve plan in one of FORMATS, one of CHARTS for a picture. Raises PlannerError."""
-    from planner.questions.report.markdown import markdown
-    from planner.questions.report.page import libraries, page, picture, start_library
-
-    if kind not in FORMATS:
-        raise PlannerError(f"a serve plan has no {kind}; formats: {', '.join(FORMATS)}")
-    if name is not None and name not in CHARTS:
-        raise PlannerError(f"a serve plan has no chart {name}; charts: {', '.join(CHARTS)}")
-    if kind == "png":
-        libraries()
-    code = start_library() if kind == "html" else None
-    document = build_serving(plan, price, progress)
-    if code is not None:
-        progress("writing the page")
-        return page(document, code())
-    if name is not None:
-        if name not in [one.name for one in document.charts]:
-            raise PlannerError(f"{name} has no points: no split of the question is legal any more")
-        return picture(document, name)
-    return (
-        markdown(document) if kind == "markdown" else json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
-    )
+    """The report of a serve plan in one of the formats, with the name of a chart for a picture. Raises PlannerError."""
+    return written("serve plan", (kind, name), lambda: build_serving(plan, price, progress), progress)
