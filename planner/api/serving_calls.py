@@ -45,11 +45,9 @@ class ServePlan(Result):
     @property
     def row(self) -> ServeRow:
         """Its numbers, as the table shows them: seconds, GiB, dollars."""
-        from planner.costs import rates_of
-        from planner.hardware import load_hardware
-        from planner.serving.serving_rows import row_of_plan
+        from planner.serving.serving_rows import rates_of_plan, row_of_plan
 
-        return row_of_plan(self.priced, rates_of(load_hardware(self.file.hardware), price=self.price))
+        return row_of_plan(self.priced, rates_of_plan(self.file, self.price))
 
     @property
     def priced(self) -> serve_plan.ServePlan:

@@ -9,22 +9,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.costs import Rates, rates_of
+from planner.costs import Rates
 from planner.errors import PlannerError
-from planner.hardware import load_hardware
 from planner.questions.report.document import Chart, Document, Figure, Value, chart, columns, shown, today
 from planner.questions.report.show import written
 from planner.questions.serve.show import LATENCY_TEXT, MEMORY_TEXT
 from planner.serving.candidates import loads
-from planner.serving.engine import engine_names, load_engine
-from planner.serving.plan_pricing import price_again, priced_either
+from planner.serving.engine import engine_names
+from planner.serving.plan_pricing import price_again, priced_at
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
-from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, answer
 from planner.serving.serving_changes import request_of_plan
 from planner.serving.serving_question import ServeRequest, ask, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT, takes
-from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_of_plan
+from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, rates_of_plan, row_of_plan
 from planner.serving.traffic import Traffic
 
 LEFT_OUT = "dollars: storage, traffic, idle hours, taxes and discounts; energy: hosts, network, cooling, and pauses below the limit"
@@ -38,7 +36,7 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
     plan = price_again(plan)
     found = plan.prediction
     assert found is not None
-    rates = rates_of(load_hardware(plan.hardware), price=price)
+    rates = rates_of_plan(plan, price)
     row = row_of_plan(plan, rates)
     progress("searching")
     searched = _search(plan, progress)
@@ -50,7 +48,7 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
     ]
     limits = limits_text(plan.limits)
     return Document(
-        title=f"{plan.model.name} served on {plan.gpus:,} x {plan.hardware}",
+        title=f"{plan.model.name} served on {plan.gpus:,} x {plan.hardware_text}",
         job=f"{traffic_text(plan.traffic, True)}{', ' + limits if limits else ''}",
         layout=f"{row.engine}, {plan_layout_text(plan)}, {row.precision}", fits=row.limits_kept, verdict=_verdict(plan, row),
         notices=() if row.limits_kept else (plan.why or "It does not serve what is asked.",), figures=tuple(_figures(row, found)),
@@ -64,7 +62,10 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
 
 
 def _search(plan: ServePlan, progress: Callable[[str], None]) -> Answered | None:
-    """The question of the plan at open loads, its own engine and the others; None where nothing is legal any more."""
+    """The question of the plan at open loads, its own engine and the others; None of stages on several kinds, and where nothing is
+    legal any more."""
+    if plan.stages:
+        return None
     others = [one for one in engine_names() if one != plan.engine_name]
     said = vars(request_of_plan(plan)) | {plan.traffic.load: None, "engine": ",".join([plan.engine, *others])}
     with suppress(PlannerError):
@@ -157,12 +158,6 @@ def _load_chart(plan: ServePlan) -> Chart:
     """The deployment at other loads: requests in flight up to what its cache holds, or shares of the rate."""
     found = plan.prediction
     assert found is not None
-    served = Served(
-        model=plan.model,
-        hardware=load_hardware(plan.hardware),
-        engine=load_engine(plan.engine),
-        precision=plan.precision,
-    )
     rate, mine = plan.traffic.load == "rate", plan.traffic.value
     unit = "requests/s" if rate else "requests in flight"
     if rate:
@@ -173,7 +168,7 @@ def _load_chart(plan: ServePlan) -> Chart:
         values = {*(grid[at] for at in keep), mine}
     rows: list[tuple[Value, ...]] = []
     for value in sorted(values):
-        one = priced_either(served, plan.layout, plan.prefill, _at(plan, value))
+        one = priced_at(plan, _at(plan, value))
         ttft, tpot, total = (float(np.asarray(x)) for x in (one.ttft.mean, one.tpot.mean, one.output_tokens_per_second))
         if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(np.asarray(one.saturated)))):
             rows.append((value, ttft, tpot, total / plan.gpus, value == mine))

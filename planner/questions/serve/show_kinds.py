@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -9,8 +10,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from planner import units
+from planner.errors import PlannerError
 from planner.questions.serve.show import money, number, time
-from planner.serving.kinds_answer import APART, KindsAnswer, KindsRow
+from planner.serving.kinds_rows import APART, PIPELINE, KindsAnswer, KindsRow
 from planner.serving.serving_question import limits_text, traffic_text
 from planner.terminal.tables import assumptions_table, percent, table
 
@@ -27,11 +29,22 @@ class ServedKinds:
         return {
             "model": found.question.model.name, "serves": found.kept, "notes": list(found.notes),
             "ways": [
-                {**{name: value for name, value in vars(row).items() if name != "shares"}, "text": row.text,
+                {**{name: value for name, value in vars(row).items() if name not in ("shares", "plan")}, "text": row.text,
                  "shares": [dict(vars(one)) for one in row.shares]}
                 for row in found.rows
             ],
         }  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write the plan of the best way, a pipeline over several kinds. Raises PlannerError where it is another."""
+        best = self.found.rows[0]
+        if best.plan is None:
+            one = best.shares[0]
+            raise PlannerError(
+                f"the best way is {best.text}, of which each kind is a plan of its own: plan serve --hardware {one.hardware} "
+                f"--gpus {one.gpus} --output FILE; only a pipeline over several kinds is written here"
+            )
+        best.plan.save(path)
 
     def show(self, console: Console) -> None:
         """A line for each way, then who holds what in the first and in each way with several kinds."""
@@ -65,11 +78,13 @@ class ServedKinds:
 
 
 def _link_text(row: KindsRow) -> str:
-    """What passes between two kinds, in a sentence."""
-    if row.what != APART or row.link_bandwidth is None:
-        return ""
+    """What passes between two kinds, and how a pipeline is cut, in a sentence."""
+    cut = f"{row.cut_by}={','.join(map(str, row.cut))}" if row.what == PIPELINE else ""
+    if row.what not in (APART, PIPELINE) or row.link_bandwidth is None:
+        return cut and f"{row.text}: {cut}."
     used, most = row.link_bytes_per_second / units.GIGA, row.link_bandwidth / units.GIGA
-    return f"{row.text}: {used:.3g} GB/s of cache over a link of {most:.3g} GB/s."
+    what = f"{cut}; {used:.3g} GB/s" if cut else f"{used:.3g} GB/s of cache"
+    return f"{row.text}: {what} over a link of {most:.3g} GB/s."
 
 
 def print_kinds(console: Console, found: ServedKinds) -> None:
