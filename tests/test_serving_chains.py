@@ -154,7 +154,7 @@ def test_a_pipeline_that_is_no_better_is_named_and_not_shown() -> None:
     two = ClusterFile(nodes=(SMALL.nodes[0], replace(SMALL.nodes[1], count=2)))
     found = serve_kinds(ServeRequest(model="llama-8b", engine="vllm", layout={"tp": 1}), two)
     assert not [one for one in found.rows if one.what == "pipeline"]
-    assert any("less than the kinds apart" in note for note in found.notes)
+    assert any("less than the best other way" in note for note in found.notes)
     with pytest.raises(PlannerError, match="the model starts on no kind"):
         serve_kinds(ServeRequest(model="llama-70b", engine="trtllm"), SMALL)  # its layers are not cut by hand
     far = replace(SMALL, nodes=(SMALL.nodes[0], replace(SMALL.nodes[1], site="elsewhere")))

@@ -73,12 +73,13 @@ def serve_kinds(
             notes.append(found)
         elif found is not None:
             rows.append(found)
-    loaded = any(one.task.loaded for one in asked.values())
-    add_pipeline(rows, pipelines(cluster, asked, progress), notes, loaded)
+    if asked:
+        add_pipeline(rows, pipelines(cluster, asked, progress), notes, next(iter(asked.values())).task)
     if not rows:
         raise PlannerError(f"the model starts on no kind of the cluster: {'; '.join(notes)}")
-    rows.sort(key=lambda one: order_of(one, loaded))
-    return KindsAnswer(question=next(iter(asked.values())), rows=tuple(rows), notes=tuple(dict.fromkeys(notes)))
+    question = next(iter(asked.values()))
+    rows.sort(key=lambda one: order_of(one, question.task))
+    return KindsAnswer(question=question, rows=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
 
 def _question(request: ServeRequest, kind: NodeKind) -> Question:

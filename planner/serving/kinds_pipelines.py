@@ -17,32 +17,33 @@ from planner.serving.kinds_rows import (
     Passing,
     Share,
     objective_of,
-    order_of,
     row_of,
     score_of_choice,
+    worth_of,
 )
+from planner.serving.priced_table import Task
 from planner.serving.serve_plan import ServePlan, ServeStage
 from planner.serving.serving_question import Question
 from planner.serving.serving_rows import plan_of
 from planner.serving.step import ACTIVATION
-from planner.units import plural
+from planner.units import format_seconds, plural
 
 MOST_KINDS = 3
 """Kinds of one pipeline."""
 
 
-def add_pipeline(rows: list[KindsRow], found: Sequence[KindsRow], notes: list[str], loaded: bool) -> None:
+def add_pipeline(rows: list[KindsRow], found: Sequence[KindsRow], notes: list[str], task: Task) -> None:
     """The best pipeline over several kinds where it is better than all other ways; a note where it is not."""
     if not found:
         return
-    best = min(found, key=lambda one: order_of(one, loaded))
-    others = min((order_of(one, loaded) for one in rows), default=(True, np.inf))
-    if order_of(best, loaded) < others:
+    best = min(found, key=lambda one: worth_of(one, task))
+    others = min((worth_of(one, task) for one in rows), default=(True, np.inf))
+    if worth_of(best, task) < others:
         rows.append(best)
-    elif best.limits_kept and not loaded:
-        notes.append(
-            f"A {best.text} would answer {best.tokens_per_second:,.0f} tokens/s, less than the kinds apart: it is not shown."
-        )
+    elif best.limits_kept and not task.loaded:
+        tpot = f", one every {format_seconds(best.tpot_s)} to a user" if best.tpot_s else ""
+        said = f"A {best.text} would answer {best.tokens_per_second:,.0f} tokens/s{tpot}"
+        notes.append(f"{said}: less than the best other way, so it is not shown.")
 
 
 def pipelines(cluster: ClusterFile, asked: Mapping[str, Question], progress: Callable[[str], None]) -> list[KindsRow]:

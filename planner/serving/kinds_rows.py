@@ -95,10 +95,16 @@ class KindsAnswer:
         return any(one.limits_kept for one in self.rows)
 
 
-def order_of(row: KindsRow, loaded: bool) -> tuple[bool, float]:
+def order_of(row: KindsRow, task: Task) -> tuple[bool, float]:
     """What serves first; then by price under a load, else by tokens/s."""
     price = np.inf if row.usd_per_hour is None else row.usd_per_hour
-    return not row.limits_kept, float(price) if loaded else -row.tokens_per_second
+    return not row.limits_kept, float(price) if task.loaded else -row.tokens_per_second
+
+
+def worth_of(row: KindsRow, task: Task) -> tuple[bool, float]:
+    """The same, but without load and limits by tokens/s times tokens/s of a user, by which each way was chosen."""
+    kept, order = order_of(row, task)
+    return kept, order / row.tpot_s if row.tpot_s and not (task.loaded or task.limited) else order
 
 
 def objective_of(task: Task) -> str:
