@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from planner.api.results import Answer, File, Progress, Result, silent
+from planner.api.results import Answer, Exported, File, Progress, Result, silent
 from planner.errors import PlannerError
 from planner.keywords import JOB, SEARCHED, layout_values, request_fields, require_known
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.mixed import mixed_plan
-    from planner.mixed.export.export_job import MixedExport
     from planner.mixed.mixed_changes import MixedChanges
     from planner.mixed.mixed_question import MixedAnswer
 
@@ -62,41 +61,21 @@ class MixedPlan(Result):
             path, (format, chart), lambda kind: mixed_report(self.file, kind, chart, spending, progress)
         )
 
-    def export(self, trainer: str, folder: File, *, force: bool = False) -> MixedExported:
+    def export(self, trainer: str, folder: File, *, force: bool = False) -> Exported:
         """Write the plan as a folder that a trainer runs. Raises PlannerError where it cannot run it, naming the nearest plan
         that it can.
 
         ``force`` replaces a folder that is not empty.
         """
         from planner.mixed.export.export_job import MixedExport
+        from planner.mixed.export.mixed_check import check_text
         from planner.mixed.export.mixed_folder import mixed_bundle
         from planner.trainers.bundle.folder import write_bundle
 
         mixed = MixedExport(job=self.file.job(), layout=self.file.layout, trainer=self.file.trainer)
         bundle = mixed_bundle(mixed, trainer, self.to_dict())
         write_bundle(bundle, Path(folder), force=force)
-        return MixedExported(
-            mixed, trainer, Path(folder), tuple(sorted(bundle.files)), tuple(bundle.rendered.notes), bundle.warnings
-        )
-
-
-@dataclass(frozen=True)
-class MixedExported:
-    """A mixed plan as a folder."""
-
-    mixed: MixedExport
-    trainer: str
-    folder: Path
-    files: tuple[str, ...]
-    """Relative to the folder."""
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    def check(self) -> str:
-        """What the trainer's own code says of the folder, where it is installed."""
-        from planner.mixed.export.mixed_check import check_text
-
-        return check_text(self.mixed, self.trainer, self.folder)
+        return Exported.of(self, trainer, folder, bundle, lambda: check_text(mixed, trainer, Path(folder)))
 
 
 @dataclass(frozen=True, repr=False)

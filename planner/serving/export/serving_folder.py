@@ -15,9 +15,8 @@ from planner.serving.export.bench_command import Bench, bench_of
 from planner.serving.export.serve_job import FIRST_PORT, ROUTER_PORT, ModelNames, Place, ServeJob
 from planner.serving.flags.flag_check import known_flags, recorded, wrong_keys, wrong_words
 from planner.serving.serve_plan import LATENCIES, ServePlan
-from planner.trainers.bundle.folder import Bundle, write_bundle
+from planner.trainers.bundle.folder import NamedExport, write_bundle
 from planner.trainers.bundle.quoting import shell_command, text_from, yaml_blocks
-from planner.trainers.bundle.target import Rendered
 
 TARGETS = {
     "vllm": "vLLM (scripts)", "sglang": "SGLang (scripts)", "trtllm": "TensorRT-LLM (configuration and scripts)",
@@ -34,27 +33,14 @@ _TITLES = {
 _KINDS = {"serve": "prompts and answers", "prefill": "prompts alone", "decode": "answers alone"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeExport:
-    """What was written, and what the engines' own flags say of it."""
-
-    files: dict[str, str]
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    checked: str
-    """What the flags were held against."""
-
-
-def export_serving(plan: ServePlan, to: str, folder: Path, *, force: bool = False) -> ServeExport:
+def export_serving(plan: ServePlan, to: str, folder: Path, *, force: bool = False) -> NamedExport:
     """Write a serve plan for a target. Raises PlannerError when it cannot run there, or the folder cannot be written."""
     made = make_export(plan, to)
-    write_bundle(
-        Bundle(files=made.files, rendered=Rendered(files={}, entry=(), smoke=()), warnings=()), folder, force=force
-    )
+    write_bundle(made, folder, force=force)
     return made
 
 
-def make_export(plan: ServePlan, to: str) -> ServeExport:
+def make_export(plan: ServePlan, to: str) -> NamedExport:
     """The files of a serve plan for a target. Raises PlannerError."""
     if to not in TARGETS:
         raise UnknownNameError("target of a serve plan", to, TARGETS)
@@ -89,7 +75,7 @@ def make_export(plan: ServePlan, to: str) -> ServeExport:
         f"{_HERE}/README.serving.md.j2", **common, start=made.start, checked=made.checked, notes=notes,
         latencies=[(one, _TITLES[one]) for one in LATENCIES],
     )  # fmt: skip
-    return ServeExport(files=files, notes=notes, warnings=tuple(_warnings(plan, to)), checked=made.checked)
+    return NamedExport(target=to, files=files, notes=notes, warnings=tuple(_warnings(plan, to)), checked=made.checked)
 
 
 def _command(words: Sequence[str]) -> str:
@@ -321,7 +307,7 @@ def _same(version: str, other: str) -> bool:
     return parts[0][:short] == parts[1][:short]
 
 
-def check_text(made: ServeExport) -> str:
+def check_text(made: NamedExport) -> str:
     """What --check prints; what an engine would refuse is never written."""
     return (
         f"check: reached 'name known': names, types and choices of {made.checked}; not further: planner runs no engine"
