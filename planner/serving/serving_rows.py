@@ -104,9 +104,11 @@ def _money(rates: Rates, gpus: int, output: float, total: float) -> dict[str, fl
 def rates_of_plan(plan: ServePlan, price: float | None = None) -> Rates:
     """What a GPU of a plan costs and draws: of several kinds the mean over its stages; ``price``: dollars per GPU-hour instead."""
     known = [one.usd_per_gpu_hour for one in plan.stages]
-    if price is None and known and None not in known:
-        price = sum(one or 0.0 for one in known) / len(known)
-    return rates_of(load_hardware(plan.hardware), price=price)
+    if price is not None or not known or None in known:
+        return rates_of(load_hardware(plan.hardware), price=price)
+    found = rates_of(load_hardware(plan.hardware), price=sum(one or 0.0 for one in known) / len(known))
+    mean = replace(found.basis[0], source="the mean over the stages, by their kinds of nodes")
+    return replace(found, basis=(mean, *found.basis[1:]))
 
 
 def load_text(plan: ServePlan) -> str:

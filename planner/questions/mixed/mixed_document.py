@@ -192,7 +192,8 @@ def _basis(job: MixedJob) -> Iterator[dict[str, str]]:
         own = one.price is not None
         yield {
             "what": f"price of a GPU, {one.kind}", "value": "unknown" if price is None else f"{price:.4g} USD/h",
-            "source": "the cluster file" if own else known.source, "date": "" if own else known.date,
+            "source": "the cluster file" if own else known.source if price else "no price: give one in the cluster file",
+            "date": "" if own or not price else known.date,
         }  # fmt: skip
 
 

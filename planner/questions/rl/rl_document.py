@@ -37,10 +37,10 @@ def build_rl(plan: RlPlan, price: float | None, progress: Callable[[str], None])
         raise PlannerError("the RL plan is not priced; plan rl estimate PLAN --output FILE prices it")
     progress("searching")
     searched = _search(plan)
-    kinds = plan.hardware + (f" and {plan.generate_hardware}" if plan.generate_hardware else "")
-    one = plan.prediction
+    one, apart = plan.prediction, plan.placement.generate_gpus if plan.generate_hardware else 0
+    pools = f"{plan.gpus - apart:,} x {plan.hardware}" + (f" and {apart:,} x {plan.generate_hardware}" if apart else "")
     return Document(
-        title=f"{plan.workload.model.name} by {plan.workload.algorithm} on {plan.gpus:,} x {kinds}",
+        title=f"{plan.workload.model.name} by {plan.workload.algorithm} on {pools}",
         job=Text.from_markup(title(plan)).plain,
         layout=f"{placement_text(plan)}; actor {actor_text(plan)}; rollout {rollout_text(plan)}; {plan.engine}", fits=one.fits,
         verdict=_verdict(plan, one), notices=tuple(_notices(plan, searched)), figures=tuple(_figures(plan, one, price)),
@@ -73,7 +73,7 @@ def _verdict(plan: RlPlan, one: RlPrediction) -> str:
             f"This placement may not fit: {MEMORY_TEXT[phase]} needs {shown(one.memory_gib[phase], 'gib')} of a GPU and runs out "
             f"with a chance of {shown(one.memory_risk[phase], 'share')}; up to {100 * SAFE:.0f} % counts as safe."
         )
-    largest = max((name for name in PHASES if name != "wait"), key=lambda name: one.parts_s[name])
+    largest = max((*PHASES, "wait"), key=lambda name: one.parts_s[name])
     return (
         f"One step takes {shown(one.step_s, 'seconds')} ({low} to {high} for nine of ten runs), most of it {PART_TEXT[largest]} "
         f"with {shown(one.parts_s[largest], 'seconds')}; {shown(one.tokens_per_s_per_gpu, 'rate')} tokens/s of a GPU."

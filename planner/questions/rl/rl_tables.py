@@ -54,10 +54,11 @@ def print_plan(console: Console, plan: RlPlan, price: float | None = None) -> No
 def title(plan: RlPlan) -> str:
     """The question in one line."""
     work = plan.workload
-    kinds = plan.hardware + (f" and {plan.generate_hardware}" if plan.generate_hardware else "")
+    apart = plan.placement.generate_gpus if plan.generate_hardware else 0
+    kinds = escape(plan.hardware) + (f" and {apart} x {escape(plan.generate_hardware)}" if apart else "")
     lengths = f"{work.answers.mean:,.0f} tokens (p99 {work.answers.quantile(0.99):,.0f})"
     batch = f"{work.prompts} prompts x {plural(work.samples, 'answer')} of {lengths}"
-    where = f"{plan.gpus} x {escape(kinds)}"
+    where = f"{plan.gpus - apart} x {kinds}"
     return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
 

@@ -238,14 +238,11 @@ def _alternatives(plan: ServePlan, searched: Answered | None, rates: Rates) -> C
 
 def _commands(plan: ServePlan) -> list[dict[str, str]]:
     """How to go on from the saved plan."""
-    return [
-        {"what": "Write it for the engine", "command": f"plan export {FILE} --to {plan.engine_name} --output run/"},
-        {
-            "what": "Other hardware, the best deployment each",
-            "command": f"plan serve what-if {FILE} --hardware h200-sxm,b200-sxm",
-        },
-        {"what": "Compare your own measurement with it", "command": f"plan doctor {FILE} --measured bench.json"},
-    ]
+    found = {"Write it for the engine": f"plan export {FILE} --to {plan.engine_name} --output run/"}
+    if not plan.stages:
+        found["Other hardware, the best deployment each"] = f"plan serve what-if {FILE} --hardware h200-sxm,b200-sxm"
+    found["Compare your own measurement with it"] = f"plan doctor {FILE} --measured bench.json"
+    return [{"what": what, "command": command} for what, command in found.items()]
 
 
 def serve_report(
