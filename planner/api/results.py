@@ -240,9 +240,7 @@ class Plan(Result):
         require_known("report", budget, ("tokens", "price"))
         asked = read_budget(budget.get("tokens") or "1T", None, budget.get("price"))
         spending = None if asked is None else Spending(tokens=asked.tokens, price=asked.price)
-        return write_report(
-            path, (format, chart), lambda kind: report_of(self.file, kind, chart, processes, progress, spending)
-        )
+        return write_report(path, (format, chart), lambda kind: report_of(self.file, kind, chart, processes, progress, spending))
 
 
 @dataclass(frozen=True, repr=False)
@@ -262,7 +260,6 @@ class Exported:
     """A plan of any kind as a folder that was written."""
 
     plan: Any
-    """What was written: a plan of this API, or that of a file."""
     trainer: str
     """Trainer, engine or framework of ``plan export --to``."""
     folder: Path
@@ -277,10 +274,8 @@ class Exported:
     @classmethod
     def of(cls, plan: Any, trainer: str, folder: File, made: ExportFiles, checks: Callable[[], str]) -> Exported:
         """Of files that were written; ``checks`` asks the trainer's own code."""
-        return cls(
-            plan=plan, trainer=trainer, folder=Path(folder), files=tuple(sorted(made.files)), notes=made.notes,
-            warnings=made.warnings, _checks=checks,
-        )  # fmt: skip
+        said: dict[str, Any] = {"notes": made.notes, "warnings": made.warnings, "_checks": checks}
+        return cls(plan=plan, trainer=trainer, folder=Path(folder), files=tuple(sorted(made.files)), **said)
 
     def check(self) -> str:
         """What the trainer's own parser says about the folder, where it is installed."""
