@@ -39,11 +39,11 @@ def plan() -> MixedPlan:
     cluster = ClusterFile(nodes=nodes, links=(Link(between=("east", "west"), bandwidth=2e9, latency=0.01, price=1e-11),))
     layout = MixedLayout(
         pipelines=(
-            pipeline(stage("big", 22, recompute="full"), stage("small", 10, recompute="full"), m=6, count=2),
-            pipeline(stage("big", 16), stage("big", 16), m=4),
+            pipeline(stage("big", 11, recompute="full"), stage("small", 5, recompute="full"), m=6, count=2),
+            pipeline(stage("big", 8), stage("big", 8), m=4),
         ), zero=1,
     )  # fmt: skip
-    return priced_plan(export_of(layout, cluster, "megatron", model="llama-8b").job, "megatron", layout)
+    return priced_plan(export_of(layout, cluster, "megatron", model="llama-3.2-1b").job, "megatron", layout)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_the_page_of_a_mixed_plan_shows_its_numbers(plan: MixedPlan, document: D
     assert sum(row[2] for row in cluster.rows if row[1] == "in use") == plan.layout.num_gpus  # type: ignore[misc]
     assert "2 GB/s" in cluster.notes[0]
     layers = document.chart("mixed-layers").rows
-    assert sum(row[7] - row[6] for row in layers) == 2 * 32  # type: ignore[operator]
+    assert sum(row[7] - row[6] for row in layers) == 2 * 16  # type: ignore[operator]
     memory = document.chart("mixed-memory")
     peaks = dict.fromkeys(row[5] for row in memory.rows)
     assert list(peaks) == pytest.approx([stage.memory_peak_gib for stage in one.stages], rel=1e-5)
@@ -100,7 +100,7 @@ def test_actions_of_a_mixed_step_follow_each_other_and_end_with_it(plan: MixedPl
     assert max(one.end for lane in lanes.values() for one in lane) == pytest.approx(found.step_time, rel=1e-6)
     data = json.loads(trace_of_mixed(plan))
     names = [one["args"]["name"] for one in data["traceEvents"] if one["name"] == "process_name"]
-    assert names[0] == "stage 1.1 big (22 layers, tp 1)" and len(names) == 4
+    assert names[0] == "stage 1.1 big (11 layers, tp 1)" and len(names) == 4
     assert max(one["ts"] + one.get("dur", 0) for one in data["traceEvents"]) == pytest.approx(1e6 * found.step_time, rel=1e-6)
 
 

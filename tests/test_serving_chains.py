@@ -138,7 +138,7 @@ def every_chain(places: list[Place], task: Task) -> float:
     return best
 
 
-@pytest.mark.parametrize("lengths", [(1024, 128), (128, 512)])
+@pytest.mark.parametrize("lengths", [(1024, 128), pytest.param((128, 512), marks=pytest.mark.proof)])
 def test_the_search_finds_what_brute_force_finds(lengths: tuple[int, int]) -> None:
     """All compositions of the layers over one or two stages of each kind at every batch, against the search."""
     model = replace(load_model("llama-8b"), num_layers=12)
@@ -155,6 +155,10 @@ def test_a_pipeline_that_is_no_better_is_named_and_not_shown() -> None:
     found = serve_kinds(ServeRequest(model="llama-8b", engine="vllm", layout={"tp": 1}), two)
     assert not [one for one in found.rows if one.what == "pipeline"]
     assert any("less than the best other way" in note for note in found.notes)
+
+
+@pytest.mark.proof
+def test_engines_and_links_that_a_pipeline_needs() -> None:
     with pytest.raises(PlannerError, match="the model starts on no kind"):
         serve_kinds(ServeRequest(model="llama-70b", engine="trtllm"), SMALL)  # its layers are not cut by hand
     far = replace(SMALL, nodes=(SMALL.nodes[0], replace(SMALL.nodes[1], site="elsewhere")))
