@@ -213,10 +213,10 @@ def best_cut(
 
 def _levelled(filled: Floats, limit: Floats, cost: Floats, fixed: Floats) -> tuple[int, ...]:
     """Layers of stages with the same cost shared out, each next one to the stage that it makes the least long."""
-    found = np.ones(len(filled), dtype=np.int64)
-    for value in np.unique(cost):
-        mine = np.flatnonzero(cost == value)
-        for _ in range(int(np.sum(filled[mine])) - len(mine)):
-            after = np.where(found[mine] < limit[mine], (found[mine] + 1) * cost[mine] + fixed[mine], np.inf)
-            found[mine[int(np.argmin(after))]] += 1
-    return tuple(int(one) for one in found)
+    found, room, each, extra = [1] * len(filled), limit.tolist(), cost.tolist(), fixed.tolist()
+    for value in set(each):
+        mine = [at for at, one in enumerate(each) if one == value]
+        for _ in range(int(sum(filled[at] for at in mine)) - len(mine)):
+            free = [at for at in mine if found[at] < room[at]]
+            found[min(free, key=lambda at: (found[at] + 1) * each[at] + extra[at])] += 1
+    return tuple(found)
