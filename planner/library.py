@@ -271,9 +271,11 @@ WRITTEN = {
         "a serve plan, as --output of 'plan serve' writes it", "plan serve estimate, report, export, validate and doctor",
     ),
     "planner_mixed_plan": (
-        "a mixed plan, as --output of 'plan --cluster' writes it", "plan estimate, what-if, export, validate and watch",
+        "a mixed plan, as --output of 'plan --cluster' writes it", "plan estimate, report, what-if, export, validate and watch",
     ),
-    "planner_rl_plan": ("an RL plan, as --output of 'plan rl' writes it", "plan rl estimate, export, doctor and calibrate --rl"),
+    "planner_rl_plan": (
+        "an RL plan, as --output of 'plan rl' writes it", "plan rl estimate, report, export, doctor and calibrate --rl",
+    ),
     "planner_rl_factors": ("factors of RL phases, as 'plan calibrate --rl' writes them", "plan rl --calibrated"),
 }  # fmt: skip
 """What a file is that has one of these keys, and the commands that take it."""

@@ -14,15 +14,21 @@ from typing import Any
 
 import pytest
 
-from planner.api import serve_estimate
+from planner.api import plan_rl, serve_estimate
 from planner.explicit import explicit_plan
+from planner.mixed.mixed_plan import priced_plan
 from planner.plan_file import load_plan
 from planner.questions.best_plan import resolved_of
+from planner.questions.mixed.mixed_document import build_mixed
 from planner.questions.report.build import build
 from planner.questions.report.document import Document
 from planner.questions.report.page import page, start_library
 from planner.questions.report.scaling import at_size
+from planner.questions.report.subject import Spending
+from planner.questions.rl.rl_document import build_rl
 from planner.questions.serve.serve_document import build_serving
+from tests.mixed_samples import LLAMA_CUT, export_of
+from tests.test_rl_search import SMALL
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -289,6 +295,35 @@ def test_the_page_of_a_serve_plan(driver: Any, tmp_path: Path) -> None:
         assert driver.execute_script(count, "serve-load", POINTS) == 3 * len(served.chart("serve-load").rows)
         assert driver.execute_script("return document.getElementById('tokens')") is None
         assert "TPOT" in hovered(driver, "serve-front", POINTS)
+    finally:
+        driver.address = before
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("of", ["mixed plan", "RL plan"])
+def test_the_pages_of_mixed_and_rl_plans(driver: Any, tmp_path: Path, of: str) -> None:
+    """Every chart draws, on a desk and on a phone, without an error or a page that scrolls sideways."""
+    if of == "RL plan":
+        made = build_rl(plan_rl(**SMALL)[0].file, None, lambda _: None)
+    else:
+        mixed = export_of(LLAMA_CUT, None, "megatron", model="llama-8b")
+        made = build_mixed(priced_plan(mixed.job, "megatron", LLAMA_CUT), Spending(), lambda _: None)
+    file, before = tmp_path / "page.html", driver.address
+    file.write_text(page(made, start_library()()), encoding="utf-8")
+    driver.address = f"file://{file}"
+    driver.get_log("browser")
+    try:
+        for width, scheme in ((1440, "light"), (400, "dark")):
+            opened(driver, width, scheme=scheme)
+            assert driver.get_log("browser") == []
+            assert not driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+            drawn = driver.execute_script("return document.querySelectorAll('.drawing svg, .drawing canvas').length")
+            assert drawn == len(made.charts)
+        name = "rl-memory" if of == "RL plan" else "mixed-memory"
+        count = "return document.querySelectorAll('#' + arguments[0] + ' ' + arguments[1]).length"
+        opened(driver)
+        assert driver.execute_script(count, name, BARS) >= len(made.chart(name).rows)
+        assert "GiB" in hovered(driver, name, BARS)
     finally:
         driver.address = before
 

@@ -77,8 +77,8 @@ def test_more_staleness_and_more_gpus_are_never_slower() -> None:
 
 def test_command_prints_what_json_says(tmp_path: Path) -> None:
     flags = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    file, trace, page = tmp_path / "rl.yaml", tmp_path / "step.json", tmp_path / "step.html"
-    shown = run(*flags, "--output", str(file), "--trace", str(trace), "--page", str(page))
+    file = tmp_path / "rl.yaml"
+    shown = run(*flags, "--output", str(file))
     assert shown.exit_code == 0
     assert "Best placements" in shown.output
     data = json.loads(run(*flags, "--json").stdout)
@@ -86,11 +86,6 @@ def test_command_prints_what_json_says(tmp_path: Path) -> None:
     plan = api.load_rl(file)
     assert plan.step_time == pytest.approx(data["plans"][0]["row"]["step_s"])
     assert sum(plan.file.prediction.parts_s.values()) == pytest.approx(plan.step_time)  # type: ignore[union-attr]
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert sum(one.get("dur", 0) for one in events if one["pid"] == 0) == pytest.approx(3e6 * plan.step_time, rel=1e-3)
-    text = page.read_text()
-    assert text.count("<rect") == sum(one["ph"] == "X" for one in events)
-    assert "<script" not in text
     again = run("estimate", str(file), "--json")
     assert json.loads(again.stdout)["row"]["step_s"] == pytest.approx(plan.step_time, rel=0.02)
     slower = json.loads(run("estimate", str(file), "--prompts", "64", "--json").stdout)

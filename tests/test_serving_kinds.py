@@ -15,7 +15,8 @@ from planner.errors import PlannerError
 from planner.model import load_model
 from planner.serving import pools
 from planner.serving.engine import load_engine
-from planner.serving.kinds_answer import KindsAnswer, KindsRow, serve_kinds
+from planner.serving.kinds_answer import serve_kinds
+from planner.serving.kinds_rows import KindsAnswer, KindsRow
 from planner.serving.served import Served
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.serving_question import ServeRequest
@@ -128,7 +129,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert {one["text"] for one in ways} >= {"h100 alone", "l40s alone", "prefill on h100, decode on l40s"}
     for flags, sentence in (
         (["--gpus", "8"], "--gpus stands beside a cluster file"), (["--cheapest"], "--cheapest stands beside --cluster"),
-        (["--output", str(tmp_path / "x.yaml")], "writes no plan"),
+        (["--output", str(tmp_path / "x.yaml")], "each kind is a plan of its own"),
     ):  # fmt: skip
         wrong = CliRunner().invoke(main, [*said, *flags])
         assert wrong.exit_code == 2 and sentence in (wrong.output + str(wrong.exception)), wrong.output

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from planner.api.results import Answer, File, Progress, Result, silent
+from planner.api.results import Answer, Exported, File, Progress, Result, silent
 from planner.errors import PlannerError
 from planner.keywords import JOB, SEARCHED, layout_values, request_fields, require_known
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.mixed import mixed_plan
-    from planner.mixed.export.export_job import MixedExport
     from planner.mixed.mixed_changes import MixedChanges
     from planner.mixed.mixed_question import MixedAnswer
 
@@ -42,41 +41,41 @@ class MixedPlan(Result):
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
-    def export(self, trainer: str, folder: File, *, force: bool = False) -> MixedExported:
+    def report(
+        self, path: File | None = None, *, format: str | None = None, chart: str | None = None, tokens: str | float | None = None,
+        progress: Progress = silent,
+    ) -> str | bytes:  # fmt: skip
+        """The plan to look at, written to ``path`` where one is given: html, markdown, json, trace, or png of one ``chart``.
+
+        The format follows from the ending of the path, else it is html. Costs are those of ``tokens`` ('15T'; a trillion).
+        Raises PlannerError.
+        """
+        from planner.api.token_budget import read_budget
+        from planner.questions.mixed.mixed_document import mixed_report
+        from planner.questions.report.show import write_report
+        from planner.questions.report.subject import Spending
+
+        asked = read_budget(tokens or "1T", None, None)
+        spending = Spending() if asked is None else Spending(tokens=asked.tokens)
+        return write_report(
+            path, (format, chart), lambda kind: mixed_report(self.file, kind, chart, spending, progress)
+        )
+
+    def export(self, trainer: str, folder: File, *, force: bool = False) -> Exported:
         """Write the plan as a folder that a trainer runs. Raises PlannerError where it cannot run it, naming the nearest plan
         that it can.
 
         ``force`` replaces a folder that is not empty.
         """
         from planner.mixed.export.export_job import MixedExport
+        from planner.mixed.export.mixed_check import check_text
         from planner.mixed.export.mixed_folder import mixed_bundle
         from planner.trainers.bundle.folder import write_bundle
 
         mixed = MixedExport(job=self.file.job(), layout=self.file.layout, trainer=self.file.trainer)
         bundle = mixed_bundle(mixed, trainer, self.to_dict())
         write_bundle(bundle, Path(folder), force=force)
-        return MixedExported(
-            mixed, trainer, Path(folder), tuple(sorted(bundle.files)), tuple(bundle.rendered.notes), bundle.warnings
-        )
-
-
-@dataclass(frozen=True)
-class MixedExported:
-    """A mixed plan as a folder."""
-
-    mixed: MixedExport
-    trainer: str
-    folder: Path
-    files: tuple[str, ...]
-    """Relative to the folder."""
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    def check(self) -> str:
-        """What the trainer's own code says of the folder, where it is installed."""
-        from planner.mixed.export.mixed_check import check_text
-
-        return check_text(self.mixed, self.trainer, self.folder)
+        return Exported.of(self, trainer, folder, bundle, lambda: check_text(mixed, trainer, Path(folder)))
 
 
 @dataclass(frozen=True, repr=False)

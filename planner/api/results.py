@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner.gains import Gain
     from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
+    from planner.trainers.bundle.folder import ExportFiles
 
 T = TypeVar("T")
 File = str | PathLike[str]
@@ -204,6 +205,7 @@ class Plan(Result):
         from planner.trainers.bundle.launchers import LAUNCHERS
         from planner.trainers.bundle.nearest import require_expressible
         from planner.trainers.bundle.target import ExportJob
+        from planner.trainers.checking.child import check_folder
         from planner.trainers.targets import load_target
 
         if launcher not in LAUNCHERS:
@@ -212,9 +214,7 @@ class Plan(Result):
         require_expressible(target, job, Path(self.name or "plan.yaml"))
         bundle = make_bundle(target, job, launcher, read_cluster(Path(cluster)) if cluster is not None else None)
         write_bundle(bundle, Path(folder), force=force)
-        return Exported(
-            self, trainer, Path(folder), tuple(sorted(bundle.files)), bundle.rendered.notes, bundle.warnings
-        )
+        return Exported.of(self, trainer, folder, bundle, lambda: check_folder(trainer, job, Path(folder)).text())
 
     def report(
         self,
@@ -232,20 +232,15 @@ class Plan(Result):
         its main module as ``multiprocessing`` asks. Costs are those of ``tokens`` ('15T'; a trillion) at ``price`` USD per
         GPU-hour. Raises PlannerError.
         """
-        from planner import library
         from planner.api.token_budget import read_budget
         from planner.keywords import require_known
-        from planner.questions.report.show import format_of, report_of
+        from planner.questions.report.show import report_of, write_report
         from planner.questions.report.subject import Spending
 
-        output = None if path is None else Path(path)
         require_known("report", budget, ("tokens", "price"))
         asked = read_budget(budget.get("tokens") or "1T", None, budget.get("price"))
         spending = None if asked is None else Spending(tokens=asked.tokens, price=asked.price)
-        made = report_of(self.file, format_of(format, output, chart), chart, processes, progress, spending)
-        if output is not None:
-            library.write_whole(output, made)
-        return made
+        return write_report(path, (format, chart), lambda kind: report_of(self.file, kind, chart, processes, progress, spending))
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,12 +255,13 @@ class Imported(Plan):
     """What was taken for what."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A folder that was written."""
+    """A plan of any kind as a folder that was written."""
 
-    plan: Plan
+    plan: Any
     trainer: str
+    """Trainer, engine or framework of ``plan export --to``."""
     folder: Path
     files: tuple[str, ...]
     """Relative to the folder."""
@@ -273,13 +269,17 @@ class Exported:
     """Differences between the plan and what the trainer does, and what it still needs."""
     warnings: tuple[str, ...]
     """What to know before it runs."""
+    _checks: Callable[[], str] = field(repr=False)
+
+    @classmethod
+    def of(cls, plan: Any, trainer: str, folder: File, made: ExportFiles, checks: Callable[[], str]) -> Exported:
+        """Of files that were written; ``checks`` asks the trainer's own code."""
+        said: dict[str, Any] = {"notes": made.notes, "warnings": made.warnings, "_checks": checks}
+        return cls(plan=plan, trainer=trainer, folder=Path(folder), files=tuple(sorted(made.files)), **said)
 
     def check(self) -> str:
         """What the trainer's own parser says about the folder, where it is installed."""
-        from planner.trainers.bundle.target import ExportJob
-        from planner.trainers.checking.child import check_folder
-
-        return check_folder(self.trainer, ExportJob.of(self.plan.file), self.folder).text()
+        return self._checks()
 
 
 @dataclass(frozen=True, repr=False)

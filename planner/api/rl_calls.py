@@ -70,26 +70,19 @@ class RlPlan(Result):
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
-    def trace(self, path: File | None = None) -> str:
-        """Three steps as a trace for ui.perfetto.dev, written to ``path`` where one is given. Raises PlannerError."""
-        from planner import library
-        from planner.questions.rl.rl_trace import trace_of
+    def report(
+        self, path: File | None = None, *, format: str | None = None, chart: str | None = None, price: float | None = None,
+        progress: Progress = silent,
+    ) -> str | bytes:  # fmt: skip
+        """The plan to look at, written to ``path`` where one is given: html, markdown, json, trace, or png of one ``chart``.
 
-        made = trace_of(self.file)
-        if path is not None:
-            library.write_whole(Path(path), made)
-        return made
+        The format follows from the ending of the path, else it is html. Raises PlannerError.
+        """
+        from planner.questions.report.show import write_report
+        from planner.questions.rl.rl_document import rl_report
 
-
-    def page(self, path: File | None = None) -> str:
-        """The steps as an HTML page, written to ``path`` where one is given. Raises PlannerError."""
-        from planner import library
-        from planner.questions.rl.rl_page import page_of
-
-        made = page_of(self.file)
-        if path is not None:
-            library.write_whole(Path(path), made)
-        return made
+        rate = self.price if price is None else price
+        return write_report(path, (format, chart), lambda kind: rl_report(self.file, kind, chart, rate, progress))
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,31 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.results import Answer, File
+from planner.api.results import Answer, Exported, File
 from planner.keywords import require_known
 from planner.units import parse_count
 
 if TYPE_CHECKING:
-    from planner.rl.export.rl_folder import RlExport
     from planner.rl.phase_factors import PhaseFit
     from planner.rl.readback.rl_found import RlRead
     from planner.rl.rl_doctor import RlComparison
     from planner.rl.rl_log import RlLog
 
 
-def export_rl_file(plan: File, to: str, output: File, *, force: bool = False) -> RlExport:
+def export_rl_file(plan: File, to: str, output: File, *, force: bool = False) -> Exported:
     """Write an RL plan as a folder for one of the frameworks. Raises PlannerError when it cannot run there."""
+    from planner.rl.export.framework_check import check_export
     from planner.rl.export.rl_folder import export_rl
     from planner.rl.rl_plan import load_rl_plan
 
-    return export_rl(load_rl_plan(Path(plan)), to, Path(output), force=force)
-
-
-def check_rl_export(made: RlExport, folder: File) -> str:
-    """What the framework's own configuration code says of an exported folder, where it is installed."""
-    from planner.rl.export.framework_check import check_export
-
-    return check_export(made, Path(folder)).text()
+    read = load_rl_plan(Path(plan))
+    made = export_rl(read, to, Path(output), force=force)
+    return Exported.of(read, to, output, made, lambda: check_export(made, Path(output)).text())
 
 
 def read_rl_log(path: File, framework: str = "") -> RlLog:

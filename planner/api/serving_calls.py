@@ -45,11 +45,9 @@ class ServePlan(Result):
     @property
     def row(self) -> ServeRow:
         """Its numbers, as the table shows them: seconds, GiB, dollars."""
-        from planner.costs import rates_of
-        from planner.hardware import load_hardware
-        from planner.serving.serving_rows import row_of_plan
+        from planner.serving.serving_rows import rates_of_plan, row_of_plan
 
-        return row_of_plan(self.priced, rates_of(load_hardware(self.file.hardware), price=self.price))
+        return row_of_plan(self.priced, rates_of_plan(self.file, self.price))
 
     @property
     def priced(self) -> serve_plan.ServePlan:
@@ -92,16 +90,11 @@ class ServePlan(Result):
 
         The format follows from the ending of the path, else it is html. Raises PlannerError.
         """
-        from planner import library
-        from planner.questions.report.show import format_of
+        from planner.questions.report.show import write_report
         from planner.questions.serve.serve_document import serve_report
 
-        output = None if path is None else Path(path)
-        kind = format_of(format, output, chart)
-        made = serve_report(self.file, kind, chart, self.price if price is None else price, progress)
-        if output is not None:
-            library.write_whole(output, made)
-        return made
+        rate = self.price if price is None else price
+        return write_report(path, (format, chart), lambda kind: serve_report(self.file, kind, chart, rate, progress))
 
 
 @dataclass(frozen=True, repr=False)

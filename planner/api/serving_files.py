@@ -7,30 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.api.results import Answer, File
+from planner.api.results import Answer, Exported, File
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.api.serving_calls import ServePlan
     from planner.questions.calibrate.serving_fit import ServingFit
-    from planner.serving.export.serving_folder import ServeExport
     from planner.serving.measure.plan_comparison import Comparison
     from planner.serving.readback.serve_reading import ServeRead
 
 
-def export_file(plan: File, to: str, output: File, *, force: bool = False) -> ServeExport:
+def export_file(plan: File, to: str, output: File, *, force: bool = False) -> Exported:
     """Write a serve plan as a folder for an engine, Dynamo or llm-d. Raises PlannerError."""
-    from planner.serving.export.serving_folder import export_serving
+    from planner.serving.export.serving_folder import check_text, export_serving
     from planner.serving.serve_plan import load_serve_plan
 
-    return export_serving(load_serve_plan(Path(plan)), to, Path(output), force=force)
-
-
-def check_text(made: ServeExport) -> str:
-    """What the engines' own flags said of an export."""
-    from planner.serving.export.serving_folder import check_text as text_of
-
-    return text_of(made)
+    read = load_serve_plan(Path(plan))
+    made = export_serving(read, to, Path(output), force=force)
+    return Exported.of(read, to, output, made, lambda: check_text(made))
 
 
 def is_server_file(path: File, format: str | None = None) -> bool:

@@ -1,9 +1,9 @@
 """Commands between plans and the files of trainers, engines and RL frameworks: export, import."""
 
-from collections.abc import Callable
-from functools import partial
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from planner.commands.plans import OUTPUT, YAML_FILE
 from planner.errors import listed
 from planner.terminal.flags import completed, emit
 from planner.trainers import having
+
+if TYPE_CHECKING:
+    from planner.api.results import Exported
 
 READERS = listed(having("readback"))
 OWN_START = {
@@ -65,20 +68,18 @@ def export(
         raise click.UsageError(
             "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
         )
-    made, check_text = _written(file, to, output, launcher, cluster, force)
+    made = _written(file, to, output, launcher, cluster, force)
     for warning in made.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     click.echo(f"wrote {output}: {', '.join(made.files)}")
     for note in made.notes:
         click.echo(f"note: {note}")
     if check:
-        click.echo(check_text())
+        click.echo(made.check())
 
 
-def _written(
-    file: Path, to: str, output: Path, launcher: str, cluster: Path | None, force: bool
-) -> tuple[Any, Callable[[], str]]:  # fmt: skip
-    """What was written of a plan of any kind, and what checks it. Raises PlannerError."""
+def _written(file: Path, to: str, output: Path, launcher: str, cluster: Path | None, force: bool) -> Exported:
+    """What was written of a plan of any kind. Raises PlannerError."""
     from planner import api
     from planner.api import rl_files, serving_files
 
@@ -86,16 +87,12 @@ def _written(
     if kind in OWN_START and (launcher != "torchrun" or cluster is not None):
         raise click.UsageError(f"--launcher and --cluster are of trainings on one kind of node: {OWN_START[kind]}")
     if kind == "rl":
-        made = rl_files.export_rl_file(file, to, output, force=force)
-        return made, partial(rl_files.check_rl_export, made, output)
+        return rl_files.export_rl_file(file, to, output, force=force)
     if kind == "serve":
-        server = serving_files.export_file(file, to, output, force=force)
-        return server, partial(serving_files.check_text, server)
+        return serving_files.export_file(file, to, output, force=force)
     if kind == "mixed":
-        mixed = api.load_mixed(file).export(to, output, force=force)
-        return mixed, mixed.check
-    written = api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)
-    return written, written.check
+        return api.load_mixed(file).export(to, output, force=force)
+    return api.load(file).export(to, output, launcher=launcher, cluster=cluster, force=force)
 
 
 @click.command("import")

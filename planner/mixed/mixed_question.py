@@ -90,7 +90,7 @@ def ask_mixed(
     """
     job, trainer, assumptions = mixed_job(cluster, said)
     finding = search_mixed(job, pins_of(layout), top, progress=progress)
-    alone = [_alone(job, kind, progress) for kind in job.kinds]
+    alone = [alone_of(job, kind, progress) for kind in job.kinds]
     alone.sort(key=lambda one: one.step_time_s or float("inf"))
     verdict = _verdict(job, finding, alone)
     found = [one for one, _ in finding.best]
@@ -146,7 +146,7 @@ def pins_of(layout: Mapping[str, int]) -> MixedPins:
     return MixedPins(**named)
 
 
-def _alone(job: MixedJob, kind: str, progress: Callable[[str], None]) -> Alone:
+def alone_of(job: MixedJob, kind: str, progress: Callable[[str], None]) -> Alone:
     """One kind by itself: the ordinary search, with the schedules that it has, and equal pipelines where no degrees divide."""
     from planner.explain import layout_text
 

@@ -34,6 +34,14 @@ class Engine:
         self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
 
+    def time(self, work: Pass) -> StepTime:
+        """Seconds of one pass through all stages."""
+        return step_time(self.served, self.layout, work)
+
+    def prompt_rate(self) -> Floats:
+        """Rate of the kernels of prompts over that of the measured ones."""
+        return self.served.engine.prompt_rate(self.served.hardware, self.layout)
+
     def decode(self, batch: Any, busy: Any = 0.0) -> Floats:
         """D(B): seconds of one pass over all stages that only decodes; ``busy``: share of the time that goes to prompts."""
         return np.asarray(self.decode_step(batch, busy).total)
@@ -42,7 +50,7 @@ class Engine:
         """The parts of ``decode``."""
         batch = np.maximum(batch, 1e-6)
         work = Pass(batch=batch, context=self.context, queries=self.drafted, clock=self.clock(batch, busy))
-        time = step_time(self.served, self.layout, work)
+        time = self.time(work)
         return replace(time, draft=self.draft(batch, time))
 
     def draft(self, batch: Floats, time: StepTime) -> Floats:
@@ -95,9 +103,9 @@ class Engine:
         done = (number - 1.0) / 2.0 * tokens + self.hit
         work = Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done,
-            clock=self.clock(batch, busy) * self.served.engine.prompt_rate(self.served.hardware, self.layout),
+            clock=self.clock(batch, busy) * self.prompt_rate(),
         )  # fmt: skip
-        return number, np.asarray(step_time(self.served, self.layout, work).total)
+        return number, np.asarray(self.time(work).total)
 
     def together(self, batch: Any, number: Any) -> Floats:
         """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass

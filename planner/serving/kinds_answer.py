@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from planner.cluster_file import ClusterFile, NodeKind
-from planner.costs import Rates, rates_of, usd_per_million_tokens
+from planner.costs import rates_of
 from planner.errors import PlannerError
 from planner.serving import pools
+from planner.serving.kinds_pipelines import add_pipeline, pipelines
+from planner.serving.kinds_rows import (
+    ALONE,
+    APART,
+    REPLICAS,
+    KindsAnswer,
+    KindsRow,
+    Passing,
+    Share,
+    objective_of,
+    order_of,
+    row_of,
+    score_of_choice,
+)
 from planner.serving.pool_search import decode_splits, prefill_splits
 from planner.serving.pools import Across, cache_bytes
 from planner.serving.priced_table import Choice, Priced, Task, columns_of, traffic_of
@@ -24,104 +38,31 @@ from planner.serving.serving_answer import best_plans, searched
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_rows import layout_text, plan_layout_text, row_of_plan
-from planner.serving.serving_search import OBJECTIVES, ranked, starting
+from planner.serving.serving_search import ranked, starting
 
-ALONE, REPLICAS, APART = "alone", "replicas", "prefill and decode"
-HOUR = 3600.0
 LOADS = 24
 """Loads at which a pair of pools is looked at where none is given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """The part of one kind of nodes in a deployment."""
-
-    kind: str
-    site: str
-    hardware: str
-    gpus: int
-    engine: str
-    layout: str
-    role: str
-    """``all``, ``prefill`` or ``decode``."""
-    routed: float
-    """Share of the requests that the router sends there."""
-    requests_per_second: float
-    tokens_per_second: float
-    ttft_s: float | None
-    tpot_s: float | None
-    limits_kept: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindsRow:
-    """One way to use the nodes."""
-
-    what: str
-    """``alone``, ``replicas`` or ``prefill and decode``."""
-    shares: tuple[Share, ...]
-    requests_per_second: float
-    tokens_per_second: float
-    """Output tokens."""
-    ttft_s: float | None
-    """That of the slowest kind, as the limits name it."""
-    tpot_s: float | None
-    limits_kept: bool
-    """Starts, keeps up and keeps the limits, on every kind."""
-    usd_per_hour: float | None
-    """All nodes of the kinds in it, and the traffic over the link."""
-    usd_per_million_output: float | None
-    link_bytes_per_second: float = 0.0
-    """Cache that passes between two kinds."""
-    link_bandwidth: float | None = None
-
-    @property
-    def text(self) -> str:
-        """In words: replicas on a100 and t4."""
-        names = [one.kind for one in self.shares]
-        if self.what == ALONE:
-            return f"{names[0]} alone"
-        if self.what == APART:
-            return f"prefill on {names[0]}, decode on {names[1]}"
-        return f"replicas on {' and '.join([', '.join(names[:-1]), names[-1]])}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindsAnswer:
-    """Ways to serve on the kinds of a cluster, best first."""
-
-    question: Question
-    """That of the first kind."""
-    rows: tuple[KindsRow, ...]
-    notes: tuple[str, ...]
-    """Kinds on which nothing starts, and links that are missing."""
-
-    @property
-    def kept(self) -> bool:
-        """Something serves."""
-        return any(one.limits_kept for one in self.rows)
 
 
 def serve_kinds(
     request: ServeRequest, cluster: ClusterFile, progress: Callable[[str], None] = lambda _: None
 ) -> KindsAnswer:
-    """All three ways, priced and in order: what keeps the limits first, by tokens/s, or under a load by dollars an hour.
+    """All ways, priced and in order: what keeps the limits first, by tokens/s, or under a load by dollars an hour.
 
-    Raises PlannerError where nothing starts on any kind.
+    Pipelines over several kinds are among them where they are better than all others, or alone serve. Raises PlannerError where
+    nothing starts on any kind, nor on several together.
     """
     questions, notes = dict[str, Question](), list[str]()
-    rows, capacity = list[KindsRow](), dict[str, float]()
+    rows, capacity, asked = list[KindsRow](), dict[str, float](), dict[str, Question]()
     for kind in cluster.nodes:
         try:
-            questions[kind.kind] = question = _question(request, kind)
+            questions[kind.kind] = asked[kind.kind] = question = _question(request, kind)
             progress(kind.kind)
             rows.append(_alone(question, kind))
             capacity[kind.kind] = _capacity(question, rows[-1])
         except PlannerError as error:
             questions.pop(kind.kind, None)
             notes.append(f"{kind.kind}: {error}")
-    if not rows:
-        raise PlannerError(f"the model starts on no kind of the cluster: {'; '.join(notes)}")
     able = [kind for kind in cluster.nodes if capacity.get(kind.kind, 0.0) > 0]
     if len(able) > 1:
         rows.append(_replicas(questions, able, capacity, rows))
@@ -132,15 +73,13 @@ def serve_kinds(
             notes.append(found)
         elif found is not None:
             rows.append(found)
-    loaded = next(iter(questions.values())).task.loaded
-    rows.sort(key=lambda one: _order(one, loaded))
-    return KindsAnswer(question=next(iter(questions.values())), rows=tuple(rows), notes=tuple(dict.fromkeys(notes)))
-
-
-def _order(row: KindsRow, loaded: bool) -> tuple[bool, float]:
-    """What serves first; then by price under a load, else by tokens/s."""
-    price = np.inf if row.usd_per_hour is None else row.usd_per_hour
-    return not row.limits_kept, float(price) if loaded else -row.tokens_per_second
+    if asked:
+        add_pipeline(rows, pipelines(cluster, asked, progress), notes, next(iter(asked.values())).task)
+    if not rows:
+        raise PlannerError(f"the model starts on no kind of the cluster: {'; '.join(notes)}")
+    question = next(iter(asked.values()))
+    rows.sort(key=lambda one: order_of(one, question.task))
+    return KindsAnswer(question=question, rows=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
 
 def _question(request: ServeRequest, kind: NodeKind) -> Question:
@@ -151,20 +90,15 @@ def _question(request: ServeRequest, kind: NodeKind) -> Question:
     return replace(asked, hardware=kind.profile, rates=rates_of(kind.profile, price=asked.request.price), disaggregated=False)
 
 
-def _objective(task: Task) -> str:
-    """Where neither a load nor a limit is asked for, the knee of tokens/s against tokens/s of a user."""
-    return OBJECTIVES[0] if task.loaded or task.limited else "balanced"
-
-
 def _alone(question: Question, kind: NodeKind) -> KindsRow:
     """The best deployment of one kind alone. Raises PlannerError where nothing starts."""
     share = _share(question, kind)
-    return _row(ALONE, [share], [(question.rates, kind)])
+    return row_of(ALONE, [share], [(question.rates, kind)])
 
 
 def _share(question: Question, kind: NodeKind, routed: float = 1.0) -> Share:
     """The best deployment on one kind, for its part of the requests. Raises PlannerError where nothing starts."""
-    plans = best_plans(question, searched(question, None, lambda _: None), _objective(question.task), 1)
+    plans = best_plans(question, searched(question, None, lambda _: None), objective_of(question.task), 1)
     if not plans or plans[0].prediction is None or not plans[0].prediction.fits:
         raise PlannerError(f"{question.model.name} starts on none of its {question.gpus} GPUs")
     row = row_of_plan(plans[0], question.rates)
@@ -199,41 +133,7 @@ def _replicas(
         else:
             own = next(row.shares[0] for row in alone if row.shares[0].kind == kind.kind)
             shares.append(replace(own, routed=part))
-    return _row(REPLICAS, shares, [(questions[one.kind].rates, one) for one in kinds])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passing:
-    """Cache that passes between two kinds."""
-
-    bytes_per_second: float = 0.0
-    bandwidth: float | None = None
-    price: float = 0.0
-    """Dollars per byte."""
-
-
-def _row(what: str, shares: Sequence[Share], paid: Sequence[tuple[Rates, NodeKind]], passing: Passing = Passing()) -> KindsRow:
-    """Sums and the worst of some kinds."""
-    each = [None if rates.usd_per_gpu_hour is None else rates.usd_per_gpu_hour * kind.num_gpus for rates, kind in paid]
-    traffic = HOUR * passing.bytes_per_second * passing.price
-    dollars = None if None in each else sum(one for one in each if one is not None) + traffic
-    answering = [one for one in shares if one.role != "prefill"]
-    tokens = sum(one.tokens_per_second for one in answering)
-    whole = replace(paid[0][0], usd_per_gpu_hour=dollars)
-    return KindsRow(
-        what=what, shares=tuple(shares), tokens_per_second=tokens, usd_per_hour=dollars,
-        usd_per_million_output=usd_per_million_tokens(whole, 1, tokens) if dollars is not None and tokens else None,
-        requests_per_second=sum(one.requests_per_second for one in answering),
-        ttft_s=_slowest([one.ttft_s for one in shares]), tpot_s=_slowest([one.tpot_s for one in shares]),
-        limits_kept=all(one.limits_kept for one in shares), link_bytes_per_second=passing.bytes_per_second,
-        link_bandwidth=passing.bandwidth,
-    )  # fmt: skip
-
-
-def _slowest(seconds: Sequence[float | None]) -> float | None:
-    """The largest; None where one has none."""
-    known = [one for one in seconds if one is not None]
-    return max(known) if len(known) == len(seconds) else None
+    return row_of(REPLICAS, shares, [(questions[one.kind].rates, one) for one in kinds])
 
 
 # ------------------------------------------------------------------------------------------------ two pools
@@ -257,10 +157,10 @@ def _apart(
     for prompt, answer in _same_engines(prompts, answers):
         across = Across(prompts=prompt, bandwidth=bandwidth, latency=latency)
         table = _pairs(across, answer, prompts.task, answers.task)
-        rows = ranked(table, answers.task, _objective(answers.task), 1)
+        rows = ranked(table, answers.task, objective_of(answers.task), 1)
         if len(rows):
             choice = _chosen(table, answers.task, int(rows[0]), across)
-            worth = -_order_of(choice, answers.task)
+            worth = -score_of_choice(choice, answers.task)
             if best is None or worth > best[0]:
                 best = worth, choice, cache_bytes(answer, answers.task.traffic)
     if best is None:
@@ -275,13 +175,6 @@ def _same_engines(prompts: Question, answers: Question) -> list[tuple[Served, Se
         for one in prompts.served() for other in answers.served()
         if one.engine.label == other.engine.label and one.precision == other.precision
     ]  # fmt: skip
-
-
-def _order_of(choice: Choice, task: Task) -> float:
-    """Smaller is better: what breaks its limits last, then the request's time under a load, else tokens/s."""
-    if not choice.meets:
-        return 1e12 + choice.score
-    return float(np.asarray(choice.found.e2e.mean)) if task.loaded else -choice.total
 
 
 def _pairs(across: Across, answer: Served, mine: Task, theirs: Task) -> Priced:
@@ -340,4 +233,5 @@ def _row_apart(
         for (question, kind), layout, role in ((first, choice.prefill, "prefill"), (second, choice.layout, "decode"))
     ]  # fmt: skip
     paid = [(question.rates, kind) for question, kind in (first, second)]
-    return _row(APART, shares, paid, Passing(bytes_per_second=requests * size, bandwidth=bandwidth, price=price))
+    return row_of(APART, shares, paid, Passing(bytes_per_second=requests * size, bandwidth=bandwidth, price=price))
+

@@ -22,7 +22,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.serving.engine_passes import Engine
 from planner.serving.lock_step import bulk_of, train_of
-from planner.serving.step import Pass, step_time
+from planner.serving.step import Pass
 
 ROUNDS = 3
 """Rounds of the fixed point: B settles within a thousandth."""
@@ -252,7 +252,7 @@ def static(engine: Engine, requests: Any, most: Any) -> Flow:
         batch=1e-6, context=engine.context, prompts=packed, prompt_tokens=tokens, cached=(number - 1.0) / 2.0 * tokens + engine.hit
     )
     passes = number * np.maximum(inside / (packed * engine.dp), 1.0)
-    whole = np.asarray(step_time(engine.served, engine.layout, work).total)
+    whole = np.asarray(engine.time(work).total)
     prompts = whole * (1.0 + (passes - 1.0) / engine.pp)
     decode = engine.decode(inside)
     latency = requests / inside * (prompts + np.maximum(engine.output - 1.0, 0.0) * decode / engine.speed)

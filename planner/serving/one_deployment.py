@@ -96,6 +96,7 @@ def said_by(plan: ServePlan, changes: Mapping[str, Any]) -> tuple[dict[str, Any]
 
     Another degree or number of GPUs makes the replicas and the split of experts follow anew; another load replaces the plan's.
     """
+    plan.require_one_kind("plan serve estimate")
     changes = {name: value for name, value in changes.items() if value is not None}
     traffic, limits = plan.traffic, plan.limits
     split = {name: int(value) for name, value in vars(plan.layout).items() if name in SPLIT}

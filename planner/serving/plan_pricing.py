@@ -1,16 +1,21 @@
 """One deployment priced, and a serve plan priced again: what its file says, by the model of steps and queues as it is now."""
 
+import itertools
 from dataclasses import replace
+
+import numpy as np
 
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.serving import pools
+from planner.serving.chain import Chain, ChainEngine, Hop, chain_memory
 from planner.serving.engine import Engine, load_engine
 from planner.serving.pool_search import priced_pools
-from planner.serving.result import ServingEstimate
+from planner.serving.priced_table import estimate_row
+from planner.serving.result import ServingEstimate, ServingMemory
 from planner.serving.serve_plan import ServePlan, predict_serving
 from planner.serving.served import Served
-from planner.serving.serving_estimate import estimate
+from planner.serving.serving_estimate import estimate, estimate_of
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_rows import with_ranges
 from planner.serving.serving_rules import violations
@@ -45,8 +50,39 @@ def served_of(plan: ServePlan, engine: Engine | None = None) -> Served:
     return Served(model=plan.model, hardware=hardware, engine=engine, precision=plan.precision)
 
 
+def chain_of(plan: ServePlan, engine: Engine | None = None) -> Chain:
+    """The stages of a plan on several kinds as a chain of one row."""
+    runs = [list(run) for _, run in itertools.groupby(plan.stages, key=lambda one: one.kind)]
+    hops = [
+        Hop(bandwidth=np.inf if run[-1].link_bandwidth is None else run[-1].link_bandwidth, latency=run[-1].link_latency)
+        for run in runs[:-1]
+    ]
+    return Chain(
+        kinds=tuple(served_of(replace(plan, hardware=run[0].hardware), engine) for run in runs), hops=tuple(hops),
+        layers=np.array([[one.layers for one in plan.stages]]),
+        kind=np.array([[number for number, run in enumerate(runs) for _ in run]]),
+    )  # fmt: skip
+
+
+def memory_of_chain(plan: ServePlan) -> ServingMemory:
+    """Memory of the fullest GPU of a plan on several kinds, as columns of one row."""
+    return chain_memory(chain_of(plan), plan.layout.take(np.zeros(1, dtype=np.intp)), plan.traffic)
+
+
+def priced_at(plan: ServePlan, traffic: Traffic, engine: Engine | None = None) -> ServingEstimate:
+    """A plan under some traffic: on one kind, on two pools, or with stages on several kinds."""
+    if not plan.stages:
+        return priced_either(served_of(plan, engine), plan.layout, plan.prefill, traffic)
+    chain, layout = chain_of(plan, engine), plan.layout.take(np.zeros(1, dtype=np.intp))
+    found = estimate_of(ChainEngine(chain, layout, traffic), chain_memory(chain, layout, traffic))
+    one: ServingEstimate = estimate_row(found, 0)
+    return one
+
+
 def estimate_of_plan(plan: ServePlan, engine: Engine | None = None) -> ServingEstimate:
     """The estimate of one plan, of one pool or two."""
+    if plan.stages:
+        return priced_at(plan, plan.traffic, engine)
     served = served_of(plan, engine)
     if plan.prefill is None:
         return estimate(served, plan.layout, plan.traffic)
@@ -60,7 +96,7 @@ def priced(plan: ServePlan, engine: Engine | None = None) -> ServePlan:
 
 def price_again(plan: ServePlan) -> ServePlan:
     """The same with the rules of its engine checked and intervals for its numbers. Raises PlannerError where it breaks a rule."""
-    served = served_of(plan)
-    require_legal(served, plan.layout, plan.prefill)
-    found = priced_either(served, plan.layout, plan.prefill, plan.traffic)
+    for name in dict.fromkeys(one.hardware for one in plan.stages) or (plan.hardware,):
+        require_legal(served_of(replace(plan, hardware=name)), plan.layout, plan.prefill)
+    found = priced_at(plan, plan.traffic)
     return replace(plan, prediction=with_ranges(found, plan.model, plan.traffic.load, plan.prefill is not None))

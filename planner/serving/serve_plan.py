@@ -185,6 +185,23 @@ def predict_serving(
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServeStage:
+    """One pipeline stage of a deployment whose stages stand on several kinds of nodes."""
+
+    kind: Name
+    """Nodes of the cluster file."""
+    hardware: Name
+    """Library name or path of their profile."""
+    layers: Count
+    gpus_per_node: Count
+    usd_per_gpu_hour: Number | None = None
+    link_bandwidth: Number | None = None
+    """Bytes/s to the next stage where that is of another kind, of all engines together; None = only their own cards bound it."""
+    link_latency: Number = 0.0
+    """Seconds, one way."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServePlan:
     """One deployment of one model, with everything needed to price, export or measure it again."""
 
@@ -210,6 +227,8 @@ class ServePlan:
     """Why this layout and not the next."""
     chosen_for: Annotated[str, one_of("", "offline", "balanced", "interactive", "limits")] = ""
     """What the load was chosen for by a search; empty: it was asked for."""
+    stages: tuple[ServeStage, ...] = ()
+    """Of each engine, first stage first, where they stand on several kinds; empty: all on ``hardware``, cut by the engine."""
 
     def __post_init__(self) -> None:
         if self.limits.percentile not in FIGURES:
@@ -217,6 +236,12 @@ class ServePlan:
         for name, layout in self.pools().items():
             if any(not isinstance(value, (int, np.integer)) for value in vars(layout).values()):
                 raise PlannerError(f"the {name} layout holds columns; a plan holds one deployment")
+        held = sum(one.layers for one in self.stages)
+        if self.stages and (len(self.stages) != self.layout.pp or held != self.model.num_layers or self.prefill is not None):
+            raise PlannerError(
+                f"the {len(self.stages)} stages hold {held} layers; they must be the {self.layout.pp} of one pool with all "
+                f"{self.model.num_layers}"
+            )
         if self.num_gpus > self.gpus:
             parts = " + ".join(str(one.num_gpus) for one in self.pools().values())
             raise PlannerError(
@@ -231,6 +256,16 @@ class ServePlan:
     def num_gpus(self) -> int:
         """GPUs that the layout takes, all pools and replicas."""
         return sum(int(one.num_gpus) for one in self.pools().values())
+
+    @property
+    def hardware_text(self) -> str:
+        """The kinds of GPU in words."""
+        return " and ".join(dict.fromkeys(one.hardware for one in self.stages)) or self.hardware
+
+    def require_one_kind(self, what: str) -> None:
+        """Raise PlannerError for stages on several kinds, which ``what`` does not take."""
+        if self.stages:
+            raise PlannerError(f"{what} takes deployments on one kind of GPU; ask 'plan serve --cluster' again for this one")
 
     @property
     def engine_name(self) -> str:
@@ -278,6 +313,7 @@ class ServePlan:
             "why": self.why,
             "chosen_for": self.chosen_for,
             "assumptions": plain(self.assumptions),
+            **({"stages": plain(self.stages)} if self.stages else {}),
         }
 
     @classmethod

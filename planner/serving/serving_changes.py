@@ -124,7 +124,9 @@ def what_if(
 
 
 def request_of_plan(plan: ServePlan) -> ServeRequest:
-    """The question that a plan answers: its split is open, its load too where a search chose it."""
+    """The question that a plan answers: its split is open, its load too where a search chose it. Raises PlannerError for stages on
+    several kinds."""
+    plan.require_one_kind("a search or what-if of a serve plan")
     traffic, limits = plan.traffic, plan.limits
     load: dict[str, Any] = {} if plan.chosen_for else {traffic.load: traffic.value}
     return ServeRequest(

@@ -22,10 +22,15 @@ def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any
 
     ``value`` replaces traffic.value, as a column where every layout has a load of its own (a sweep over concurrency).
     """
-    load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
+    return estimate_of(Engine(served, layout, traffic), memory, value)
+
+
+def estimate_of(engine: Engine, memory: ServingMemory, value: Any = None) -> ServingEstimate:
+    """The same of an engine and its memory, whatever they are computed from."""
+    served, layout, traffic = engine.served, engine.layout, engine.traffic
+    load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     most = running_at_most(served, layout, traffic, memory)
-    engine = Engine(served, layout, traffic)
     each = load_value / np.asarray(layout.replicas, dtype=np.float64)
     room = np.maximum(most, 1.0)
     if traffic.load == "static":

@@ -76,10 +76,10 @@ def serving_memory(
 ) -> ServingMemory:
     """Parts on the GPU with the least room, for one layout or for columns."""
     one = Placed(model=model, hardware=hardware, engine=engine, precision=precision, layout=layout, traffic=traffic)
-    return _scarcest([_of_stage(one, stage) for stage in stages(model, engine, layout)])
+    return scarcest([of_stage(one, stage) for stage in stages(model, engine, layout)])
 
 
-def _of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
+def of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
     """Fields of ServingMemory on a GPU of one stage."""
     model, engine, layout, speculation = one.model, one.engine, one.layout, one.traffic.speculation
     weights = weight_bytes(model, engine, one.precision, layout, stage)
@@ -127,10 +127,11 @@ def _whole(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> tuple[Any
     return total - held - peak - context - group - graphs, 0.0
 
 
-def _scarcest(found: list[dict[str, Any]]) -> ServingMemory:
+def scarcest(found: list[dict[str, Any]]) -> ServingMemory:
     """The stage with the least room, by candidate."""
     least = np.argmin(np.stack(np.broadcast_arrays(*[one["left"] for one in found])), axis=0)
-    values: dict[str, Any] = {"usable": found[0]["usable"]}
+    sizes = [one["usable"] for one in found]
+    values: dict[str, Any] = {"usable": sizes[0] if len(set(sizes)) == 1 else np.asarray(sizes)[least]}
     for field in fields(ServingMemory):
         if field.name not in values:
             column = np.stack([np.broadcast_to(one[field.name], least.shape) for one in found])

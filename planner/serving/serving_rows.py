@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.costs import Rates, kwh_per_million_tokens, usd_per_million_tokens
+from planner.costs import Rates, kwh_per_million_tokens, rates_of, usd_per_million_tokens
+from planner.hardware import load_hardware
 from planner.model import ModelSpec
 from planner.serving.intervals import bar, kind_of, range_of
 from planner.serving.priced_table import Choice
@@ -100,6 +101,16 @@ def _money(rates: Rates, gpus: int, output: float, total: float) -> dict[str, fl
     }
 
 
+def rates_of_plan(plan: ServePlan, price: float | None = None) -> Rates:
+    """What a GPU of a plan costs and draws: of several kinds the mean over its stages; ``price``: dollars per GPU-hour instead."""
+    known = [one.usd_per_gpu_hour for one in plan.stages]
+    if price is not None or not known or None in known:
+        return rates_of(load_hardware(plan.hardware), price=price)
+    found = rates_of(load_hardware(plan.hardware), price=sum(one or 0.0 for one in known) / len(known))
+    mean = replace(found.basis[0], source="the mean over the stages, by their kinds of nodes")
+    return replace(found, basis=(mean, *found.basis[1:]))
+
+
 def load_text(plan: ServePlan) -> str:
     """The load in a word: 256, 5/s."""
     value = plan.traffic.value
@@ -123,6 +134,8 @@ def layout_text(layout: ServingLayout) -> str:
 
 def plan_layout_text(plan: ServePlan) -> str:
     """Both pools where there are two."""
+    if plan.stages:
+        return f"{layout_text(plan.layout)} ({', '.join(f'{one.layers} on {one.kind}' for one in plan.stages)})"
     if plan.prefill is None:
         return layout_text(plan.layout)
     return f"{layout_text(plan.prefill)} -> {layout_text(plan.layout)}"

@@ -54,6 +54,11 @@ def step_time(served: Served, layout: ServingLayout, work: Pass) -> StepTime:
     return _Step(served, layout, work).time()
 
 
+def rows_of(served: Served, layout: ServingLayout, work: Pass) -> Floats:
+    """Rows of the products of one attention rank: those that a graph pads a batch to, and prompts."""
+    return _Step(served, layout, work).tokens
+
+
 def core_bound(rows: Any) -> Floats:
     """How far products of so many rows are bound by tensor cores: 0 up to TABLE_ROWS, where they wait for weights, 1 from two
     doublings above."""

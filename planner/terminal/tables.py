@@ -20,7 +20,7 @@ from planner.explain import COMPONENT_TEXT, PART_TEXT, host_text, layout_text, r
 from planner.layout import NAMES, Layout
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
-from planner.terminal.whole_words import WholeWords
+from planner.terminal.whole_words import WholeWords, least_columns
 from planner.ties import RIGHT, shipped_ties
 from planner.workload import LORA_WHOLE, Workload
 
@@ -72,6 +72,23 @@ def table(*headings: str, title: str | None = None, least: int | None = None, ro
     for row in rows:
         found.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
     return found
+
+
+def fitted(
+    columns: Mapping[str, Sequence[Any]], spare: Sequence[str], width: int, title: str | None = None, least: int | None = None
+) -> Table:
+    """A table of columns by their headings (as of ``table``) for a terminal of this width: where whole words do not fit, columns
+    stand nearer to each other, then those of ``spare`` are left out, the first of them first."""
+    kept, left, near = dict(columns), [name for name in spare if name in columns], False
+    while True:
+        found = table(*kept, title=title, least=least, rows=zip(*kept.values(), strict=True))
+        if near:
+            found.padding = (0, 1, 0, 0)
+        if least_columns(found) <= width or (near and not left):
+            return found
+        if near:
+            kept.pop(left.pop(0))
+        near = True
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:

@@ -65,3 +65,12 @@ def most_columns(shown: Table) -> int:
     """Columns of a terminal that the lines of a table fill where nothing is folded."""
     console = Console(width=WIDE)
     return Measurement.get(console, console.options, shown).maximum
+
+
+def least_columns(shown: Table) -> int:
+    """Columns of a terminal in which a table shows whole words."""
+    console = Console(width=WIDE)
+    widths = [_widths(console, console.options, one) for one in shown.columns]
+    return most_columns(shown) - sum(
+        0 if one.no_wrap else width.maximum - width.minimum for one, width in zip(shown.columns, widths, strict=True)
+    )

@@ -12,9 +12,10 @@ from tools.evidence.appendix import Proofs, left_out, unmet
 
 
 def reader(
-    pairs: Sequence[Pair], summary: Mapping[str, Any], held: Sequence[Pair], proofs: Proofs, notes: Mapping[str, Any]
-) -> str:
-    """Markdown; arguments as of ``appendix``."""
+    pairs: Sequence[Pair], summary: Mapping[str, Any], held: Sequence[Pair], proofs: Proofs, notes: Mapping[str, Any],
+    beyond: str = "",
+) -> str:  # fmt: skip
+    """Markdown; arguments as of ``appendix``, and the section of ``beyond``."""
     limits = [f"- {one['what']}: {one['reached']} (asked: {one['asked']}); {one['short']}." for one in unmet(summary, notes)]
     tables = summary_rows(summary)
     return "\n\n".join([
@@ -23,7 +24,7 @@ def reader(
         "![Predicted against measured step time](accuracy.png)",
         "## Memory, by kind of user", markdown(tables["kinds_memory"]), _wrapped(_fits(summary)),
         "## What is promised", markdown(tables["bounds"]), _wrapped(_unseen(proofs) + " " + left_out(pairs, held)),
-        "## Choice of a layout", _wrapped(_choice(summary["ranking"])),
+        "## Choice of a layout", _wrapped(_choice(summary["ranking"])), *([beyond] if beyond else []),
         "## What is not reached, and why", "\n".join(_wrapped(line, "  ") for line in limits) or "Every bound is met.",
         "## How to reproduce it", _COMMANDS, _wrapped(_REMOVED),
     ]) + "\n"  # fmt: skip

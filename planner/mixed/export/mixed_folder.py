@@ -46,7 +46,7 @@ def mixed_bundle(mixed: MixedExport, to: str, plan: Mapping[str, Any]) -> Bundle
         files |= {f"{folder}{run}.sh": _script(rendered, run, placement.nodes, up) for run in RUNS}
     files["plan.yaml"] = library.dump_yaml(dict(plan))
     files["README.md"] = _readme(target, mixed, made, warnings, files)
-    return Bundle(files=files, rendered=rendered, warnings=tuple(warnings))
+    return Bundle(files=files, rendered=rendered, notes=tuple(rendered.notes), warnings=tuple(warnings))
 
 
 def _reasons(target: MixedTarget, mixed: MixedExport) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from planner.cost.estimate import PARTS
@@ -12,7 +13,7 @@ from planner.mixed.mixed_changes import MixedChanges
 from planner.mixed.mixed_plan import MixedPlan
 from planner.mixed.mixed_question import MixedAnswer, shape_text
 from planner.questions.mixed.show_sites import print_sites
-from planner.terminal.tables import assumptions_table, percent, plain_table, risk, samples, seconds, table
+from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, risk, samples, seconds, table
 
 
 def print_answer(console: Console, answer: MixedAnswer) -> None:
@@ -56,7 +57,7 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
         f"step {seconds(one.step_time_s)} ({seconds(low)} to {seconds(high)} for nine of ten runs), "
         f"{one.tokens_per_second:,.0f} tokens/s, MFU {percent(one.mfu)}{price}"
     )
-    console.print(stages_table(plan))
+    console.print(stages_table(plan, console.width))
     times = plain_table("Step time of the slowest pipeline", "left", "right", "right")
     for part in PARTS:
         if one.time_s[part] > 0:
@@ -81,7 +82,7 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
     console.print(assumptions_table(plan.assumptions))
 
 
-def stages_table(plan: MixedPlan) -> object:
+def stages_table(plan: MixedPlan, width: int) -> Table:
     """Who holds what: a line for each stage of each group of equal pipelines."""
     rows, groups = [], plan.layout.pipelines
     for one in plan.prediction.stages:
@@ -94,10 +95,12 @@ def stages_table(plan: MixedPlan) -> object:
             f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f}", risk(one.out_of_memory_probability),
         ))  # fmt: skip
     headings = (
-        "=pipeline (count x m x b)", "=kind", ">GPUs", ">tp", ">layers", ">number", "=recompute", ">busy", ">waits for others",
+        "pipeline (count x m x b)", "=kind", ">GPUs", ">tp", ">layers", ">number", "recompute", ">busy", ">waits for others",
         ">memory, GiB", ">runs out",
     )  # fmt: skip
-    return table(*headings, title="Who holds what", rows=rows)
+    same = ["recompute"] if {row[6] for row in rows} == {"none"} else []
+    columns = dict(zip(headings, zip(*rows, strict=True), strict=True))
+    return fitted(columns, [">number", *same, ">busy"], width, "Who holds what", least=12)
 
 
 def print_changes(console: Console, found: MixedChanges) -> None:

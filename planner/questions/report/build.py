@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib import metadata
 
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.gains import gains, held_back
@@ -17,7 +15,7 @@ from planner.questions.report.choice_charts import (
     scaling_chart,
     sensitivity_chart,
 )
-from planner.questions.report.document import Document, Figure, shown
+from planner.questions.report.document import Document, Figure, shown, today
 from planner.questions.report.run_it import commands
 from planner.questions.report.scaling import Size
 from planner.questions.report.step_charts import (
@@ -72,8 +70,7 @@ def build(
         figures=tuple(_figures(about)), why=tuple(_why(about)), alternatives=alternatives_chart(about),
         charts=(*charts, *scaling, pulled, accuracy_chart(about)),
         assumptions=tuple({"what": one.what, "value": one.value, "why": one.why, "flag": one.flag} for one in plan.assumptions),
-        basis=tuple(dict(vars(one)) for one in about.rates.basis), plan=plan.to_dict(), version=_version(),
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        basis=tuple(dict(vars(one)) for one in about.rates.basis), plan=plan.to_dict(), **today(),
         run=tuple(commands(about.plan, about.resolved, fits=about.fits)), rates=_rates(about),
     )  # fmt: skip
 
@@ -85,13 +82,6 @@ def _rates(about: Subject) -> dict[str, float | None]:
         "tokens": about.costs.tokens, "tokens_per_step": plan.workload.tokens, "step_s": plan.prediction.step_time_s,
         "gpus": plan.num_gpus, "usd_per_gpu_hour": rates.usd_per_gpu_hour, "kwh_per_gpu_hour": rates.kwh_per_gpu_hour,
     }  # fmt: skip
-
-
-def _version() -> str:
-    try:
-        return metadata.version("planner")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 # ------------------------------------------------------------------------------------------------ the answer

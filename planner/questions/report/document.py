@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +233,12 @@ class Document:
         """Plain data for --format json."""
         data = {name: plain(value) for name, value in vars(self).items() if name not in ("version", *PAGE_ALONE)}
         return {"planner_report": FORMAT, "planner": self.version, **data}
+
+
+def today() -> dict[str, str]:
+    """Version of the planner and date of a document."""
+    try:
+        version = metadata.version("planner")
+    except metadata.PackageNotFoundError:
+        version = ""
+    return {"version": version, "date": datetime.now(UTC).strftime("%Y-%m-%d")}

@@ -1,7 +1,8 @@
 """Charts of one step: where its time goes, every action of the pipeline, the memory of every stage and over time."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -125,11 +126,7 @@ def operators_chart(about: Subject) -> Chart:
 
 def pipeline_chart(about: Subject, step: Timeline) -> Chart:
     """Every action of every stage, and what stands around the pipeline."""
-    actions, gap = list(step.actions), None
-    if len(actions) > MOST_ACTIONS:
-        starts, ends = (np.sort([getattr(one, side) for one in actions]) for side in ("start", "end"))
-        gap = (float(starts[MOST_ACTIONS // 2]), float(ends[len(ends) - MOST_ACTIONS // 2]))
-        actions = [one for one in actions if one.start < gap[0] or one.end > gap[1]]
+    actions, gap, notes = drawn_actions(step.actions)
     rows: list[tuple[Value, ...]] = [
         (one.rank, KIND_TEXT[one.kind], one.stage // step.ranks, one.microbatch, one.start, one.end) for one in actions
     ]
@@ -149,20 +146,31 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
         )
         for rank, one in enumerate(totals)
     ]  # fmt: skip
-    per_rank = len(step.actions) / step.ranks
     back = next((one.end for one in step.actions if one.rank == 0 and one.kind != "F"), step.step_time)
-    window = max(step.step_time * VISIBLE / per_rank, 1.7 * back)
     facts = {
         "step_s": step.step_time, "ranks": step.ranks, "chunks": chunks, "actions": len(step.actions),
-        "window_s": step.step_time if per_rank <= 1.5 * VISIBLE else min(window, step.step_time),
+        "window_s": window_of(len(step.actions) / step.ranks, back, step.step_time),
         "gap_from_s": None if gap is None else gap[0], "gap_to_s": None if gap is None else gap[1],
     }  # fmt: skip
-    notes = []
-    if gap is not None:
-        between = f"{shown(gap[0], 'seconds')} to {shown(gap[1], 'seconds')}"
-        notes = [f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {between} is left out."]
     reading = _pipeline_reading(step, chunks, idle, most, least)
     return chart("pipeline", reading, rows, notes, facts=facts, table=table)
+
+
+def drawn_actions(every: Sequence[Any]) -> tuple[list[Any], tuple[float, float] | None, list[str]]:
+    """Actions of a step (with a start and an end in seconds) that are drawn, the time between, and a note on it."""
+    if len(every) <= MOST_ACTIONS:
+        return list(every), None, []
+    starts, ends = (np.sort([getattr(one, side) for one in every]) for side in ("start", "end"))
+    low, high = float(starts[MOST_ACTIONS // 2]), float(ends[len(ends) - MOST_ACTIONS // 2])
+    between = f"{shown(low, 'seconds')} to {shown(high, 'seconds')}"
+    note = f"Of {len(every):,} actions the begin and the end are drawn; the steady state from {between} is left out."
+    return [one for one in every if one.start < low or one.end > high], (low, high), [note]
+
+
+def window_of(each: float, back: float, step: float) -> float:
+    """Seconds that the window shows at first: VISIBLE of ``each`` actions of a lane, and the first backward pass, which ends at
+    ``back``."""
+    return step if each <= 1.5 * VISIBLE else min(max(step * VISIBLE / each, 1.7 * back), step)
 
 
 def _pipeline_reading(step: Timeline, chunks: int, idle: list[float], most: int, least: int) -> str:

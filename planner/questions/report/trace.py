@@ -44,15 +44,16 @@ def _names(memory: tuple[StageMemory, ...], used: set[tuple[int, str]]) -> Itera
     for one in memory:
         layers = f"{one.layers} layer" + ("s" if one.layers != 1 else "")
         name = f"pipeline rank {one.rank} ({one.kind} stage, {layers})"
-        yield _metadata("process_name", one.rank, 0, name=name)
-        yield _metadata("process_sort_index", one.rank, 0, sort_index=one.rank)
+        yield metadata_event("process_name", one.rank, 0, name=name)
+        yield metadata_event("process_sort_index", one.rank, 0, sort_index=one.rank)
         for thread, stream in enumerate(STREAMS):
             if (one.rank, stream) in used:
-                yield _metadata("thread_name", one.rank, thread, name=STREAM_TEXT[stream])
-                yield _metadata("thread_sort_index", one.rank, thread, sort_index=thread)
+                yield metadata_event("thread_name", one.rank, thread, name=STREAM_TEXT[stream])
+                yield metadata_event("thread_sort_index", one.rank, thread, sort_index=thread)
 
 
-def _metadata(kind: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
+def metadata_event(kind: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
+    """A name or an order of a process or a thread."""
     return {"name": kind, "ph": "M", "ts": 0, "pid": rank, "tid": thread, "args": args}
 
 

@@ -15,8 +15,6 @@ NOTHING_FITS = 1
 YAML_FILE = click.Path(dir_okay=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 OUTPUT = click.option("--output", type=YAML_FILE, metavar="FILE", help="Write the best plan to a YAML file.")
-TRACE = click.option("--trace", type=YAML_FILE, metavar="FILE", help="Write three steps as a trace for ui.perfetto.dev (JSON).")
-PAGE = click.option("--page", type=YAML_FILE, metavar="FILE", help="Write the steps as an HTML page with their timeline.")
 OF_JOB = {one[0]: one for one in JOB_FLAGS}
 """Flags that a job of training has too."""
 QUESTION: tuple[tuple[str, Any, str, str], ...] = (
@@ -95,10 +93,8 @@ def rl() -> None:
 @question_options
 @click.option("--top", type=click.IntRange(1, 100), default=3, show_default=True, help="Plans to print.")
 @OUTPUT
-@TRACE
-@PAGE
 @JSON
-def search(top: int, output: Path | None, trace: Path | None, page: Path | None, as_json: bool, **flags: Any) -> None:
+def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
     """Where to train and where to generate in RL: placement, pools, layouts of both sides, staleness.
 
     Every size of the pools and every legal layout of trainer and engine is priced: generation with its length tail, log-probs,
@@ -110,13 +106,13 @@ def search(top: int, output: Path | None, trace: Path | None, page: Path | None,
       plan rl --model qwen3-32b --gpus 64 --prompts 64 --samples 32 --answers mean=3200,p99=8192 --staleness 0..8
       plan rl --model deepseek-v3 --gpus 512 --framework nemo-rl --output rl.yaml
       plan rl --model qwen3-8b --gpus 16 --algorithm ppo --framework openrlhf --mode colocated
-      plan rl --model qwen3-14b --cluster cluster.yaml --answers @lengths.txt --trace step.json
+      plan rl --model qwen3-14b --cluster cluster.yaml --answers @lengths.txt
     """
     from planner import api
 
     with progress("searching") as say:
         found = api.plan_rl(top=top, progress=say, **flags)
-    _write(found[0] if found else None, {"save": output, "trace": trace, "page": page})
+    _write(found[0] if found else None, output)
     emit(found, as_json)
     if not found:
         sys.exit(NOTHING_FITS)
@@ -126,10 +122,8 @@ def search(top: int, output: Path | None, trace: Path | None, page: Path | None,
 @click.argument("file", required=False, type=YAML_FILE)
 @question_options
 @OUTPUT
-@TRACE
-@PAGE
 @JSON
-def estimate(file: Path | None, output: Path | None, trace: Path | None, page: Path | None, as_json: bool, **flags: Any) -> None:
+def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any) -> None:
     """One placement, priced: its phases, idle shares, memory of every phase.
 
     FILE is a plan of --output; flags replace what it says. What is not said of the layouts is chosen as the search does.
@@ -143,17 +137,16 @@ def estimate(file: Path | None, output: Path | None, trace: Path | None, page: P
     from planner import api
 
     found = api.estimate_rl(file, **flags)
-    _write(found, {"save": output, "trace": trace, "page": page})
+    _write(found, output)
     emit(found, as_json)
     if not found.fits:
         sys.exit(NOTHING_FITS)
 
 
-def _write(plan: Any, files: dict[str, Path | None]) -> None:
-    """Write the plan, its trace and its page where asked for: method of the result -> file."""
-    for write, path in files.items():
-        if path is not None and plan is None:
-            click.echo(f"nothing fits, so {path} was not written", err=True)
-        elif path is not None:
-            getattr(plan, write)(path)
-            click.echo(f"wrote {path}", err=True)
+def _write(plan: Any, output: Path | None) -> None:
+    """Write the plan where asked for."""
+    if output is not None and plan is None:
+        click.echo(f"nothing fits, so {output} was not written", err=True)
+    elif output is not None:
+        plan.save(output)
+        click.echo(f"wrote {output}", err=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from planner.rl.rl_answer import PART_TEXT, Answered, usd_per_thousand_steps
 from planner.rl.rl_layout import ASYNCHRONOUS
 from planner.rl.rl_plan import MEMORY, PHASES, POOLS, RlPlan, RlPrediction
-from planner.terminal.tables import assumptions_table, percent, plain_table, risk, seconds, table
+from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, risk, seconds, table
 from planner.units import GIGA, plural
 
 POOL_TEXT = {"train": "pool that trains", "generate": "pool that generates"}
@@ -22,7 +22,7 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
     """The question, the best placements, why, the best of every kind, the first in parts, assumptions."""
     console.print(title(found.plans[0]))
     heading = "Best placements" if found.fit else "Nothing fits; closest"
-    console.print(plans_table(found.plans, heading, price))
+    console.print(plans_table(found.plans, heading, console.width, price))
     console.print(escape(found.why), soft_wrap=not console.is_terminal)
     if found.ways:
         console.print(table("what would fit", "=flag", ">step", title="What would fit", rows=[
@@ -33,7 +33,7 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
             "GPUs or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
         )  # fmt: skip
     if len(found.by_mode) > 1:
-        console.print(plans_table(list(found.by_mode.values()), "The best of every kind", price))
+        console.print(plans_table(list(found.by_mode.values()), "The best of every kind", console.width, price))
     print_parts(console, found.plans[0])
     console.print(assumptions_table(found.question.assumptions))
     looked = f"Priced {found.found.searched:,} placements, {found.found.fitting:,} fit, in {seconds(found.found.seconds)}."
@@ -43,7 +43,7 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
 def print_plan(console: Console, plan: RlPlan, price: float | None = None) -> None:
     """One placement."""
     console.print(title(plan))
-    console.print(plans_table([plan], "This placement", price))
+    console.print(plans_table([plan], "This placement", console.width, price))
     if plan.why:
         console.print(escape(plan.why))
     print_parts(console, plan)
@@ -54,20 +54,25 @@ def print_plan(console: Console, plan: RlPlan, price: float | None = None) -> No
 def title(plan: RlPlan) -> str:
     """The question in one line."""
     work = plan.workload
-    kinds = plan.hardware + (f" and {plan.generate_hardware}" if plan.generate_hardware else "")
+    apart = plan.placement.generate_gpus if plan.generate_hardware else 0
+    kinds = escape(plan.hardware) + (f" and {apart} x {escape(plan.generate_hardware)}" if apart else "")
     lengths = f"{work.answers.mean:,.0f} tokens (p99 {work.answers.quantile(0.99):,.0f})"
     batch = f"{work.prompts} prompts x {plural(work.samples, 'answer')} of {lengths}"
-    where = f"{plan.gpus} x {escape(kinds)}"
+    where = f"{plan.gpus - apart} x {kinds}"
     return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
 
-def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = None) -> Table:
-    """One line for each placement."""
+COLUMNS = (
+    "placement", "actor", "rollout", ">step", ">idle train", ">idle gen.", ">tok/s/GPU", ">memory", ">risk", ">$/1000 steps",
+)  # fmt: skip
+SPARE = (">memory", ">risk", ">idle gen.", ">idle train")
+"""Columns that are left out first where a terminal is narrow: of the first placement they stand below."""
+
+
+def plans_table(plans: Sequence[RlPlan], heading: str, width: int, price: float | None = None) -> Table:
+    """One line for each placement, in a terminal of this width."""
     rows = [(placement_text(one), actor_text(one), rollout_text(one), *_figures(one, price)) for one in plans]
-    return table(
-        "placement", "actor", "rollout", ">step", "~idle train", "~idle gen.", ">tok/s/GPU", "~memory", "~risk", ">$/1000 steps",
-        title=heading, rows=rows,
-    )  # fmt: skip
+    return fitted(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)), SPARE, width, heading, least=12)
 
 
 def _figures(plan: RlPlan, price: float | None) -> tuple[Any, ...]:

@@ -177,13 +177,14 @@ def _on_cluster(cluster: Path, length: str | None, file: Path | None, as_json: b
     """The nodes of a cluster file."""
     from planner import api
 
-    if file is not None:
-        raise click.UsageError("--cluster compares ways to use nodes and writes no plan; plan one kind, with --output")
     for name in ("fewest_gpus", "cheapest"):
         if flags.pop(name):
             raise click.UsageError(f"{flag_of(name)} stands beside --cluster, whose nodes are all in use; leave one out")
     with progress("searching") as say:
         found = api.serve_cluster(cluster, progress=say, output=length, **flags)
+    if file is not None:
+        found.found.save(file)
+        click.echo(f"wrote {file}", err=True)
     emit(found, as_json)
     if not found.found.found.kept:
         sys.exit(NOTHING_SERVES)

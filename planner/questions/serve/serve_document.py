@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import metadata
 
 import numpy as np
 
-from planner.costs import Rates, rates_of
+from planner.costs import Rates
 from planner.errors import PlannerError
-from planner.hardware import load_hardware
-from planner.questions.report.document import Chart, Document, Figure, Value, chart, columns, shown
-from planner.questions.report.show import SERVING_CHARTS as CHARTS
+from planner.questions.report.document import Chart, Document, Figure, Value, chart, columns, shown, today
+from planner.questions.report.show import written
 from planner.questions.serve.show import LATENCY_TEXT, MEMORY_TEXT
 from planner.serving.candidates import loads
-from planner.serving.engine import engine_names, load_engine
-from planner.serving.plan_pricing import price_again, priced_either
+from planner.serving.engine import engine_names
+from planner.serving.plan_pricing import price_again, priced_at
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
-from planner.serving.served import Served
 from planner.serving.serving_answer import Answered, answer
 from planner.serving.serving_changes import request_of_plan
 from planner.serving.serving_question import ServeRequest, ask, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT, takes
-from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_of_plan
+from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, rates_of_plan, row_of_plan
 from planner.serving.traffic import Traffic
 
-FORMATS = ("html", "markdown", "json", "png")
 LEFT_OUT = "dollars: storage, traffic, idle hours, taxes and discounts; energy: hosts, network, cooling, and pauses below the limit"
 FILE = "serve.yaml"
 MOST_LOADS = 14
@@ -42,7 +36,7 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
     plan = price_again(plan)
     found = plan.prediction
     assert found is not None
-    rates = rates_of(load_hardware(plan.hardware), price=price)
+    rates = rates_of_plan(plan, price)
     row = row_of_plan(plan, rates)
     progress("searching")
     searched = _search(plan, progress)
@@ -54,7 +48,7 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
     ]
     limits = limits_text(plan.limits)
     return Document(
-        title=f"{plan.model.name} served on {plan.gpus:,} x {plan.hardware}",
+        title=f"{plan.model.name} served on {plan.gpus:,} x {plan.hardware_text}",
         job=f"{traffic_text(plan.traffic, True)}{', ' + limits if limits else ''}",
         layout=f"{row.engine}, {plan_layout_text(plan)}, {row.precision}", fits=row.limits_kept, verdict=_verdict(plan, row),
         notices=() if row.limits_kept else (plan.why or "It does not serve what is asked.",), figures=tuple(_figures(row, found)),
@@ -62,20 +56,16 @@ def build_serving(plan: ServePlan, price: float | None, progress: Callable[[str]
         alternatives=_alternatives(plan, searched, rates),
         charts=tuple(charts), assumptions=tuple(vars(one) for one in plan.assumptions),
         basis=tuple(dict(vars(one)) for one in rates.basis),
-        plan=plan.to_dict(), version=_version(), date=datetime.now(UTC).strftime("%Y-%m-%d"), run=tuple(_commands(plan)), rates={},
+        plan=plan.to_dict(), **today(), run=tuple(_commands(plan)), rates={},
         left_out=LEFT_OUT, file=FILE,
     )  # fmt: skip
 
 
-def _version() -> str:
-    try:
-        return metadata.version("planner")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _search(plan: ServePlan, progress: Callable[[str], None]) -> Answered | None:
-    """The question of the plan at open loads, its own engine and the others; None where nothing is legal any more."""
+    """The question of the plan at open loads, its own engine and the others; None of stages on several kinds, and where nothing is
+    legal any more."""
+    if plan.stages:
+        return None
     others = [one for one in engine_names() if one != plan.engine_name]
     said = vars(request_of_plan(plan)) | {plan.traffic.load: None, "engine": ",".join([plan.engine, *others])}
     with suppress(PlannerError):
@@ -168,12 +158,6 @@ def _load_chart(plan: ServePlan) -> Chart:
     """The deployment at other loads: requests in flight up to what its cache holds, or shares of the rate."""
     found = plan.prediction
     assert found is not None
-    served = Served(
-        model=plan.model,
-        hardware=load_hardware(plan.hardware),
-        engine=load_engine(plan.engine),
-        precision=plan.precision,
-    )
     rate, mine = plan.traffic.load == "rate", plan.traffic.value
     unit = "requests/s" if rate else "requests in flight"
     if rate:
@@ -184,7 +168,7 @@ def _load_chart(plan: ServePlan) -> Chart:
         values = {*(grid[at] for at in keep), mine}
     rows: list[tuple[Value, ...]] = []
     for value in sorted(values):
-        one = priced_either(served, plan.layout, plan.prefill, _at(plan, value))
+        one = priced_at(plan, _at(plan, value))
         ttft, tpot, total = (float(np.asarray(x)) for x in (one.ttft.mean, one.tpot.mean, one.output_tokens_per_second))
         if all(map(math.isfinite, (ttft, tpot, total))) and not (rate and bool(np.all(np.asarray(one.saturated)))):
             rows.append((value, ttft, tpot, total / plan.gpus, value == mine))
@@ -254,38 +238,15 @@ def _alternatives(plan: ServePlan, searched: Answered | None, rates: Rates) -> C
 
 def _commands(plan: ServePlan) -> list[dict[str, str]]:
     """How to go on from the saved plan."""
-    return [
-        {"what": "Write it for the engine", "command": f"plan export {FILE} --to {plan.engine_name} --output run/"},
-        {
-            "what": "Other hardware, the best deployment each",
-            "command": f"plan serve what-if {FILE} --hardware h200-sxm,b200-sxm",
-        },
-        {"what": "Compare your own measurement with it", "command": f"plan doctor {FILE} --measured bench.json"},
-    ]
+    found = {"Write it for the engine": f"plan export {FILE} --to {plan.engine_name} --output run/"}
+    if not plan.stages:
+        found["Other hardware, the best deployment each"] = f"plan serve what-if {FILE} --hardware h200-sxm,b200-sxm"
+    found["Compare your own measurement with it"] = f"plan doctor {FILE} --measured bench.json"
+    return [{"what": what, "command": command} for what, command in found.items()]
 
 
 def serve_report(
     plan: ServePlan, kind: str, name: str | None, price: float | None, progress: Callable[[str], None]
 ) -> str | bytes:
-    """The report of a serve plan in one of FORMATS, one of CHARTS for a picture. Raises PlannerError."""
-    from planner.questions.report.markdown import markdown
-    from planner.questions.report.page import libraries, page, picture, start_library
-
-    if kind not in FORMATS:
-        raise PlannerError(f"a serve plan has no {kind}; formats: {', '.join(FORMATS)}")
-    if name is not None and name not in CHARTS:
-        raise PlannerError(f"a serve plan has no chart {name}; charts: {', '.join(CHARTS)}")
-    if kind == "png":
-        libraries()
-    code = start_library() if kind == "html" else None
-    document = build_serving(plan, price, progress)
-    if code is not None:
-        progress("writing the page")
-        return page(document, code())
-    if name is not None:
-        if name not in [one.name for one in document.charts]:
-            raise PlannerError(f"{name} has no points: no split of the question is legal any more")
-        return picture(document, name)
-    return (
-        markdown(document) if kind == "markdown" else json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
-    )
+    """The report of a serve plan in one of the formats, with the name of a chart for a picture. Raises PlannerError."""
+    return written("serve plan", (kind, name), lambda: build_serving(plan, price, progress), progress)

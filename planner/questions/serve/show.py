@@ -10,15 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.costs import Rates, rates_of
-from planner.hardware import load_hardware
+from planner.costs import Rates
 from planner.serving.published import QUALITY
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.serving_answer import Answered
 from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT
-from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, row_data, row_of_plan
+from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, rates_of_plan, row_data, row_of_plan
 from planner.serving.serving_search import OBJECTIVES
 from planner.terminal.tables import assumptions_table, percent, plain_table, seconds, table
 from planner.terminal.whole_words import most_columns
@@ -229,11 +228,11 @@ def print_notes(console: Console, rates: Rates) -> None:
 
 def print_plan(console: Console, plan: ServePlan, price: float | None = None) -> None:
     """One deployment with all its parts."""
-    rates = rates_of(load_hardware(plan.hardware), price=price)
+    rates = rates_of_plan(plan, price)
     row = row_of_plan(plan, rates)
     limits = limits_text(plan.limits)
     console.print(
-        f"[bold]{escape(plan.model.name)}[/bold] on {plan.gpus} x {escape(plan.hardware)}, {escape(row.engine)}, "
+        f"[bold]{escape(plan.model.name)}[/bold] on {plan.gpus} x {escape(plan.hardware_text)}, {escape(row.engine)}, "
         f"{escape(plan_layout_text(plan))}, {escape(row.precision)}: "
         f"{traffic_text(plan.traffic, True)}{', ' + limits if limits else ''}"
     )
@@ -278,7 +277,7 @@ def rates_line(row: ServeRow) -> str:
 def plan_data(plan: ServePlan, price: float | None = None) -> dict[str, Any]:
     """One plan: the line of the table, and the plan as its file holds it."""
     return {
-        "row": row_data(row_of_plan(plan, rates_of(load_hardware(plan.hardware), price=price))),
+        "row": row_data(row_of_plan(plan, rates_of_plan(plan, price))),
         "plan": plan.to_dict(),
     }
 

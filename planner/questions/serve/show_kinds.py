@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from planner import units
+from planner.errors import PlannerError
 from planner.questions.serve.show import money, number, time
-from planner.serving.kinds_answer import APART, KindsAnswer, KindsRow
+from planner.serving.kinds_rows import APART, PIPELINE, KindsAnswer, KindsRow
 from planner.serving.serving_question import limits_text, traffic_text
-from planner.terminal.tables import assumptions_table, percent, table
+from planner.terminal.tables import assumptions_table, fitted, percent, table
 
 
 class ServedKinds:
@@ -27,11 +31,23 @@ class ServedKinds:
         return {
             "model": found.question.model.name, "serves": found.kept, "notes": list(found.notes),
             "ways": [
-                {**{name: value for name, value in vars(row).items() if name != "shares"}, "text": row.text,
+                {**{name: value for name, value in vars(row).items() if name not in ("shares", "plan")}, "text": row.text,
                  "shares": [dict(vars(one)) for one in row.shares]}
                 for row in found.rows
             ],
         }  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write the plan of a pipeline over several kinds. Raises PlannerError where none is shown."""
+        plan = next((row.plan for row in self.found.rows if row.plan is not None), None)
+        if plan is None:
+            best = self.found.rows[0]
+            one = best.shares[0]
+            raise PlannerError(
+                f"the best way is {best.text}, of which each kind is a plan of its own: plan serve --hardware {one.hardware} "
+                f"--gpus {one.gpus} --output FILE; only a pipeline over several kinds is written here"
+            )
+        plan.save(path)
 
     def show(self, console: Console) -> None:
         """A line for each way, then who holds what in the first and in each way with several kinds."""
@@ -40,7 +56,7 @@ class ServedKinds:
         console.print(f"[bold]{escape(found.question.model.name)}[/bold], {traffic_text(task.traffic, task.loaded)}{limits}")
         mark = "" if task.limits.percentile == "mean" else f" {task.limits.percentile}"
         shown = table(
-            "=way", ">req/s", ">tok/s", f">TTFT{mark}", f">TPOT{mark}", ">$/h", ">$/M out", title="Ways to use the nodes"
+            "way", ">req/s", ">tok/s", f">TTFT{mark}", f">TPOT{mark}", ">$/h", ">$/M out", title="Ways to use the nodes"
         )
         for row in found.rows:
             style = "red" if not row.limits_kept else "" if shown.row_count else "bold"
@@ -49,13 +65,7 @@ class ServedKinds:
                 time(row.tpot_s), money(row.usd_per_hour), money(row.usd_per_million_output), style=style,
             )  # fmt: skip
         console.print(shown)
-        parts = table("=way", "=kind", "=site", ">GPUs", "=engine", "=layout", ">routed", title="Who does what")
-        for row in found.rows:
-            for one in row.shares:
-                name = f"{one.kind} ({one.role})" if one.role != "all" else one.kind
-                cells = (row.text if one is row.shares[0] else "", name, one.site, str(one.gpus), one.engine, one.layout)
-                parts.add_row(*map(escape, cells), percent(one.routed))
-        console.print(parts)
+        console.print(_who_does_what(found.rows, console.width))
         for text in [*map(_link_text, found.rows), *found.notes]:
             if text:
                 console.print(escape(text), soft_wrap=not console.is_terminal)
@@ -64,12 +74,26 @@ class ServedKinds:
         console.print(assumptions_table(found.question.assumptions))
 
 
+def _who_does_what(rows: Sequence[KindsRow], width: int) -> Table:
+    """A line for each kind of each way; site and engine may be left out where all have the same."""
+    lines = [
+        (row.text if one is row.shares[0] else "", f"{one.kind} ({one.role})" if one.role != "all" else one.kind, one.site,
+         str(one.gpus), one.engine, one.layout, percent(one.routed))
+        for row in rows for one in row.shares
+    ]  # fmt: skip
+    columns = dict(zip(("way", "kind", "=site", ">GPUs", "=engine", "layout", ">routed"), zip(*lines, strict=True), strict=True))
+    spare = [name for name in ("=site", "=engine") if len(set(columns[name])) == 1]
+    return fitted(columns, spare, width, "Who does what", least=12)
+
+
 def _link_text(row: KindsRow) -> str:
-    """What passes between two kinds, in a sentence."""
-    if row.what != APART or row.link_bandwidth is None:
-        return ""
+    """What passes between two kinds, and how a pipeline is cut, in a sentence."""
+    cut = f"{row.cut_by}={','.join(map(str, row.cut))}" if row.what == PIPELINE else ""
+    if row.what not in (APART, PIPELINE) or row.link_bandwidth is None:
+        return cut and f"{row.text}: {cut}."
     used, most = row.link_bytes_per_second / units.GIGA, row.link_bandwidth / units.GIGA
-    return f"{row.text}: {used:.3g} GB/s of cache over a link of {most:.3g} GB/s."
+    what = f"{cut}; {used:.3g} GB/s" if cut else f"{used:.3g} GB/s of cache"
+    return f"{row.text}: {what} over a link of {most:.3g} GB/s."
 
 
 def print_kinds(console: Console, found: ServedKinds) -> None:

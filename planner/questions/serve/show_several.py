@@ -9,14 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from planner.costs import rates_of
-from planner.hardware import load_hardware
 from planner.questions.serve.show import change_data, money, number, print_notes, rows_table, time, title
 from planner.serving.compared_splits import Compared
 from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question
-from planner.serving.serving_rows import row_data, row_of_plan
+from planner.serving.serving_rows import rates_of_plan, row_data, row_of_plan
 from planner.terminal.tables import assumptions_table, percent, table
 
 
@@ -134,7 +132,7 @@ class ComparedPlans:
     def __init__(self, plans: Sequence[ServePlan]) -> None:
         self.plans = list(plans)
         self.rows = [
-            row_of_plan(one, rates_of(load_hardware(one.hardware)), f"plan {number}")
+            row_of_plan(one, rates_of_plan(one), f"plan {number}")
             for number, one in enumerate(plans, 1)
         ]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from planner.rl.export.rl_folder import RlExport
+from planner.trainers.bundle.folder import NamedExport
 from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.child import ask, installed
 from planner.trainers.checking.import_standins import settle_torch, stand_in
@@ -30,7 +30,7 @@ NEEDED = {
 """Packages without which the framework's own code is not run."""
 
 
-def check_export(made: RlExport, folder: Path) -> Checked:
+def check_export(made: NamedExport, folder: Path) -> Checked:
     """How far the framework's own code goes with an exported folder; names are checked in any case."""
     named = f"names of {made.checked}"
     missing = [one for one in NEEDED.get(made.target, ()) if not installed(one)]

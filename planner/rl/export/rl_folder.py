@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from planner import library
@@ -13,33 +12,20 @@ from planner.rl.export.rl_started import ESTIMATORS, HERE, Started
 from planner.rl.export.rl_targets import TARGETS
 from planner.rl.rl_plan import RlPlan
 from planner.trainer_options import number_of
-from planner.trainers.bundle.folder import Bundle, write_bundle
+from planner.trainers.bundle.folder import NamedExport, write_bundle
 from planner.trainers.bundle.quoting import shell_command, text_from
-from planner.trainers.bundle.target import Rendered
 
 UNPRICED = "the plan was not priced: its phases and memory are not known"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RlExport:
-    """What was written, and what the framework's own names say of it."""
-
-    target: str
-    files: dict[str, str]
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    checked: str
-    """What the settings were held against."""
-
-
-def export_rl(plan: RlPlan, to: str, folder: Path, *, force: bool = False) -> RlExport:
+def export_rl(plan: RlPlan, to: str, folder: Path, *, force: bool = False) -> NamedExport:
     """Write an RL plan for a framework. Raises PlannerError when it cannot run there, or the folder cannot be written."""
     made = make_export(plan, to)
-    write_bundle(Bundle(files=made.files, rendered=Rendered(files={}, entry=(), smoke=()), warnings=()), folder, force=force)
+    write_bundle(made, folder, force=force)
     return made
 
 
-def make_export(plan: RlPlan, to: str) -> RlExport:
+def make_export(plan: RlPlan, to: str) -> NamedExport:
     """The files of an RL plan for a framework. Raises PlannerError."""
     if to not in TARGETS:
         raise UnknownNameError("target of an RL plan", to, TARGETS)
@@ -62,7 +48,7 @@ def make_export(plan: RlPlan, to: str) -> RlExport:
         f"{HERE}/README.rl.md.j2", plan=plan, target=to, title=target.title, checked=checked, started=started, nodes=job.nodes,
         layout=job.layout, rollout=job.rollout, trainer=plan.trainer, answers=job.answer_limit, notes=notes,
     )  # fmt: skip
-    return RlExport(target=to, files=files, notes=notes, warnings=tuple(_warnings(plan, job)), checked=checked)
+    return NamedExport(target=to, files=files, notes=notes, warnings=tuple(_warnings(plan, job)), checked=checked)
 
 
 def _run(job: FrameworkJob, started: Started) -> str:
@@ -108,6 +94,6 @@ def _warnings(plan: RlPlan, job: FrameworkJob) -> list[str]:
     return found
 
 
-def check_text(made: RlExport) -> str:
+def check_text(made: NamedExport) -> str:
     """What an export was held against, where nothing of the framework is run."""
     return f"check: reached 'name known': names of {made.checked}"

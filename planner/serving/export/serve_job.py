@@ -1,14 +1,19 @@
 """A serve plan with its hardware, as pools of engines: what every exporter looks at."""
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+import numpy as np
 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.serving.engine import Engine, load_engine
-from planner.serving.serve_plan import ServePlan
+from planner.serving.plan_pricing import memory_of_chain
+from planner.serving.serve_plan import ServePlan, ServeStage
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import violations
@@ -106,10 +111,11 @@ class ServeJob:
         hardware, engine = load_hardware(plan.hardware), load_engine(plan.engine)
         software = engine.version if engine.file else plan.engine.partition("@")[2]
         job = ServeJob(plan=plan, hardware=hardware, engine=engine, software=software)
+        cards = [load_hardware(name) for name in dict.fromkeys(one.hardware for one in plan.stages)] or [hardware]
         problems = [
             problem
-            for pool in job.pools
-            for problem in violations(plan.model, job.hardware, job.engine, plan.precision, replace(pool.layout, replicas=1))
+            for pool, card in itertools.product(job.pools, cards)
+            for problem in violations(plan.model, card, job.engine, plan.precision, replace(pool.layout, replicas=1))
         ] + [
             f"an engine of {pool.gpus} GPUs does not fill nodes of {pool.gpus_per_node}; choose degrees whose product divides by it"
             for pool in job.pools
@@ -132,7 +138,7 @@ class ServeJob:
     @cached_property
     def pools(self) -> tuple[Pool, ...]:
         """The kinds of engines, those of prompts first."""
-        per_node = int(self.hardware.gpus_per_node)
+        per_node = self.gpus_of_rank if self.plan.stages else int(self.hardware.gpus_per_node)
         return tuple(
             Pool(name={"both": "serve"}.get(name, name), layout=layout, gpus_per_node=per_node)
             for name, layout in self.plan.pools().items()
@@ -146,6 +152,8 @@ class ServeJob:
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """Where each engine lies: one after the other, none over the edge of a node that it would fit into."""
+        if self.plan.stages:
+            return tuple(self._places_by_kind())
         found: list[Place] = []
         node, free, slot = -1, 0, 0
         for pool in self.pools:
@@ -161,9 +169,41 @@ class ServeJob:
         return tuple(found)
 
     @property
+    def stages_by_kind(self) -> list[list[ServeStage]]:
+        """Stages of one engine on several kinds, those of each kind together."""
+        return [list(run) for _, run in itertools.groupby(self.plan.stages, key=lambda one: one.kind)]
+
+    @property
+    def gpus_of_rank(self) -> int:
+        """GPUs that an engine on several kinds takes of each node, as engines start equal numbers on all: the most that divide what
+        it has of each kind, in whole stages."""
+        tp, runs = int(self.plan.layout.tp), self.stages_by_kind
+        most = min(run[0].gpus_per_node for run in runs) // tp
+        return tp * max(n for n in range(1, most + 1) if all(len(run) % n == 0 for run in runs))
+
+    def _places_by_kind(self) -> Iterator[Place]:
+        """Nodes of one kind after those of another, in the order of the pipeline; on each as many engines as have room."""
+        gpus, first_node, first_rank = self.gpus_of_rank, 0, 0
+        for run in self.stages_by_kind:
+            ranks, room = len(run) * int(self.plan.layout.tp) // gpus, run[0].gpus_per_node // gpus
+            for engine, rank in itertools.product(range(int(self.plan.layout.replicas)), range(ranks)):
+                node, share = divmod(engine * ranks + rank, room)
+                yield Place(
+                    node=first_node + node, pool="serve", slot=engine, first_gpu=share * gpus, gpus=gpus, rank=first_rank + rank,
+                    leader=self._leader(engine, gpus),
+                )  # fmt: skip
+            first_node += math.ceil(int(self.plan.layout.replicas) * ranks / room)
+            first_rank += ranks
+
+    def _leader(self, engine: int, gpus: int) -> int:
+        """Node of the first rank of an engine on several kinds."""
+        run = self.stages_by_kind[0]
+        return engine * (len(run) * int(self.plan.layout.tp) // gpus) // (run[0].gpus_per_node // gpus)
+
+    @property
     def num_nodes(self) -> int:
         """Nodes that engines lie on."""
-        return self.places[-1].node + 1
+        return max(one.node for one in self.places) + 1
 
     @property
     def num_engines(self) -> int:
@@ -190,6 +230,9 @@ class ServeJob:
         if self.plan.options.memory_share is not None:
             return self.plan.options.memory_share
         plan, alone = self.plan, replace(pool.layout, replicas=1)
+        if plan.stages:
+            held = memory_of_chain(plan)
+            return round(float(np.min(held.share)) - 0.0005, 3) if np.any(np.asarray(held.raised)) else None
         found = serving_memory(plan.model, self.hardware, self.engine, plan.precision, alone, plan.traffic)
         return round(float(found.share) - 0.0005, 3) if found.raised else None  # rounded down
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError, listed
+from planner.serving.chain_search import CUT_BY
 from planner.serving.export import dynamo, llm_d
 from planner.serving.export.bench_command import Bench, bench_of
 from planner.serving.export.serve_job import FIRST_PORT, ROUTER_PORT, ModelNames, Place, ServeJob
 from planner.serving.flags.flag_check import known_flags, recorded, wrong_keys, wrong_words
 from planner.serving.serve_plan import LATENCIES, ServePlan
-from planner.trainers.bundle.folder import Bundle, write_bundle
+from planner.trainers.bundle.folder import NamedExport, write_bundle
 from planner.trainers.bundle.quoting import shell_command, text_from, yaml_blocks
-from planner.trainers.bundle.target import Rendered
 
 TARGETS = {
     "vllm": "vLLM (scripts)", "sglang": "SGLang (scripts)", "trtllm": "TensorRT-LLM (configuration and scripts)",
@@ -33,27 +33,14 @@ _TITLES = {
 _KINDS = {"serve": "prompts and answers", "prefill": "prompts alone", "decode": "answers alone"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeExport:
-    """What was written, and what the engines' own flags say of it."""
-
-    files: dict[str, str]
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    checked: str
-    """What the flags were held against."""
-
-
-def export_serving(plan: ServePlan, to: str, folder: Path, *, force: bool = False) -> ServeExport:
+def export_serving(plan: ServePlan, to: str, folder: Path, *, force: bool = False) -> NamedExport:
     """Write a serve plan for a target. Raises PlannerError when it cannot run there, or the folder cannot be written."""
     made = make_export(plan, to)
-    write_bundle(
-        Bundle(files=made.files, rendered=Rendered(files={}, entry=(), smoke=()), warnings=()), folder, force=force
-    )
+    write_bundle(made, folder, force=force)
     return made
 
 
-def make_export(plan: ServePlan, to: str) -> ServeExport:
+def make_export(plan: ServePlan, to: str) -> NamedExport:
     """The files of a serve plan for a target. Raises PlannerError."""
     if to not in TARGETS:
         raise UnknownNameError("target of a serve plan", to, TARGETS)
@@ -61,6 +48,11 @@ def make_export(plan: ServePlan, to: str) -> ServeExport:
         others = listed([plan.engine_name, "dynamo", *(["llm-d"] if plan.engine_name == "vllm" else [])])
         raise PlannerError(
             f"the plan was priced for {plan.engine}, and {to} is another engine: export to {others}, or plan for {to}"
+        )
+    if plan.stages and (to not in CUT_BY or plan.engine_name not in CUT_BY):
+        raise PlannerError(
+            f"{to} starts engines on equal nodes, and the stages of this plan stand on {plan.hardware_text}; export to "
+            f"{plan.engine_name}"
         )
     job, engine = ServeJob.of(plan), engine_module(plan.engine_name)
     problems = engine.refusals(job) + (llm_d.refusals(job) if to == "llm-d" else [])
@@ -83,7 +75,7 @@ def make_export(plan: ServePlan, to: str) -> ServeExport:
         f"{_HERE}/README.serving.md.j2", **common, start=made.start, checked=made.checked, notes=notes,
         latencies=[(one, _TITLES[one]) for one in LATENCIES],
     )  # fmt: skip
-    return ServeExport(files=files, notes=notes, warnings=tuple(_warnings(plan, to)), checked=made.checked)
+    return NamedExport(target=to, files=files, notes=notes, warnings=tuple(_warnings(plan, to)), checked=made.checked)
 
 
 def _command(words: Sequence[str]) -> str:
@@ -116,6 +108,7 @@ def _scripts(job: ServeJob, engine: Any) -> _Made:
     files, wrong = {}, []
     for pool in job.pools:
         before, words = engine.command(job, pool)
+        before = [*_cut(job), *before]
         what = (
             f"One engine for {_KINDS[pool.name]}: {pool.gpus} GPUs on {pool.nodes} node{'s' if pool.nodes > 1 else ''}."
         )
@@ -133,9 +126,11 @@ def _scripts(job: ServeJob, engine: Any) -> _Made:
     files["engines.txt"] = "# node pool GPUs port slot rank leader nodes\n" + "".join(
         _row(job, one) for one in job.places
     )
-    files["run.sh"] = text_from(f"{_HERE}/run.sh.j2", num_nodes=job.num_nodes, routed=job.routed)
+    files["run.sh"] = text_from(f"{_HERE}/run.sh.j2", num_nodes=job.num_nodes, routed=job.routed, stages=job.plan.stages)
     if job.num_nodes > 1:
-        files["hosts.txt"] = f"# Addresses of the {job.num_nodes} nodes, one a line, in the order of NODE_RANK.\n"
+        files["hosts.txt"] = f"# Addresses of the {job.num_nodes} nodes, one a line, in the order of NODE_RANK.\n" + "".join(
+            f"# {line}\n" for line in _nodes_of_kinds(job)
+        )
     if job.routed:
         words = engine.router(job)
         files["router.sh"] = text_from(
@@ -146,6 +141,25 @@ def _scripts(job: ServeJob, engine: Any) -> _Made:
             wrong += wrong_words(known_flags(engine.ROUTER)[0], engine.ROUTER, words)
     command = "bash run.sh" if job.num_nodes == 1 else f"NODE_RANK=0..{job.num_nodes - 1} bash run.sh   # on each node"
     return _Made(files=files, start=_start(job, engine, command), wrong=wrong, checked=checked)
+
+
+def _cut(job: ServeJob) -> list[str]:
+    """The layers of every stage, where they stand on several kinds."""
+    layers = ",".join(str(one.layers) for one in job.plan.stages)
+    return [f"export {CUT_BY[job.plan.engine_name]}={layers}"] if layers else []
+
+
+def _nodes_of_kinds(job: ServeJob) -> list[str]:
+    """Which nodes are of which kind: those of the first stages first."""
+    found = list[str]()
+    for run in job.stages_by_kind:
+        ranks = {number for number, stage in enumerate(job.plan.stages) if stage.kind == run[0].kind}
+        held = {one.rank for one in job.places if one.rank * job.gpus_of_rank // int(job.plan.layout.tp) in ranks}
+        nodes = sorted({one.node for one in job.places if one.rank in held})
+        layers = ", ".join(str(stage.layers) for stage in run)
+        named = f"nodes {nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else f"node {nodes[0]}"
+        found.append(f"{named}: {run[0].kind} ({run[0].hardware}), stages of {layers} layers")
+    return found
 
 
 def _row(job: ServeJob, one: Place) -> str:
@@ -245,7 +259,7 @@ def _variables(job: ServeJob) -> list[tuple[str, str | None, str]]:
 
 def _notes(job: ServeJob, to: str) -> list[str]:
     """What the files cannot say in their own words."""
-    plan, notes = job.plan, list[str]()
+    plan, notes = job.plan, [f"{line[0].upper()}{line[1:]}." for line in _nodes_of_kinds(job)]
     idle = plan.gpus - plan.num_gpus
     if idle:
         notes.append(f"{idle} of the {plan.gpus} GPUs are left over and stay idle.")
@@ -293,7 +307,7 @@ def _same(version: str, other: str) -> bool:
     return parts[0][:short] == parts[1][:short]
 
 
-def check_text(made: ServeExport) -> str:
+def check_text(made: NamedExport) -> str:
     """What --check prints; what an engine would refuse is never written."""
     return (
         f"check: reached 'name known': names, types and choices of {made.checked}; not further: planner runs no engine"

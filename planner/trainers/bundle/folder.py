@@ -19,15 +19,32 @@ from planner.trainers.bundle.target import ExportJob, Rendered, Target, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bundle:
-    """Every file of an export."""
+class ExportFiles:
+    """Every file of an export, and what is said of them."""
 
     files: dict[str, str]
     """Name relative to the folder -> text."""
-    rendered: Rendered
-    """What the trainer's module gave."""
+    notes: tuple[str, ...]
+    """Differences between the plan and what runs, and what it still needs."""
     warnings: tuple[str, ...]
     """What the user has to know before it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedExport(ExportFiles):
+    """Files whose settings are those that a program knows, as recorded or installed."""
+
+    target: str
+    checked: str
+    """What the settings were held against."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle(ExportFiles):
+    """Files of a trainer."""
+
+    rendered: Rendered
+    """What the trainer's module gave."""
 
 
 def make_bundle(target: Target, job: ExportJob, launcher: str, cluster: ClusterFile | None = None) -> Bundle:
@@ -48,10 +65,10 @@ def make_bundle(target: Target, job: ExportJob, launcher: str, cluster: ClusterF
         parameters=equal_neighbours(job.parameters(rendered.vocab_rows)),
         plan_hash=hashlib.sha256(plan.encode()).hexdigest()[:12],
     )  # fmt: skip
-    return Bundle(files=files, rendered=rendered, warnings=tuple(_version_warning(target)))
+    return Bundle(files=files, rendered=rendered, notes=tuple(rendered.notes), warnings=tuple(_version_warning(target)))
 
 
-def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
+def write_bundle(bundle: ExportFiles, folder: Path, *, force: bool = False) -> None:
     """Write the folder whole or not at all: into a temporary one next to it, then renamed. Raises PlannerError.
 
     A folder that holds anything is replaced only with ``force``, and only when it is an export. Links are followed.
@@ -63,7 +80,7 @@ def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
         raise PlannerError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
 
 
-def _replace(bundle: Bundle, folder: Path, force: bool) -> None:
+def _replace(bundle: ExportFiles, folder: Path, force: bool) -> None:
     exists = folder.exists()
     if exists and not folder.is_dir():
         raise PlannerError(f"{folder} is a file; give --output the name of a folder")
@@ -88,7 +105,7 @@ def _replace(bundle: Bundle, folder: Path, force: bool) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(bundle: Bundle, folder: Path) -> None:
+def _fill(bundle: ExportFiles, folder: Path) -> None:
     """All files below one folder, with the permissions of ordinary files; scripts may be run."""
     umask = os.umask(0)
     os.umask(umask)
