@@ -30,17 +30,16 @@ from planner.serving.engine_facts import (
     Accounting,
     Cases,
     Count,
-    Fused,
+    Fusion,
     Graphs,
     Messages,
-    ReducedNorms,
     Reserve,
     Shortfall,
     by_card,
     generation,
     is_amd,
 )
-from planner.serving.serving_layout import WEIGHTS, ServingLayout
+from planner.serving.serving_layout import ServingLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +100,8 @@ class Engine:
     """Format -> the oldest generation of each vendor that runs it."""
     kinds: tuple[Annotated[str, one_of(KINDS)], ...]
     """Of KINDS those that it runs."""
-    fused_quantisation: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
-    """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
-    reduced_norms: ReducedNorms = field(default_factory=ReducedNorms)
-    """Where an all-reduce does the norm after it."""
+    fusion: Fusion = field(default_factory=Fusion)
+    """What kernels do beside their own work: quantise for the next, norms."""
     sources: Mapping[str, str]
     """Fact -> where it was read, with the version it holds from."""
     file: str = ""
@@ -123,7 +120,7 @@ class Engine:
 
     def fuses(self, weights: str, plain: bool, kernel: str) -> bool:
         """Whether this kernel of FUSING quantises the input of the product after it."""
-        fused = self.fused_quantisation.get(weights)
+        fused = self.fusion.quantised.get(weights)
         return fused is not None and (plain or fused.models == "all") and kernel in fused.kernels
 
     @property
@@ -198,7 +195,7 @@ class Engine:
 
     def reduces_norms(self, hardware: HardwareProfile, plain: bool) -> bool:
         """Whether the all-reduce of a tensor group does the norm and the residual sum after it."""
-        found = self.reduced_norms
+        found = self.fusion.norms
         return (found.models == "all" or (plain and found.models == "plain")) and (
             not found.arch or generation(hardware) in found.arch
         )

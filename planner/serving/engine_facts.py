@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.hardware import HardwareProfile
 from planner.linear_attention import KINDS as LINEAR_KINDS
-from planner.schema import Bytes, Line, Name, Positive, one_of, within
+from planner.schema import Bytes, Line, Name, Positive, keys, one_of, within
 from planner.serving.serving_layout import WEIGHTS
 
 HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
@@ -76,6 +76,15 @@ class ReducedNorms:
     """plain: as in ``Fused``."""
     arch: tuple[Line, ...] = ()
     """Generations of the device; empty = any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """What kernels do beside their own work."""
+
+    quantised: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
+    norms: ReducedNorms = field(default_factory=ReducedNorms)
 
 
 @dataclass(frozen=True, kw_only=True)
