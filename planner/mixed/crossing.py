@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cluster_file import Link
 from planner.curves import bus_factor
@@ -54,6 +54,11 @@ class Spanned(Cluster):
         """Equal for equal links."""
         members = tuple((id(one.cluster), one.inside, one.share) for one in self.members)
         return members, tuple((one.link, one.nodes, np.asarray(one.sharing).tobytes()) for one in self.crossings)
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Cluster:
+        """The same for some rows of what is priced."""
+        taken = [replace(one, sharing=one.sharing[rows]) if isinstance(one.sharing, np.ndarray) else one for one in self.crossings]
+        return replace(self, crossings=tuple(taken))
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of ``n`` replicas; zero for n = 1."""

@@ -17,7 +17,7 @@ from planner.mixed.cut import Cut, StageCosts, best_cut_of
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 from planner.mixed.shares import Replicas, longest, water_fill
-from planner.mixed.stage_tables import FIRST, LAST, MIDDLE, Axes, Choice, KindTables
+from planner.mixed.stage_tables import FIRST, LAST, MIDDLE, Axes, Choice, Held, KindTables
 
 MOST_STAGES = 64
 """Stages of one pipeline that are searched."""
@@ -79,7 +79,7 @@ class Space:
     _tables: dict[tuple[str, bool, bool], KindTables] = field(default_factory=dict)
     _costs: dict[tuple[int, float], StageCosts] = field(default_factory=dict)
     _cuts: dict[tuple[object, ...], tuple[Cut, list[Choice]] | None] = field(default_factory=dict)
-    _held: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    _held: dict[str, Held] = field(default_factory=dict)
 
     def table(self, kind: str, spanned: bool, alone: bool) -> KindTables:
         """All stages of one kind; without a given link replicas apart differ by their own networks alone, whose slowest counts."""
@@ -96,20 +96,22 @@ class Space:
         low, high = min(float(one.per_layer.min()) for one in tables), max(float(one.seconds.max()) for one in tables)
         return np.asarray(low * STEP ** np.arange(np.ceil(np.log(high / low) / np.log(STEP)) + 2))
 
-    def held(self, kind: str) -> NDArray[np.int32]:
+    def held(self, kind: str) -> Held:
         """Layers that stages of a kind hold by level."""
         if kind not in self._held:
-            longest = min(MOST_STAGES, self.job.workload.model.num_layers, self.job.clusters[kind].num_gpus)
-            self._held[kind] = self.table(kind, False, False).held(self.levels, longest)
+            self._held[kind] = self.table(kind, False, False).held(self.levels)
         return self._held[kind]
 
-    def level(self, held: list[NDArray[np.int32]], places: list[tuple[Any, ...]], layers: int) -> Floats:
-        """The level below the smallest one at which stages hold so many layers, (N,); infinite where none does."""
-        low = np.zeros(len(places[0][0]), dtype=np.intp)
+    def level(self, held: list[Held], places: list[tuple[tuple[Any, ...], NDArray[np.intp]]], layers: int) -> Floats:
+        """The level below the smallest one at which stages hold so many layers, (N,); infinite where none does.
+
+        ``places``: (tp, micro batch, replicas) and stages of each kind.
+        """
+        low = np.zeros(len(places[0][1]), dtype=np.intp)
         high = np.full(len(low), len(self.levels))
         for _ in range(len(self.levels).bit_length()):
             middle = np.minimum((low + high) // 2, len(self.levels) - 1)
-            enough = np.sum([one[(*place, middle)] for one, place in zip(held, places, strict=True)], axis=0) >= layers
+            enough = np.sum([one.of(*place, middle) for one, place in zip(held, places, strict=True)], axis=0) >= layers
             low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
         return np.where(high < len(self.levels), self.levels[np.clip(high - 1, 0, len(self.levels) - 1)], np.inf)
 
@@ -205,7 +207,7 @@ def _bounded(
     held = [space.held(kind) for kind in kinds]
     at = [np.searchsorted(np.array(axes.tps[kind]), tps[:, number]) for number, kind in enumerate(kinds)]
     each = np.stack([table.per_layer[tp, b] for table, tp in zip(tables, at, strict=True)], axis=1)
-    places = [(tp, b, known, stages[:, number] - 1) for number, tp in enumerate(at)]
+    places = [((tp, b, known), stages[:, number]) for number, tp in enumerate(at)]
     share = np.minimum(-(-layers // (stages if apart else stages.sum(axis=1, keepdims=True))), layers)
     share = np.broadcast_to(share, stages.shape)
     over = [space.table(kind, apart and len(kinds) > 1, False) for kind in kinds]
@@ -246,7 +248,7 @@ def layouts_of(space: Space, degrees: Degrees, below: float) -> Iterator[Found]:
             yield found
         return
     for order in itertools.permutations(range(len(degrees.kinds))):
-        found = _together(space, degrees, order) if _order_bound(space, degrees, order) < below else None
+        found = _together(space, degrees, order, below) if _order_bound(space, degrees, order) < below else None
         if found is not None:
             yield found
 
@@ -260,13 +262,12 @@ def _order_bound(space: Space, degrees: Degrees, order: tuple[int, ...]) -> floa
     for at in order:
         kind = degrees.kinds[at]
         tp = axes.tps[kind].index(degrees.tps[at])
-        row = space.held(kind)[tp, b, known]
-        last = min(behind, rounds, len(row)) - 1
+        held, place, most = space.held(kind), (tp, b, known), min(behind, rounds)
         behind -= degrees.stages[at]
-        before = max(min(behind, rounds, len(row)), last + 1 - degrees.stages[at])
-        sums += row[last] - (row[before - 1] if before else 0)
-        if (more := degrees.stages[at] - (last + 1 - before)) > 0:  # stages that wait for as many as there are
-            sums += more * (row[last] - (row[last - 1] if last else 0))
+        before = max(min(behind, rounds), most - degrees.stages[at])
+        sums += held.of(place, most) - held.of(place, before)
+        if (more := degrees.stages[at] - (most - before)) > 0:  # stages that wait for as many as there are
+            sums += more * (held.of(place, most) - held.of(place, most - 1))
         each.append(float(space.table(kind, False, False).per_layer[tp, b]))
     enough = np.flatnonzero(sums >= layers)
     if not len(enough):
@@ -275,12 +276,12 @@ def _order_bound(space: Space, degrees: Degrees, order: tuple[int, ...]) -> floa
     return max(layers * min(each), level) + (rounds - 1.0) * level
 
 
-def _together(space: Space, degrees: Degrees, order: tuple[int, ...]) -> Found | None:
-    """Pipelines that go through the kinds in one order."""
+def _together(space: Space, degrees: Degrees, order: tuple[int, ...], below: float) -> Found | None:
+    """Pipelines that go through the kinds in one order; None where they do not fit, or take ``below`` seconds at the least."""
     places = [(degrees.kinds[at], degrees.tps[at]) for at in order for _ in range(degrees.stages[at])]
     replicas = degrees.replicas[0]
     rounds = -(-space.microbatch_sum[degrees.micro] // replicas)
-    cut = _cut(space, places, degrees.micro, replicas, replicas, rounds, False)
+    cut = _cut(space, places, (degrees.micro, replicas, replicas, rounds), False, below)
     if cut is None:
         return None
     return _with_shares(space, [(places, *cut, replicas)], degrees.micro)
@@ -299,7 +300,7 @@ def _apart(space: Space, degrees: Degrees) -> Found | None:
         share = speeds[at] / rate
         rounds = max(round(space.microbatch_sum[degrees.micro] * share), 1)
         places = [(kind, degrees.tps[at])] * degrees.stages[at]
-        cut = _cut(space, places, degrees.micro, total, degrees.replicas[at], rounds, len(degrees.kinds) > 1)
+        cut = _cut(space, places, (degrees.micro, total, degrees.replicas[at], rounds), len(degrees.kinds) > 1)
         if cut is None:
             return None
         parts.append((places, *cut, degrees.replicas[at]))
@@ -307,28 +308,38 @@ def _apart(space: Space, degrees: Degrees) -> Found | None:
 
 
 def _cut(
-    space: Space, places: list[tuple[str, int]], micro: int, replicas: int, count: int, rounds: int, spanned: bool
-) -> tuple[Cut, list[Choice]] | None:
-    """The best cut of one pipeline, and what may stand at each of its places."""
-    key = tuple(places), micro, replicas, count, rounds, spanned
+    space: Space, places: list[tuple[str, int]], numbers: tuple[int, int, int, int], spanned: bool, below: float = np.inf
+) -> tuple[Cut, list[Choice]] | None:  # fmt: skip
+    """The best cut of one pipeline, and what may stand at each of its places; None where it takes ``below`` seconds or more, of
+    which later calls may have less but not more.
+
+    ``numbers``: micro batch, replicas of the model, pipelines like this one, microbatches of each.
+    """
+    key = tuple(places), numbers, spanned
     if key not in space._cuts:
-        p = len(places)
-        stages = tuple(Stage(kind=kind, tp=tp, layers=1) for kind, tp in places)
-        shape = Pipeline(stages=stages, count=count, micro_batch_size=micro)
-        hops = [sum(one) for one in space.hops.times(shape)]
-        choices = list[Choice]()
-        for at, (kind, tp) in enumerate(places):
-            slot = MIDDLE if p == 1 else FIRST if at == 0 else LAST if at == p - 1 else MIDDLE
-            flight = min(rounds, p - at) if space.axes.schedule == "1f1b" else rounds
-            choices.append(space.table(kind, spanned, p == 1).choice(slot, tp, micro, replicas, flight, rounds))
-        if p == 1:
-            alone = float(choices[0].seconds[0, 0])
-            whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
-            space._cuts[key] = (whole, choices) if np.isfinite(alone) else None
-        else:
-            cut = best_cut_of([space.costs(one, hop) for one, hop in zip(choices, hops, strict=True)], rounds)
-            space._cuts[key] = None if cut is None else (cut, choices)
+        space._cuts[key] = _fresh_cut(space, places, numbers, spanned, below)
     return space._cuts[key]
+
+
+def _fresh_cut(
+    space: Space, places: list[tuple[str, int]], numbers: tuple[int, int, int, int], spanned: bool, below: float
+) -> tuple[Cut, list[Choice]] | None:  # fmt: skip
+    """The same, not looked up."""
+    p, (micro, replicas, count, rounds) = len(places), numbers
+    stages = tuple(Stage(kind=kind, tp=tp, layers=1) for kind, tp in places)
+    shape = Pipeline(stages=stages, count=count, micro_batch_size=micro)
+    hops = [sum(one) for one in space.hops.times(shape)]
+    choices = list[Choice]()
+    for at, (kind, tp) in enumerate(places):
+        slot = MIDDLE if p == 1 else FIRST if at == 0 else LAST if at == p - 1 else MIDDLE
+        flight = min(rounds, p - at) if space.axes.schedule == "1f1b" else rounds
+        choices.append(space.table(kind, spanned, p == 1).choice(slot, tp, micro, replicas, flight, rounds))
+    if p == 1:
+        alone = float(choices[0].seconds[0, 0])
+        whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
+        return (whole, choices) if np.isfinite(alone) else None
+    cut = best_cut_of([space.costs(one, hop) for one, hop in zip(choices, hops, strict=True)], rounds, below)
+    return None if cut is None else (cut, choices)
 
 
 def _with_shares(space: Space, parts: list[tuple[list[tuple[str, int]], Cut, list[Choice], int]], micro: int) -> Found | None:
@@ -342,7 +353,7 @@ def _with_shares(space: Space, parts: list[tuple[list[tuple[str, int]], Cut, lis
     for (places, cut, choices, _), some in zip(parts, shares, strict=True):
         stages, start = list[Stage](), 0
         for (kind, tp), choice, layers in zip(places, choices, cut.layers, strict=True):
-            at = (0, 0) if len(places) == 1 else (start, layers)
+            at = (0, 0) if len(places) == 1 else (min(start, len(choice.end) - 1), layers)
             recompute = space.axes.recomputes[int(choice.recompute[at])]
             stages.append(Stage(kind=kind, layers=layers, tp=tp, recompute=recompute))
             ends.append(float(choice.end[at]))

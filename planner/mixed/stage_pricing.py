@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.peak_points import stage_memory
 from planner.cost.memory.states import COMPONENTS
+from planner.cost.own_terms import until_flush
 from planner.cost.pipeline.partition import Stages
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.compute import model_passes
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.cost.unique_stages import Gathered, given_stages
+from planner.cost.unique_stages import Gathered, Given, StageTable, taken_rows
 from planner.layout import Layout
 from planner.mixed.mixed_job import MixedJob
 from planner.model import ModelSpec
@@ -115,22 +117,34 @@ class PricedStages:
         z = np.log(hardware.usable_memory / needed) / error
         return np.asarray(1.0 / (1.0 + np.exp(np.clip(RATE * z, -700.0, 700.0))))
 
-    def in_flight(self, positions: Floats, pp: int, microbatches: int) -> PricedStages:
-        """The same stages at other places of a pipeline: other numbers of microbatches wait there."""
-        schedule = self.layout.schedule
-        rows = len(self.layout)
-        at = Layout(pp=np.full(rows, pp), num_microbatches=np.full(rows, microbatches), schedule=schedule)
-        stages = dataclasses.replace(self.stages, **dict[str, Any](flight_columns(at, positions)))
-        return dataclasses.replace(self, stages=stages)
+    def in_flight(self, rows: NDArray[np.intp], position: int, pp: int, microbatches: int) -> PricedStages:
+        """Some of the stages at another place of a pipeline: another number of microbatches waits there."""
+        schedule = int(np.ravel(np.asarray(self.layout.schedule))[0])
+        at = until_flush(self.job.trainers[self.kind], Layout(pp=pp, num_microbatches=microbatches, schedule=schedule))
+        columns = _flights(pp, int(at.num_microbatches), schedule, position)
+        taken = vars(self.stages) if len(rows) == len(self.layout) else taken_rows(vars(self.stages), rows)
+        return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
+
+
+@functools.lru_cache(maxsize=4096)
+def _flights(pp: int, microbatches: int, schedule: int, position: int) -> dict[str, Floats]:
+    """``flight_columns`` of one place of a pipeline, (3, 1)."""
+    at = Layout(pp=np.array([pp]), num_microbatches=np.array([microbatches]), schedule=np.array([schedule]))
+    return flight_columns(at, np.full((1, 3), float(position)))
 
 
 def price_stages(
-    job: MixedJob, kind: str, layout: Layout, contents: Stages, positions: Floats, traffic: Cluster | None = None
-) -> PricedStages:
+    job: MixedJob, kind: str, layout: Layout, contents: Stages, positions: Floats, traffic: Cluster | None = None,
+    number: NDArray[np.integer] | None = None,
+) -> PricedStages:  # fmt: skip
     """Price stages of one kind; ``contents`` and ``positions`` are (N, 3), N the rows of ``layout``.
 
-    ``traffic``: the links that gradients and weights go over; None: those of the kind.
+    ``traffic``: the links that gradients and weights go over; None: those of the kind. ``number``: equal for rows of equal
+    contents and positions; None: all differ.
     """
-    cluster = job.clusters[kind]
-    stages, _ = given_stages(job.workload, (cluster, traffic or cluster), job.trainers[kind], layout, contents, positions)
+    cluster, rows = job.clusters[kind], len(layout)
+    layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (rows,)) for name, one in layout.columns().items()})
+    number = np.arange(rows) if number is None else number
+    given = Given(stages=contents, positions=positions, number=number, traffic=traffic or cluster)
+    stages = StageTable(job.workload, cluster, job.trainers[kind], layout, given=given).take(slice(0, rows))
     return PricedStages(job=job, kind=kind, layout=layout, stages=stages)

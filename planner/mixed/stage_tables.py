@@ -52,6 +52,22 @@ class Choice(NamedTuple):
     """Seconds at the end of the step with it."""
 
 
+class Held(NamedTuple):
+    """Layers that stages hold by level, the first few summed; each further one holds as many as the last of them."""
+
+    sums: NDArray[np.int32]
+    """(tp, micro batch, replicas, stages, level)."""
+
+    def of(self, place: tuple[Any, ...], stages: Any, level: Any = slice(None)) -> NDArray[np.int64]:
+        """Of so many stages at (tp, micro batch, replicas)."""
+        last = self.sums.shape[-2] - 1
+        few, more = np.minimum(stages, last), np.maximum(stages - last, 0)
+        found = self.sums[(*place, few, level)]
+        if not np.any(more):
+            return found
+        return np.asarray(found + more * (self.sums[(*place, last, level)] - self.sums[(*place, last - 1, level)]))
+
+
 class KindTables:
     """All stages of one kind, by (slot, tp, micro batch, recompute, replicas, dense layers before, layers)."""
 
@@ -81,8 +97,9 @@ class KindTables:
         ends = ((1, 1, 1), (1, 1, 1)) if alone else ((1, 0, 0), (0, 0, 1))
         contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]))
         traffic = _spanned(job, kind, tp, held, axes) if spanned else None
-        self.priced = price_stages(job, kind, layout, contents, wide(one), traffic)
-        self._fits: dict[tuple[int, int], NDArray[np.bool_]] = {}
+        number = before * (self.total + 1) + held
+        self.priced = price_stages(job, kind, layout, contents, wide(one), traffic, number)
+        self.row_numbers = np.arange(len(tp)).reshape(self.shape)
         self._choices: dict[tuple[int, ...], Choice] = {}
         self._equal: dict[tuple[object, ...], Choice] = {}
 
@@ -100,35 +117,36 @@ class KindTables:
         found = self.priced.step_end()
         return self._shaped(found["exposed"] + found["optimizer"] + found["offload"])
 
-    def fits(self, flight: int, microbatches: int) -> NDArray[np.bool_]:
-        """Whether the card holds the stage with ``flight`` microbatches behind it, with a chance of at most SAFE to run out."""
-        key = flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
-        if key not in self._fits:
-            at = np.ones((len(self.priced.layout), 3)) * (not self.alone)
-            placed: PricedStages = self.priced.in_flight(at, 1 if self.alone else flight + 1, key[1])
-            self._fits[key] = self._shaped(placed.out_of_memory) <= SAFE
-        return self._fits[key]
+    def fits(self, flight: int, microbatches: int, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
+        """Whether the card holds a stage with ``flight`` microbatches behind it, with a chance of at most SAFE to run out.
+
+        ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
+        """
+        rows = self.row_numbers[at[1:]].ravel()
+        placed = self.priced.in_flight(rows, int(not self.alone), 1 if self.alone else flight + 1, microbatches)
+        sides = self.row_numbers[at[1:]].shape
+        return np.asarray((placed.out_of_memory <= SAFE).reshape(3, *sides)[at[:1]])
 
     def choice(self, slot: int, tp: int, micro: int, replicas: int, flight: int, microbatches: int) -> Choice:
         """The stages of one place of a pipeline."""
         row = self.axes.replica_row(replicas)
-        key = slot, tp, micro, row, flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
+        rounds = min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
+        key = slot, tp, micro, row, flight, rounds
         if key not in self._choices:
             at = slot, self.axes.tps[self.kind].index(tp), self.axes.micros.index(micro), slice(None), row
-            fresh = self._chosen(at, flight, microbatches)  # often the same whatever is in flight: then one object
+            fresh = self._chosen(at, flight, rounds)  # often the same whatever is in flight: then one object
             same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])
             self._choices[key] = self._equal.setdefault(same, fresh)
         return self._choices[key]
 
     def _chosen(self, at: tuple[Any, ...], flight: int, microbatches: int) -> Choice:
         """The choices of some rows."""
-        seconds = np.where(self.fits(flight, microbatches)[at], self.seconds[at], np.inf)
+        seconds = np.where(self.fits(flight, microbatches, at), self.seconds[at], np.inf)
         which = np.argmin(seconds, axis=0)
         seconds, end = (np.take_along_axis(one, which[None], axis=0)[0] for one in (seconds, self.end[at]))
         if at[0] == MIDDLE and not self.alone:
             seconds = np.where(np.arange(seconds.shape[-1]) == 0, np.inf, seconds)
-        before = np.minimum(np.arange(self.total + 1), self.lead)
-        return Choice(seconds[before], which[before], end[before]) if not self.alone else Choice(seconds, which, end)
+        return Choice(seconds, which, end)
 
     @cached_property
     def per_layer(self) -> Floats:
@@ -137,18 +155,17 @@ class KindTables:
         none = self.axes.recomputes.index("none")
         return np.asarray((self.seconds[:, :, :, none, 0, :, -len(held):] / held).min(axis=(0, 3, 4)))
 
-    def held(self, levels: Floats, longest: int) -> NDArray[np.int32]:
-        """Most layers that p stages of the kind hold together when none takes longer than a level, at the end of a pipeline, where
-        the fewest microbatches wait: (tp, micro batch, replicas, p - 1, level). No order of kinds leaves them more."""
+    def held(self, levels: Floats) -> Held:
+        """Most layers that stages of the kind hold together when none takes longer than a level, at the end of a pipeline, where
+        the fewest microbatches wait. No order of kinds leaves them more."""
         each = list[NDArray[np.int32]]()
-        for flight in range(1, min(longest, FLIGHTS) + 1):
-            fits = self.fits(flight, flight + 1)
-            seconds = np.where(fits, self.seconds, np.inf).min(axis=(0, 3, 5))
+        for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
+            seconds = np.where(self.fits(flight, flight + 1), self.seconds, np.inf).min(axis=(0, 3, 5))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))
-        each += [each[-1]] * (longest - len(each))
-        return np.cumsum(np.stack(each, axis=-2), axis=-2, dtype=np.int32)
+        none = np.zeros_like(each[0])
+        return Held(np.cumsum(np.stack([none, *each], axis=-2), axis=-2, dtype=np.int32))
 
     @cached_property
     def least_end(self) -> Floats:
