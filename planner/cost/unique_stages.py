@@ -104,6 +104,11 @@ class StageTable:
             columns |= taken_rows(table, numbers[rows])
         return Gathered(**columns)
 
+    def ends(self, rows: slice) -> tuple[Floats, Floats]:
+        """Seconds of embedding and head in the forward and in the backward pass of some candidates, (3, N) each."""
+        _, numbers, _, times = self._content
+        return times.ends_forward.take(numbers[rows], axis=-1), times.ends_backward.take(numbers[rows], axis=-1)
+
     def content(self, row: int) -> tuple[Stages, StageTimes]:
         """Contents (1, 3) and times (3, 1) of the stages of one candidate."""
         _, rows, stages, times = self._content

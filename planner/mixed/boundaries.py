@@ -20,26 +20,34 @@ class Hops:
         self.job, self.cp = job, cp
         self._known: dict[tuple[object, ...], float] = {}
 
-    def times(self, pipeline: Pipeline) -> list[tuple[float, float]]:
-        """Seconds that each stage spends on a microbatch's send in its forward and in its backward pass.
+    def times(self, pipeline: Pipeline, vpp: int = 1) -> list[tuple[float, float]]:
+        """Seconds that each stage spends on a microbatch's sends in its forward and in its backward pass.
 
-        Stage j sends forward over d_j and backward over d_{j-1}. The ends, which send in one direction alone, receive in the other
-        and wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
+        Stage j sends forward over d_j and backward over d_{j-1}, once for each chunk. The ends, which send in one direction alone,
+        receive in the other and wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
         """
-        hops = [self.boundary(pipeline, number) for number in range(len(pipeline.stages) - 1)]
+        hops = self.between(pipeline)
         if not hops:
             return [(0.0, 0.0)]
         last = len(hops)
-        return [(hops[min(number, last - 1)], hops[max(number - 1, 0)]) for number in range(last + 1)]
+        return [(vpp * hops[min(number, last - 1)], vpp * hops[max(number - 1, 0)]) for number in range(last + 1)]
+
+    def between(self, pipeline: Pipeline, vpp: int = 1) -> list[float]:
+        """Seconds of every hop of a microbatch, in the order of (virtual) stages; the last sends a chunk's end to the first."""
+        count = len(pipeline.stages)
+        hops = [self.boundary(pipeline, number) for number in range(count - 1)]
+        if vpp == 1:
+            return hops
+        return ([*hops, self.boundary(pipeline, count - 1)] * vpp)[:-1]
 
     def boundary(self, pipeline: Pipeline, number: int) -> float:
-        """Seconds to hand one microbatch's activations from stage ``number`` to the next.
+        """Seconds to hand one microbatch's activations from stage ``number`` to the next, or from the last to the first.
 
         Inside a kind as the cost model has it. Between two kinds, or two tp, each side moves the tensor in tp pieces over its own
         card, and the slower side sets the pace; over a link that is given, all equal pipelines pass at the same time:
         count B / bandwidth + latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
         """
-        one, other = pipeline.stages[number : number + 2]
+        one, other = pipeline.stages[number], pipeline.stages[(number + 1) % len(pipeline.stages)]
         if one.kind == other.kind and one.tp == other.tp:
             return self._sent(pipeline, one, _run(pipeline, number), pipeline.count)
         away = max(self._sent(pipeline, stage, 2, int(self.job.clusters[stage.kind].domain)) for stage in (one, other))
@@ -114,7 +122,10 @@ def traffic_cluster(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, numb
                 ends = job.cluster.node_kind(one), job.cluster.node_kind(another)
                 sharing = min(rings, ends[0].gpus_per_node) if link.per_node else rings
                 crossings.append(Crossing(link, sharing, 1 if link.per_node else min(end.count for end in ends)))
-    return Spanned(hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings))
+    return Spanned(
+        hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings),
+        near=own.tp * layout.cp * layout.dp_shard,
+    )  # fmt: skip
 
 
 def overlapping(pipeline: Pipeline, number: int, other: Pipeline) -> list[Stage]:

@@ -15,8 +15,8 @@ from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan
 from planner.mixed.mixed_question import kind_of_node, slowed
-from planner.mixed.mixed_search import MixedPins, search_mixed
-from planner.search import SAFE
+from planner.mixed.mixed_axes import MixedPins
+from planner.mixed.mixed_search import search_mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _changed(
     kept: float | None = None
     try:
         found = price_layout(job_of(plan.workload, as_it_is, plan.trainer), plan.layout)
-        kept = found.step_time if found.out_of_memory <= SAFE else None
+        kept = found.step_time if found.fits else None
     except PlannerError:  # a kind is gone
         kept = None
     layout = plan.layout

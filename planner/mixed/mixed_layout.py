@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from planner import schema
-from planner.errors import PlannerError
+from planner.errors import PlannerError, listed
 from planner.layout import NAMES
 from planner.schema import Count, Name, one_of, within
+
+INTERLEAVED = "interleaved_1f1b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,13 @@ class MixedLayout:
     """Expert parallel degree, over equal replicas of one kind."""
     zero: Annotated[int, within(0, 3)] = 1
     """State sharding over the data parallel group of a layer."""
-    schedule: Annotated[str, one_of("gpipe", "1f1b")] = "1f1b"
+    schedule: Annotated[str, one_of("gpipe", "1f1b", INTERLEAVED)] = "1f1b"
+    vpp: Count = 1
+    """Virtual stages per stage, interleaved: each holds as many of its layers as the others."""
+    dp_shard: Annotated[int, within(0)] = 0
+    """Replicas that share states and average gradients first, then with the other such groups (two levels); 0 = all, one ring."""
+    offload_optimizer: Annotated[int, within(0, 100)] = 0
+    """Percent of the optimizer states in host memory."""
     outer: Outer | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +87,13 @@ class MixedLayout:
         layers = {sum(stage.layers for stage in one.stages) for one in self.pipelines}
         if len(layers) != 1:
             raise PlannerError(f"the pipelines hold {sorted(layers)} layers; every replica must hold the whole model")
+        if (self.vpp > 1) != (self.schedule == INTERLEAVED):
+            raise PlannerError(f"vpp {self.vpp} with schedule {self.schedule}: virtual stages are those of {INTERLEAVED}")
+        alike: Counter[tuple[Stage, ...]] = Counter()
+        for one in self.pipelines:
+            alike[one.stages] += one.count
+        if self.dp_shard and any(count % self.dp_shard for count in alike.values()):
+            raise PlannerError(f"dp_shard {self.dp_shard} does not divide {listed(map(str, alike.values()), 'and')} equal replicas")
 
     @property
     def global_batch_size(self) -> int:

@@ -13,10 +13,11 @@ from planner.keywords import flag_of
 from planner.layout import NAMES
 from planner.mixed.known_links import linked
 from planner.mixed.local_search import search_local
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
-from planner.mixed.mixed_search import MixedFinding, MixedPins, kinds_of, least_states, memory_of, search_mixed
+from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of, search_mixed
 from planner.plan_file import Assumption
 from planner.rules import check_workload
 from planner.search import search

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -24,18 +23,20 @@ from planner.cost.unique_stages import Gathered, Given, StageTable, taken_rows
 from planner.layout import Layout
 from planner.mixed.mixed_job import MixedJob
 from planner.model import ModelSpec
+from planner.search import SAFE
 
 RATE = 1.702
 """Slope of the logistic law that stands for a normal one, as ``cost.estimate`` has it."""
 
 
-def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Floats, last: Floats) -> Stages:
+def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Floats, last: Floats, vpp: int = 1) -> Stages:
     """What stages hold that begin behind ``start`` layers and have ``layers`` of them; all arrays (N, 3).
 
+    With ``vpp`` chunks only the first, of layers / vpp, begins there: the others lie behind the leading dense layers.
     Of the layers behind the leading dense ones each counts as the mean of those with and without experts, as in
     ``partition.split_stages``; prediction modules sit on the last stage.
     """
-    lead = np.clip(model.num_dense_layers - start, 0.0, layers) if model.is_moe else np.zeros_like(layers)
+    lead = np.clip(model.num_dense_layers - start, 0.0, layers / vpp) if model.is_moe else np.zeros_like(layers)
     ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1) if model.is_moe else 0.0
     more = last * model.mtp_layers * model.layers_per_mtp
     moe = (layers - lead) * ratio + more * bool(model.num_moe_layers)
@@ -54,6 +55,8 @@ class PricedStages:
     """What is around them: a row each, with the whole data parallel degree."""
     stages: Gathered
     """Of the cost model, on a GPU as fast as the profile."""
+    ends: tuple[Floats, Floats]
+    """Likewise the seconds of embedding and head alone, forward and backward."""
 
     @property
     def slow(self) -> float:
@@ -117,19 +120,31 @@ class PricedStages:
         z = np.log(hardware.usable_memory / needed) / error
         return np.asarray(1.0 / (1.0 + np.exp(np.clip(RATE * z, -700.0, 700.0))))
 
-    def in_flight(self, rows: NDArray[np.intp], position: int, pp: int, microbatches: int) -> PricedStages:
-        """Some of the stages at another place of a pipeline: another number of microbatches waits there."""
-        schedule = int(np.ravel(np.asarray(self.layout.schedule))[0])
-        at = until_flush(self.job.trainers[self.kind], Layout(pp=pp, num_microbatches=microbatches, schedule=schedule))
-        columns = _flights(pp, int(at.num_microbatches), schedule, position)
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        """The chance to run out is at most SAFE, and the node's host memory holds what is offloaded."""
+        cluster = self.job.clusters[self.kind]
+        host = self.stages.host * min(cluster.hardware.gpus_per_node, cluster.num_gpus)
+        return np.asarray((self.out_of_memory <= SAFE) & (host <= cluster.hardware.host_memory))
+
+    def placed(self, rows: NDArray[np.intp], place: tuple[int, int, int], schedule: int, vpp: int) -> PricedStages:
+        """Some of the stages at another place of a pipeline, where another number of microbatches waits.
+
+        ``place``: stages of the pipeline, number of this one, microbatches.
+        """
+        pp, position, microbatches = place
+        at = until_flush(self.job.trainers[self.kind], Layout(num_microbatches=microbatches))
+        columns = _flights((pp, position, int(at.num_microbatches)), schedule, vpp)
         taken = vars(self.stages) if len(rows) == len(self.layout) else taken_rows(vars(self.stages), rows)
         return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
 
 
 @functools.lru_cache(maxsize=4096)
-def _flights(pp: int, microbatches: int, schedule: int, position: int) -> dict[str, Floats]:
+def _flights(place: tuple[int, int, int], schedule: int, vpp: int) -> dict[str, Floats]:
     """``flight_columns`` of one place of a pipeline, (3, 1)."""
-    at = Layout(pp=np.array([pp]), num_microbatches=np.array([microbatches]), schedule=np.array([schedule]))
+    pp, position, microbatches = place
+    at = Layout(**{name: np.array([n]) for name, n in
+                   (("pp", pp), ("num_microbatches", microbatches), ("schedule", schedule), ("vpp", vpp))})  # fmt: skip
     return flight_columns(at, np.full((1, 3), float(position)))
 
 
@@ -146,5 +161,6 @@ def price_stages(
     layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (rows,)) for name, one in layout.columns().items()})
     number = np.arange(rows) if number is None else number
     given = Given(stages=contents, positions=positions, number=number, traffic=traffic or cluster)
-    stages = StageTable(job.workload, cluster, job.trainers[kind], layout, given=given).take(slice(0, rows))
-    return PricedStages(job=job, kind=kind, layout=layout, stages=stages)
+    table = StageTable(job.workload, cluster, job.trainers[kind], layout, given=given)
+    stages = table.take(slice(0, rows))
+    return PricedStages(job=job, kind=kind, layout=layout, stages=stages, ends=table.ends(slice(0, rows)))

@@ -12,8 +12,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.mixed.crossing import Crossing, Member, Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
-from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
-from planner.search import SAFE
+from planner.mixed.stage_pricing import price_stages, stage_contents
 
 FIRST, MIDDLE, LAST = range(3)
 FLIGHTS = 12
@@ -35,10 +34,35 @@ class Axes:
     zero: int
     schedule: str
     recomputes: tuple[str, ...]
+    vpp: int = 1
+    """Virtual stages."""
+    piped: bool = True
+    """Pipelines of several stages are looked at."""
+    offload: int = 0
+    """Percent of the optimizer states in host memory."""
+    equal_shares: bool = False
+    equal_tp: bool = False
 
     def replica_row(self, replicas: int) -> int:
         """Number of the largest known degree up to ``replicas``."""
         return max(int(np.searchsorted(self.replicas, replicas, side="right")) - 1, 0)
+
+
+class Place(NamedTuple):
+    """A place in a pipeline, and how many microbatches pass it."""
+
+    pp: int
+    position: int
+    microbatches: int
+
+    def like(self, schedule: str) -> Place:
+        """The place that stands for all with as many microbatches behind them."""
+        if self.pp == 1:
+            return Place(1, 0, min(self.microbatches, 2))
+        if schedule == "1f1b":
+            flight = min(self.microbatches, self.pp - self.position)
+            return Place(flight + 1, 1, min(self.microbatches, flight + 1))
+        return Place(2, 1, self.microbatches) if schedule == "gpipe" else self
 
 
 class Choice(NamedTuple):
@@ -84,10 +108,13 @@ class KindTables:
         )  # fmt: skip
         self.shape = tuple(len(one) for one in sides)
         tp, micro, recompute, replicas, before, held = (one.ravel() for one in np.meshgrid(*sides, indexing="ij"))
+        folded = job.trainers[kind].legal.expert_parallel == "folded"
+        replicas = np.maximum(replicas, axes.ep // np.gcd(axes.ep, tp * axes.cp if folded else 1))  # fewer do not hold the experts
         rounds = np.maximum(job.workload.global_batch_size // (micro * replicas), 1)
         layout = job.layout(
             kind, tp=tp, pp=np.full(len(tp), 1 if alone else 2), dp=replicas, cp=axes.cp, ep=axes.ep, micro_batch_size=micro,
-            num_microbatches=rounds, zero=axes.zero, schedule=int(SCHEDULES[axes.schedule]), recompute=recompute,
+            num_microbatches=rounds, zero=axes.zero, schedule=1 if alone else int(SCHEDULES[axes.schedule]), recompute=recompute,
+            vpp=1 if alone else axes.vpp, offload_optimizer=axes.offload,
         )  # fmt: skip
 
         def wide(values: NDArray[np.integer], slots: tuple[int, int, int] = (1, 1, 1)) -> Floats:
@@ -95,12 +122,12 @@ class KindTables:
 
         one = np.ones(len(tp), dtype=np.int64)
         ends = ((1, 1, 1), (1, 1, 1)) if alone else ((1, 0, 0), (0, 0, 1))
-        contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]))
+        contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]), 1 if alone else axes.vpp)
         traffic = _spanned(job, kind, tp, held, axes) if spanned else None
         number = before * (self.total + 1) + held
         self.priced = price_stages(job, kind, layout, contents, wide(one), traffic, number)
         self.row_numbers = np.arange(len(tp)).reshape(self.shape)
-        self._choices: dict[tuple[int, ...], Choice] = {}
+        self._choices: dict[tuple[object, ...], Choice] = {}
         self._equal: dict[tuple[object, ...], Choice] = {}
 
     def _shaped(self, values: Floats) -> Floats:
@@ -117,31 +144,30 @@ class KindTables:
         found = self.priced.step_end()
         return self._shaped(found["exposed"] + found["optimizer"] + found["offload"])
 
-    def fits(self, flight: int, microbatches: int, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
-        """Whether the card holds a stage with ``flight`` microbatches behind it, with a chance of at most SAFE to run out.
+    def fits(self, place: Place, schedule: str, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
+        """Whether the card holds a stage at a place with a chance of at most SAFE to run out, and its node's host what is there.
 
         ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
         """
-        rows = self.row_numbers[at[1:]].ravel()
-        placed = self.priced.in_flight(rows, int(not self.alone), 1 if self.alone else flight + 1, microbatches)
-        sides = self.row_numbers[at[1:]].shape
-        return np.asarray((placed.out_of_memory <= SAFE).reshape(3, *sides)[at[:1]])
+        numbers = self.row_numbers[at[1:]]
+        placed = self.priced.placed(numbers.ravel(), place, int(SCHEDULES[schedule]), self.axes.vpp)
+        return np.asarray(placed.fits.reshape(3, *numbers.shape)[at[:1]])
 
-    def choice(self, slot: int, tp: int, micro: int, replicas: int, flight: int, microbatches: int) -> Choice:
+    def choice(self, slot: int, tp: int, micro: int, replicas: int, place: Place) -> Choice:
         """The stages of one place of a pipeline."""
-        row = self.axes.replica_row(replicas)
-        rounds = min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
-        key = slot, tp, micro, row, flight, rounds
+        row, place = self.axes.replica_row(replicas), place.like(self.axes.schedule)
+        key = slot, tp, micro, row, place
         if key not in self._choices:
             at = slot, self.axes.tps[self.kind].index(tp), self.axes.micros.index(micro), slice(None), row
-            fresh = self._chosen(at, flight, rounds)  # often the same whatever is in flight: then one object
+            fresh = self._chosen(at, place)  # often the same whatever is in flight: then one object
             same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])
             self._choices[key] = self._equal.setdefault(same, fresh)
         return self._choices[key]
 
-    def _chosen(self, at: tuple[Any, ...], flight: int, microbatches: int) -> Choice:
+    def _chosen(self, at: tuple[Any, ...], place: Place) -> Choice:
         """The choices of some rows."""
-        seconds = np.where(self.fits(flight, microbatches, at), self.seconds[at], np.inf)
+        schedule = "1f1b" if self.alone else self.axes.schedule
+        seconds = np.where(self.fits(place, schedule, at), self.seconds[at], np.inf)
         which = np.argmin(seconds, axis=0)
         seconds, end = (np.take_along_axis(one, which[None], axis=0)[0] for one in (seconds, self.end[at]))
         if at[0] == MIDDLE and not self.alone:
@@ -152,15 +178,15 @@ class KindTables:
     def per_layer(self) -> Floats:
         """Least seconds of a layer in any stage, without recompute, (tp, micro batch)."""
         held = np.maximum(np.arange(self.total + 1), 1)[1:] if not self.alone else np.array([self.total])
-        none = self.axes.recomputes.index("none")
-        return np.asarray((self.seconds[:, :, :, none, 0, :, -len(held):] / held).min(axis=(0, 3, 4)))
+        return np.asarray((self.seconds[:, :, :, 0, :, :, -len(held):] / held).min(axis=(0, 3, 4, 5)))
 
     def held(self, levels: Floats) -> Held:
         """Most layers that stages of the kind hold together when none takes longer than a level, at the end of a pipeline, where
         the fewest microbatches wait. No order of kinds leaves them more."""
         each = list[NDArray[np.int32]]()
         for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
-            seconds = np.where(self.fits(flight, flight + 1), self.seconds, np.inf).min(axis=(0, 3, 5))
+            fits = self.fits(Place(flight + 1, 1, flight + 1), "1f1b")
+            seconds = np.where(fits, self.seconds, np.inf).min(axis=(0, 3, 5))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))

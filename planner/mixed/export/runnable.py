@@ -106,7 +106,7 @@ def _with_stages(layout: MixedLayout, **changed: object) -> MixedLayout:
 
 def _rules(limits: Limits) -> list[_Rule]:
     """Those of a trainer, the least costly to mend first."""
-    found = [_choice("schedule", limits.schedules), _choice("zero", limits.zero)]
+    found = [_schedule(limits.schedules), _zero(limits.zero)]
     found += [] if limits.outer else [_Rule(broken=_outer, mend=lambda one: replace(one, outer=None))]
     found += [_Rule(broken=_selective, mend=_without_selective)] if limits.no_selective else []
     found += [_Rule(broken=_recompute, mend=_one_recompute)] if limits.equal_recompute else []
@@ -125,17 +125,23 @@ def _rules(limits: Limits) -> list[_Rule]:
     return found
 
 
-def _choice(name: str, known: tuple[Any, ...]) -> _Rule:
-    def broken(layout: MixedLayout) -> str:
-        value = getattr(layout, name)
-        return "" if value in known else f"{name} {value}, of which it knows {listed(map(str, known))} here"
+def _schedule(known: tuple[str, ...]) -> _Rule:
+    plain = "1f1b" if "1f1b" in known else known[0]
+    return _Rule(
+        broken=lambda one: _unknown("schedule", one.schedule, known),
+        mend=lambda one: replace(one, schedule=plain, vpp=1),
+    )
 
-    def mend(layout: MixedLayout) -> MixedLayout:
-        value = getattr(layout, name)
-        best = min(known, key=lambda one: (abs(one - value), -one)) if isinstance(value, int) else known[0]
-        return replace(layout, **{name: best})
 
-    return _Rule(broken=broken, mend=mend)
+def _zero(known: tuple[int, ...]) -> _Rule:
+    return _Rule(
+        broken=lambda one: _unknown("zero", one.zero, known),
+        mend=lambda one: replace(one, zero=min(known, key=lambda level: (abs(level - one.zero), -level))),
+    )
+
+
+def _unknown(name: str, value: Any, known: tuple[Any, ...]) -> str:
+    return "" if value in known else f"{name} {value}, of which it knows {listed(map(str, known))} here"
 
 
 def _degree(name: str, words: str) -> _Rule:
