@@ -68,7 +68,7 @@ def every_layout(job: MixedJob):
                 )
                 yield layout
                 for vpp in (2, 4):
-                    chunks = len(places) > 1 and not any(n % vpp for n in cut) and len(set(given)) == 1
+                    chunks = 1 < len(places) <= layers / vpp and not any(n % vpp for n in cut) and len(set(given)) == 1
                     if chunks and given[0] % len(places) == 0:
                         yield replace(layout, schedule="interleaved_1f1b", vpp=vpp)
         if len(some) == 1:

@@ -49,11 +49,12 @@ class StageCosts:
         end, held = np.indices((size, size), sparse=True)
         self.by_count = np.where(end >= held, costs[np.clip(end - held, 0, rows - 1), held], np.inf)
         """By end e and number of layers n, infinite for e < n."""
-        fastest = np.array([costs[: size - layers, layers].min() for layers in range(size)])
+        there = np.arange(rows)[:, None] < size - np.arange(size)
+        fastest = np.where(there, costs, np.inf).min(axis=0)
         self.values = np.unique(costs[np.isfinite(costs)])
         self._least = np.minimum.accumulate(fastest[::-1])[::-1]
         self._levels: list[float] = self._least.tolist()
-        slowest = np.array([costs[: size - layers, layers].max() for layers in range(size)])
+        slowest = np.where(there, costs, -np.inf).max(axis=0)
         alike = slowest == self._least  # wherever it begins, and more layers take longer; a stage may need one at least
         self._plain = bool(np.all(alike[1:]) and (alike[0] or np.isinf(fastest[0])))
 

@@ -110,7 +110,7 @@ def _search(
     for kind in used if len(used) > 2 else ():
         progress(f"without {kind}")
         left = queue.run(lambda one, kind=kind: kind not in one.kinds and used.issuperset(one.kinds), gap)  # type: ignore[misc]
-        if rest := priced_best(job, left.kept[:3]):
+        if rest := priced_best(job, left.kept[:1]):
             without[kind] = rest[0]
     bound = min(several.bound, single.bound)
     return _Searched(
