@@ -115,7 +115,7 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     cluster, notes = linked(cluster)
     profiles = [one.profile for one in cluster.nodes]
     old = [one for one in profiles if one.arch in NO_FLASH_ATTENTION]
-    chosen = said.get("trainer") or (TRAINER_WITHOUT_FLASH if old else TRAINER)
+    chosen = said.get("trainer") or (TRAINER_WITHOUT_FLASH if len(old) == len(profiles) else TRAINER)
     precision = said.get("precision") or ("fp16" if any("bf16" not in one.peak_flops for one in profiles) else None)
     first = cluster.nodes[0]
     request = Request(**{
@@ -125,7 +125,7 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     resolved = resolve(request)
     kept = tuple(one for one in resolved.assumptions if one.flag not in ("--hardware", "--network-bandwidth", "--hardware FILE"))
     if not said.get("trainer"):
-        why = "the default" if not old else f"{old[0].name} has no flash attention"
+        why = "the default" if len(old) < len(profiles) else f"{old[0].name} has no flash attention"
         kept = (Assumption("trainer", chosen, why, "--trainer"), *kept)
     for note in notes:
         ends, _, why = note.partition(": ")

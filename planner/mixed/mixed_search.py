@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time as clock
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from planner.mixed.mixed_estimate import MixedEstimate, estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_space import Space
+from planner.mixed.stage_tables import Axes
 from planner.workload import PAGED
 
 GAP = 0.02
@@ -90,7 +91,7 @@ def _search(
     job: MixedJob, pins: MixedPins, top: int, gap: float, offload: int, progress: Callable[[str], None]
 ) -> _Searched:  # fmt: skip
     """The search with a given part of the optimizer states on the host."""
-    spaces, kinds = [Space(job, axes) for axes in axes_of(job, pins, offload)], job.kinds
+    spaces, kinds = spaces_of(job, axes_of(job, pins, offload)), job.kinds
     columns = list[tuple[Space, Columns]]()
     for some in (some for size in range(1, len(kinds) + 1) for some in itertools.combinations(kinds, size)):
         progress(" + ".join(some))
@@ -117,6 +118,15 @@ def _search(
         best=best, mixed=mixed, without=without, candidates=queue.candidates, cut=queue.cuts,
         gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
     )  # fmt: skip
+
+
+def spaces_of(job: MixedJob, every: list[Axes]) -> list[Space]:
+    """A space for each axes; those with virtual stages stand on the one without."""
+    found = list[Space]()
+    for axes in every:
+        plain = replace(axes, schedule="1f1b", vpp=1)
+        found.append(Space(job, axes, next((one for one in found if axes.vpp > 1 and one.axes == plain), None)))
+    return found
 
 
 def priced_best(job: MixedJob, kept: list[Found]) -> list[Priced]:

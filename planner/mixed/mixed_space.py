@@ -38,6 +38,8 @@ class Space:
 
     job: MixedJob
     axes: Axes
+    base: Space | None = None
+    """The same without virtual stages, whose layers take as long, and need no more memory."""
     _tables: dict[tuple[str, bool, bool], KindTables] = field(default_factory=dict)
     _layers: dict[str, Floats] = field(default_factory=dict)
     _costs: dict[tuple[int, float], StageCosts] = field(default_factory=dict)
@@ -54,6 +56,8 @@ class Space:
 
     def per_layer(self, kind: str) -> Floats:
         """Least seconds of a layer in any stage of a kind, without recompute, (tp, micro batch); priced without memory."""
+        if self.base is not None:
+            return self.base.per_layer(kind)
         if kind not in self._layers:
             few = replace(self.axes, replicas=self.axes.replicas[:2], recomputes=self.axes.recomputes[:1])
             self._layers[kind] = KindTables(self.job, kind, few, False).per_layer
@@ -62,12 +66,16 @@ class Space:
     @cached_property
     def levels(self) -> Floats:
         """Seconds of a stage, in steps of STEP, from the shortest layer to the whole model on the slowest GPU."""
+        if self.base is not None:
+            return self.base.levels
         tables = [self.table(kind, False, False) for kind in self.job.kinds if self.axes.tps[kind]]
         low, high = min(float(one.per_layer.min()) for one in tables), max(float(one.seconds.max()) for one in tables)
         return np.asarray(low * STEP ** np.arange(np.ceil(np.log(high / low) / np.log(STEP)) + 2))
 
     def held(self, kind: str) -> Held:
         """Layers that stages of a kind hold by level."""
+        if self.base is not None:
+            return self.base.held(kind)
         if kind not in self._held:
             self._held[kind] = self.table(kind, False, False).held(self.levels)
         return self._held[kind]
