@@ -67,10 +67,10 @@ class _Set:
                 return np.asarray(some[np.argsort(self.bound[some], kind="stable")][:EACH])
         return ranked[self.bound[ranked] < limit][:EACH]
 
-    def make(self, row: int, below: float) -> None:
+    def make(self, row: int, below: float, near: float) -> None:
         """Cut one of them."""
         self.cut[row] = True
-        self.found += layouts_of(self.space, self.columns.row(row), below)
+        self.found += layouts_of(self.space, self.columns.row(row), below, near)
 
 
 class BestFirst:
@@ -115,7 +115,7 @@ class BestFirst:
             below, near = limits()
             if not one.found:
                 for row in one.first(near):
-                    one.make(int(row), below)
+                    one.make(int(row), below, near)
         below, near = limits()
         places = list[tuple[float, int, int]]()
         for number, one in enumerate(sets):
@@ -125,7 +125,8 @@ class BestFirst:
             if tried >= (FEW if bound >= beaten else CUTS) or bound >= near:
                 break
             before = len(sets[number].found)
-            sets[number].make(row, below)
+            sets[number].make(row, below, near)
             if len(sets[number].found) > before:
                 below, near = limits()
-        return InOrder(kept=kept(), bound=min((one.least for one in sets), default=np.inf))
+        least = min((one.least for one in sets), default=np.inf)
+        return InOrder(kept=kept(), bound=min(least, near))  # orders of kinds from ``near`` on are not cut

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from planner.cluster import Cluster
@@ -34,11 +36,12 @@ class Hops:
 
     def between(self, pipeline: Pipeline, vpp: int = 1) -> list[float]:
         """Seconds of every hop of a microbatch, in the order of (virtual) stages; the last sends a chunk's end to the first."""
-        count = len(pipeline.stages)
-        hops = [self.boundary(pipeline, number) for number in range(count - 1)]
-        if vpp == 1:
-            return hops
-        return ([*hops, self.boundary(pipeline, count - 1)] * vpp)[:-1]
+        hops, last = list[float](), len(pipeline.stages) - 1
+        for _, some in itertools.groupby(pipeline.stages, key=lambda stage: (stage.kind, stage.tp)):
+            inside = len(list(some)) - 1
+            hops += [self.boundary(pipeline, len(hops))] * inside if inside else []
+            hops += [self.boundary(pipeline, len(hops))] if len(hops) < last else []
+        return hops if vpp == 1 else ([*hops, self.boundary(pipeline, last)] * vpp)[:-1]
 
     def boundary(self, pipeline: Pipeline, number: int) -> float:
         """Seconds to hand one microbatch's activations from stage ``number`` to the next, or from the last to the first.

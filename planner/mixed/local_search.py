@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.mixed.local_updates import kinds_of, price_layout
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer
-from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_search import search_mixed
 from planner.workload import peak_dtype
 

@@ -27,10 +27,10 @@ class Found:
     seconds: float
 
 
-def layouts_of(space: Space, degrees: Degrees, below: float) -> Iterator[Found]:
+def layouts_of(space: Space, degrees: Degrees, below: float, near: float = np.inf) -> Iterator[Found]:
     """The layouts of one candidate: every order of its kinds, each cut exactly; shares by water-filling.
 
-    None where memory does not do, and orders that take ``below`` seconds at the least are left out.
+    Left out are those that do not fit, cuts that take ``below`` seconds or more, and orders that take ``near`` at the least.
     """
     if degrees.apart:
         found = _apart(space, degrees)
@@ -38,14 +38,14 @@ def layouts_of(space: Space, degrees: Degrees, below: float) -> Iterator[Found]:
             yield found
         return
     for order in itertools.permutations(range(len(degrees.kinds))):
-        found = _together(space, degrees, order, below) if _order_bound(space, degrees, order) < below else None
+        found = _together(space, degrees, order, below) if _order_bound(space, degrees, order) < min(below, near) else None
         if found is not None:
             yield found
 
 
 def _order_bound(space: Space, degrees: Degrees, order: tuple[int, ...]) -> float:
-    """The bound of ``columns_of`` where every kind has as many microbatches waiting as its place in the pipeline asks for."""
-    axes, layers = space.axes, space.job.workload.model.num_layers
+    """The bound of ``sharpened`` where every kind has as many microbatches waiting as its place in the pipeline asks for."""
+    axes, layers = space.axes, space.layers
     known, b, behind = axes.replica_row(degrees.replicas[0]), axes.micros.index(degrees.micro), sum(degrees.stages)
     sums, each = np.zeros(len(space.levels), dtype=np.int64), list[float]()
     rounds = -(-space.microbatch_sum[degrees.micro] // degrees.replicas[0])

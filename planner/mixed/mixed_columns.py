@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +65,8 @@ def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | N
     """All degrees of some kinds; None where there are none.
 
     Together: R = min over k of n_k / (p_k t_k c) pipelines. Apart: R_k = n_k / (p_k t_k c). With tau_k the least seconds of a
-    layer on kind k and M microbatches in all, a stage of every pipeline takes at least z = L / sum of p_k / tau_k, or as long as
-    its slowest hop, and no step is shorter than
+    layer on kind k, L layers behind the leading dense ones and M microbatches in all, a stage of every pipeline takes at least
+    z = L / sum of p_k / tau_k, or as long as its slowest hop, and no step is shorter than
 
         together   (L min tau_k - z) / v + M / R z
         apart      (M + sum of R_k e_k / z_k) / (sum of R_k / z_k), and e_k + z_k
@@ -79,12 +78,17 @@ def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | N
         return None
     longest_run = _longest_run(space, kinds)
     gpus = [job.clusters[kind].num_gpus // axes.cp for kind in kinds]
+    stages_of = range(1, min(longest_run, layers) + 1)
     options = [
-        [(tp, p) for tp in axes.tps[kind] for p in range(1, longest_run + 1) if tp * p <= n and p <= layers]
+        np.array([(tp, p) for tp in axes.tps[kind] for p in stages_of if tp * p <= n], dtype=np.intp)
         for kind, n in zip(kinds, gpus, strict=True)
     ]
-    pairs = np.array(list(itertools.product(*options)), dtype=np.intp).reshape(-1, len(kinds), 2)
-    tps, stages = np.ascontiguousarray(pairs[..., 0]), np.ascontiguousarray(pairs[..., 1])
+    if not all(map(len, options)):
+        return None
+    each = np.meshgrid(*(np.arange(len(one)) for one in options), indexing="ij")
+    tps, stages = (
+        np.stack([one[at.ravel(), side] for one, at in zip(options, each, strict=True)], axis=1) for side in (0, 1)
+    )  # fmt: skip
     keep = apart | ((stages.sum(axis=1) * axes.vpp <= layers) & ((stages.sum(axis=1) > 1) | (axes.vpp == 1)))
     keep = keep & ((tps == tps[:, :1]).all(axis=1) | (not axes.equal_tp))
     tps, stages = tps[keep], stages[keep]
@@ -115,7 +119,7 @@ def _rough(
 ) -> tuple[NDArray[Any], ...]:
     """The rows with one micro batch, and their rough bounds: tp, stages, replicas, micro batch, seconds."""
     tps, stages, replicas, groups = degrees
-    axes, layers = space.axes, space.job.workload.model.num_layers
+    axes, layers = space.axes, space.layers
     batch, b = space.microbatch_sum[micro], axes.micros.index(micro)
     if not apart and (axes.vpp > 1 or axes.equal_shares):
         replicas = _equal(space, replicas, groups, stages, batch)
@@ -159,9 +163,13 @@ def _equal(
         return max((n for n in divisors(parts) if n <= limit and n % group == 0), default=0) if parts else 0
 
     length = stages.sum(axis=1) if every else np.ones(len(stages), dtype=np.intp)
-    rows, back = np.unique(np.stack([replicas[:, 0], groups[:, 0], length], axis=1), axis=0, return_inverse=True)
-    found = np.array([most(*map(int, row)) for row in rows], dtype=np.intp)[back.reshape(-1)]
-    return np.broadcast_to(found[:, None], replicas.shape)
+    columns = replicas[:, 0], groups[:, 0], length
+    sizes = tuple(int(one.max(initial=0)) + 1 for one in columns)
+    codes = np.ravel_multi_index(columns, sizes)
+    table = np.zeros(int(np.prod(sizes)), dtype=np.intp)
+    for code in np.flatnonzero(np.bincount(codes, minlength=len(table))):
+        table[code] = most(*map(int, np.unravel_index(code, sizes)))
+    return np.broadcast_to(table[codes][:, None], replicas.shape)
 
 
 def sharpened(space: Space, columns: Columns, rows: NDArray[np.intp]) -> Floats:
@@ -170,7 +178,7 @@ def sharpened(space: Space, columns: Columns, rows: NDArray[np.intp]) -> Floats:
     z is the level below the smallest at which the stages of a pipeline hold all layers (``KindTables.held``); at the end comes the
     least end of a step on the stage with the most layers, L / p at the least.
     """
-    axes, layers, apart, kinds = space.axes, space.job.workload.model.num_layers, columns.apart, columns.kinds
+    axes, layers, apart, kinds = space.axes, space.layers, columns.apart, columns.kinds
     tps, stages, replicas, micro = (one[rows] for one in (columns.tps, columns.stages, columns.replicas, columns.micro))
     batch, b = (np.array(space.job.workload.global_batch_size) // micro), np.searchsorted(np.array(axes.micros), micro)
     together = replicas.sum(axis=1) if apart else replicas[:, 0]

@@ -126,3 +126,21 @@ class MixedLayout:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``schema.read`` takes back."""
         return schema.plain_fields(self)
+
+
+def shape_text(layout: MixedLayout) -> str:
+    """A mixed layout in words: pipelines with their stages by kind."""
+    said = []
+    for one in layout.pipelines:
+        runs: list[list[Stage]] = []
+        for stage in one.stages:
+            if runs and (runs[-1][0].kind, runs[-1][0].tp) == (stage.kind, stage.tp):
+                runs[-1].append(stage)
+            else:
+                runs.append([stage])
+        stages = " > ".join(f"{len(run)} x {run[0].kind} tp {run[0].tp} ({sum(s.layers for s in run)} layers)" for run in runs)
+        said.append(f"{one.count} x [{stages}], {one.num_microbatches} x {one.micro_batch_size}")
+    more = [f"{name} {value}" for name, value in (("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp)) if value > 1]
+    more += [f"shared over {layout.dp_shard}"] if layout.dp_shard else []
+    more += ["states on the host"] if layout.offload_optimizer else []
+    return ", ".join(["; ".join(said), *more])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
 from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of, search_mixed
+from planner.mixed.one_kind import Alone, alone_of
 from planner.plan_file import Assumption
 from planner.rules import check_workload
-from planner.search import search
 from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text
 
@@ -30,19 +30,6 @@ SAID_BY_CLUSTER = ("hardware", "num_gpus", "nodes", "network_bandwidth", "intra_
 LOCAL = "Local updates: each site steps alone. That is another algorithm than averaging gradients every step: compare losses."
 LITTLE = 0.05
 """What a kind adds to the throughput below which leaving it out is advised: less than the next change of the job moves."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alone:
-    """One kind, training the same job by itself."""
-
-    kind: str
-    gpus: int
-    step_time_s: float | None
-    """None where nothing fits."""
-    tokens_per_second: float | None
-    layout: str
-    """In words; '' where nothing fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +54,7 @@ class MixedAnswer:
         return {
             "fits": bool(self.plans), "verdict": self.verdict, "plans": [_data(one) for one in self.plans],
             "alone": [vars(one) for one in self.alone],
+            "without": {kind: one.step_time for kind, (_, one) in finding.without.items()},
             "runs_on": [who_runs(one) for one in self.plans],
             "search": {"candidates": finding.candidates, "cut": finding.cut, "could_be_faster_by": finding.gap,
                        "cpu_seconds": finding.seconds},
@@ -91,7 +79,10 @@ def ask_mixed(
     """
     job, trainer, assumptions = mixed_job(cluster, said)
     finding = search_mixed(job, pins_of(layout), top, progress=progress)
-    alone = [_alone(job, kind, progress) for kind in job.kinds]
+    alone = list[Alone]()
+    for kind in job.kinds:
+        progress(f"{kind} alone")
+        alone.append(alone_of(job, kind, layout))
     alone.sort(key=lambda one: one.step_time_s or float("inf"))
     verdict = _verdict(job, finding, alone)
     found = [one for one, _ in finding.best]
@@ -147,67 +138,64 @@ def pins_of(layout: Mapping[str, int]) -> MixedPins:
     return MixedPins(**named)
 
 
-def _alone(job: MixedJob, kind: str, progress: Callable[[str], None]) -> Alone:
-    """One kind by itself: the ordinary search, with the schedules that it has, and equal pipelines where no degrees divide."""
-    from planner.explain import layout_text
-
-    progress(f"{kind} alone")
-    tokens, gpus = float(job.workload.tokens), job.clusters[kind].num_gpus
-    uniform = job.uniform(kind)
-    found = search(uniform, top=1, only_fitting=True)
-    if found.fit:
-        step = float(found.estimates[0].step_time[0]) * job.slowdown[kind]
-        return Alone(
-            kind=kind, gpus=gpus, step_time_s=step, tokens_per_second=tokens / step, layout=layout_text(found.layouts[0])
-        )
-    own = search_mixed(job.only(kind), top=1)
-    if own.best:
-        layout, estimate = own.best[0]
-        return Alone(
-            kind=kind, gpus=gpus, step_time_s=estimate.step_time, tokens_per_second=tokens / estimate.step_time,
-            layout=shape_text(layout),
-        )  # fmt: skip
-    return Alone(kind=kind, gpus=gpus, step_time_s=None, tokens_per_second=None, layout="")
-
-
-def shape_text(layout: Any) -> str:
-    """A mixed layout in words: pipelines with their stages by kind."""
-    said = []
-    for one in layout.pipelines:
-        runs: list[list[Any]] = []
-        for stage in one.stages:
-            if runs and (runs[-1][0].kind, runs[-1][0].tp) == (stage.kind, stage.tp):
-                runs[-1].append(stage)
-            else:
-                runs.append([stage])
-        stages = " > ".join(f"{len(run)} x {run[0].kind} tp {run[0].tp} ({sum(s.layers for s in run)} layers)" for run in runs)
-        said.append(f"{one.count} x [{stages}], {one.num_microbatches} x {one.micro_batch_size}")
-    return "; ".join(said)
-
-
 def _verdict(job: MixedJob, finding: MixedFinding, alone: Sequence[Alone]) -> str:
-    """Whether mixing pays, against the fastest kind alone, and what the others are good for instead."""
+    """Whether mixing pays, against the fastest kind alone and without each kind, and what the others are good for instead."""
     best = next((one for one in alone if one.step_time_s), None)
     if finding.mixed is None:
-        return _no_room(job) if best is None else f"No plan over several kinds fits; use {best.kind} alone."
-    if best is None or best.step_time_s is None:
-        return "No kind has room for it alone: they are needed together."
-    others = [one for one in alone if one.kind != best.kind]
-    spare = "; ".join(
-        f"{one.kind} alone would train it at {one.tokens_per_second:,.0f} tokens/s, as a job of its own"
-        if one.tokens_per_second else f"{one.kind} alone has no room for it" for one in others
-    )  # fmt: skip
+        return _no_room(job) if best is None else f"No plan over several kinds fits; use {_by_itself(job, best)}."
     layout, mixed = finding.mixed
-    used = kinds_of(layout)
-    gain, more = best.step_time_s / mixed.step_time - 1.0, listed([one.kind for one in others if one.kind in used] or [best.kind])
+    used = [one for one in job.kinds if one in kinds_of(layout)]
+    instead = {one.kind: _instead(one) for one in alone}
+    little = _little(finding, alone, used, mixed.step_time)
+    weak = f" {'; '.join(little.values())}. {_sentence(instead, little)}." if little else ""
+    if best is None or best.step_time_s is None:
+        return f"No kind has room for it alone: they are needed together.{weak}"
+    gain, own = best.step_time_s / mixed.step_time - 1.0, _by_itself(job, best)
+    others = [one for one in used if one != best.kind] or [best.kind]
+    what, one = listed(others, "and"), len(others) == 1
     if gain <= 0.0:
-        text = f"Mixing does not pay: with {more} the best plan takes {seconds_text(mixed.step_time)}, {best.kind} alone "
-        return f"{text}{seconds_text(best.step_time_s)}: leave {more} out. {spare}."
+        text = f"Mixing does not pay: with {what} the best plan takes {seconds_text(mixed.step_time)}, {best.kind} alone "
+        return f"{text}{seconds_text(best.step_time_s)}: use {own}. {_sentence(instead, others)}."
     if gain < LITTLE:
-        return f"{more} add {100 * gain:.1f} % to {best.kind} alone: leave them out. {spare}."
-    left = [one.kind for one in alone if one.kind not in used]
-    text = f"{', '.join(one for one in job.kinds if one in used)} together are {100 * gain:.1f} % faster than {best.kind} alone"
-    return f"{text}{f', with {listed(left)} left out' if left else ''}. {spare}."
+        text = f"{what} {'adds' if one else 'add'} {100 * gain:.1f} % to {best.kind} alone: leave {'it' if one else 'them'} out"
+        return f"{text} and use {own}. {_sentence(instead, others)}."
+    left = [kind for kind in job.kinds if kind not in used]
+    text = f"{listed(used, 'and')} together are {100 * gain:.1f} % faster than {best.kind} alone"
+    text += f", with {listed(left, 'and')} left out" if left else ""
+    spare = [kind for kind in (*left, *others) if kind not in little and kind != best.kind]
+    return f"{text}.{weak}" + (f" {_sentence(instead, spare)}." if spare else "")
+
+
+def _little(finding: MixedFinding, alone: Sequence[Alone], used: list[str], step: float) -> dict[str, str]:
+    """Of three kinds or more those that add little, each in words: the best plan without it is nearly as fast."""
+    found = dict[str, str]()
+    for kind in used if len(used) > 2 else ():
+        rest = [one.step_time_s for one in alone if one.kind != kind and one.step_time_s]
+        rest += [finding.without[kind][1].step_time] if kind in finding.without else []
+        if rest and min(rest) / step - 1.0 < LITTLE:
+            found[kind] = (
+                f"{kind} adds {100 * max(min(rest) / step - 1.0, 0.0):.1f} %: without it a step takes {seconds_text(min(rest))}, "
+                "so leave it out (plan what-if --without)"
+            )
+    return found
+
+
+def _by_itself(job: MixedJob, one: Alone) -> str:
+    """A kind, and how it is planned alone."""
+    node = job.cluster.node_kind(one.kind)
+    return f"{one.kind} alone (plan --hardware {node.hardware} --gpus {one.gpus})"
+
+
+def _instead(one: Alone) -> str:
+    """What a kind is good for by itself."""
+    if one.tokens_per_second is None:
+        return one.instead
+    return f"alone would train it at {one.tokens_per_second:,.0f} tokens/s, as a job of its own"
+
+
+def _sentence(instead: Mapping[str, str], kinds: Iterable[str]) -> str:
+    """That of some kinds."""
+    return "; ".join(f"{kind} {instead[kind]}" for kind in kinds)
 
 
 def _no_room(job: MixedJob) -> str:

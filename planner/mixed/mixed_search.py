@@ -113,6 +113,8 @@ def _search(
         left = queue.run(lambda one, kind=kind: kind not in one.kinds and used.issuperset(one.kinds), gap)  # type: ignore[misc]
         if rest := priced_best(job, left.kept[:1]):
             without[kind] = rest[0]
+            best = sorted([*best, *rest], key=lambda pair: pair[1].step_time)
+    mixed = next((pair for pair in best if len(kinds_of(pair[0])) > 1), None)
     bound = min(several.bound, single.bound)
     return _Searched(
         best=best, mixed=mixed, without=without, candidates=queue.candidates, cut=queue.cuts,

@@ -54,6 +54,12 @@ class Space:
             self._tables[key] = KindTables(self.job, kind, self.axes, spanned, alone)
         return self._tables[key]
 
+    @property
+    def layers(self) -> int:
+        """Layers that bounds count: without the leading dense ones of a model of experts, which are the shorter ones."""
+        model = self.job.workload.model
+        return model.num_layers - (model.num_dense_layers if model.is_moe else 0)
+
     def per_layer(self, kind: str) -> Floats:
         """Least seconds of a layer in any stage of a kind, without recompute, (tp, micro batch); priced without memory."""
         if self.base is not None:

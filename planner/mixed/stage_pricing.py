@@ -14,7 +14,6 @@ from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.peak_points import stage_memory
 from planner.cost.memory.states import COMPONENTS
-from planner.cost.own_terms import until_flush
 from planner.cost.pipeline.partition import Stages
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.compute import model_passes
@@ -25,6 +24,8 @@ from planner.mixed.mixed_job import MixedJob
 from planner.model import ModelSpec
 from planner.search import SAFE
 
+Place = tuple[int, int, int]
+"""Stages of a pipeline, number of one of them, microbatches that pass it."""
 RATE = 1.702
 """Slope of the logistic law that stands for a normal one, as ``cost.estimate`` has it."""
 
@@ -127,25 +128,26 @@ class PricedStages:
         host = self.stages.host * min(cluster.hardware.gpus_per_node, cluster.num_gpus)
         return np.asarray((self.out_of_memory <= SAFE) & (host <= cluster.hardware.host_memory))
 
-    def placed(self, rows: NDArray[np.intp], place: tuple[int, int, int], schedule: int, vpp: int) -> PricedStages:
-        """Some of the stages at another place of a pipeline, where another number of microbatches waits.
-
-        ``place``: stages of the pipeline, number of this one, microbatches.
-        """
-        pp, position, microbatches = place
-        at = until_flush(self.job.trainers[self.kind], Layout(num_microbatches=microbatches))
-        columns = _flights((pp, position, int(at.num_microbatches)), schedule, vpp)
+    def placed(self, rows: NDArray[np.intp], places: tuple[Place, ...], schedule: int, vpp: int) -> PricedStages:
+        """Some of the stages at other places of a pipeline, where other numbers of microbatches wait; (3, places x rows)."""
+        calls = [term.flush() for term in self.job.trainers[self.kind].terms if term.flush()]
+        columns = _flights(places, schedule, vpp, min(calls, default=0))
+        if len(places) > 1:
+            columns = {name: np.repeat(one, len(rows), axis=1) for name, one in columns.items()}
+            rows = np.tile(rows, len(places))
         taken = vars(self.stages) if len(rows) == len(self.layout) else taken_rows(vars(self.stages), rows)
         return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
 
 
 @functools.lru_cache(maxsize=4096)
-def _flights(place: tuple[int, int, int], schedule: int, vpp: int) -> dict[str, Floats]:
-    """``flight_columns`` of one place of a pipeline, (3, 1)."""
-    pp, position, microbatches = place
-    at = Layout(**{name: np.array([n]) for name, n in
-                   (("pp", pp), ("num_microbatches", microbatches), ("schedule", schedule), ("vpp", vpp))})  # fmt: skip
-    return flight_columns(at, np.full((1, 3), float(position)))
+def _flights(places: tuple[Place, ...], schedule: int, vpp: int, call: int) -> dict[str, Floats]:
+    """``flight_columns`` of places of a pipeline that runs empty after ``call`` microbatches (0: at the end), (3, places)."""
+    pp, position, microbatches = np.array(places).T
+    at = Layout(
+        pp=pp, num_microbatches=np.minimum(microbatches, call or microbatches), schedule=np.full(len(places), schedule),
+        vpp=np.full(len(places), vpp),
+    )  # fmt: skip
+    return flight_columns(at, np.repeat(position[:, None].astype(float), 3, axis=1))
 
 
 def price_stages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.stage_pricing import price_stages, stage_contents
 
 FIRST, MIDDLE, LAST = range(3)
-FLIGHTS = 12
+BLOCK = 8
+"""Places of a pipeline that are priced together."""
+FLIGHTS = 8
 """Microbatches in flight up to which a bound looks at memory."""
 
 
@@ -63,6 +66,13 @@ class Place(NamedTuple):
             flight = min(self.microbatches, self.pp - self.position)
             return Place(flight + 1, 1, min(self.microbatches, flight + 1))
         return Place(2, 1, self.microbatches) if schedule == "gpipe" else self
+
+    def neighbours(self, schedule: str) -> list[Place]:
+        """Places that are asked for with this one: priced together they cost little more."""
+        if schedule != "1f1b" or self.pp == 1 or self.microbatches < self.pp:
+            return [self]
+        first = (self.pp - 2) // BLOCK * BLOCK + 2
+        return [Place(pp, 1, pp) for pp in range(first, first + BLOCK)]
 
 
 class Choice(NamedTuple):
@@ -144,14 +154,16 @@ class KindTables:
         found = self.priced.step_end()
         return self._shaped(found["exposed"] + found["optimizer"] + found["offload"])
 
-    def fits(self, place: Place, schedule: str, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
-        """Whether the card holds a stage at a place with a chance of at most SAFE to run out, and its node's host what is there.
+    def fits(self, places: Sequence[Place], schedule: str, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
+        """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
+        places first.
 
         ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
         """
         numbers = self.row_numbers[at[1:]]
-        placed = self.priced.placed(numbers.ravel(), place, int(SCHEDULES[schedule]), self.axes.vpp)
-        return np.asarray(placed.fits.reshape(3, *numbers.shape)[at[:1]])
+        placed = self.priced.placed(numbers.ravel(), tuple(places), int(SCHEDULES[schedule]), self.axes.vpp)
+        found = placed.fits.reshape(3, len(places), *numbers.shape)
+        return np.asarray(np.moveaxis(found, 1, 0)[(slice(None), *at[:1])])
 
     def choice(self, slot: int, tp: int, micro: int, replicas: int, place: Place) -> Choice:
         """The stages of one place of a pipeline."""
@@ -159,34 +171,36 @@ class KindTables:
         key = slot, tp, micro, row, place
         if key not in self._choices:
             at = slot, self.axes.tps[self.kind].index(tp), self.axes.micros.index(micro), slice(None), row
-            fresh = self._chosen(at, place)  # often the same whatever is in flight: then one object
-            same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])
-            self._choices[key] = self._equal.setdefault(same, fresh)
+            places = place.neighbours(self.axes.schedule)
+            for one, fresh in zip(places, self._chosen(at, places), strict=True):
+                same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])  # often so whatever is in flight: one object
+                self._choices[*key[:4], one] = self._equal.setdefault(same, fresh)
         return self._choices[key]
 
-    def _chosen(self, at: tuple[Any, ...], place: Place) -> Choice:
-        """The choices of some rows."""
+    def _chosen(self, at: tuple[Any, ...], places: Sequence[Place]) -> list[Choice]:
+        """The choices of some rows at some places."""
         schedule = "1f1b" if self.alone else self.axes.schedule
-        seconds = np.where(self.fits(place, schedule, at), self.seconds[at], np.inf)
-        which = np.argmin(seconds, axis=0)
-        seconds, end = (np.take_along_axis(one, which[None], axis=0)[0] for one in (seconds, self.end[at]))
+        seconds = np.where(self.fits(places, schedule, at), self.seconds[at], np.inf)
+        which = np.argmin(seconds, axis=1)
+        seconds = np.take_along_axis(seconds, which[:, None], axis=1)[:, 0]
+        end = np.take_along_axis(self.end[at][None], which[:, None], axis=1)[:, 0]
         if at[0] == MIDDLE and not self.alone:
-            seconds = np.where(np.arange(seconds.shape[-1]) == 0, np.inf, seconds)
-        return Choice(seconds, which, end)
+            seconds[..., 0] = np.inf
+        return [Choice(*one) for one in zip(seconds, which, end, strict=True)]
 
     @cached_property
     def per_layer(self) -> Floats:
-        """Least seconds of a layer in any stage, without recompute, (tp, micro batch)."""
+        """Least seconds of a layer in any stage behind the leading dense ones, without recompute, (tp, micro batch)."""
         held = np.maximum(np.arange(self.total + 1), 1)[1:] if not self.alone else np.array([self.total])
-        return np.asarray((self.seconds[:, :, :, 0, :, :, -len(held):] / held).min(axis=(0, 3, 4, 5)))
+        return np.asarray((self.seconds[:, :, :, 0, :, -1, -len(held):] / held).min(axis=(0, 3, 4)))
 
     def held(self, levels: Floats) -> Held:
-        """Most layers that stages of the kind hold together when none takes longer than a level, at the end of a pipeline, where
-        the fewest microbatches wait. No order of kinds leaves them more."""
+        """Most layers behind the leading dense ones that stages of the kind hold together when none takes longer than a level, at
+        the end of a pipeline, where the fewest microbatches wait. No order of kinds leaves them more."""
         each = list[NDArray[np.int32]]()
         for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
-            fits = self.fits(Place(flight + 1, 1, flight + 1), "1f1b")
-            seconds = np.where(fits, self.seconds, np.inf).min(axis=(0, 3, 5))
+            fits = self.fits([Place(flight + 1, 1, flight + 1)], "1f1b")[0]
+            seconds = np.where(fits, self.seconds, np.inf)[..., -1, :].min(axis=(0, 3))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))

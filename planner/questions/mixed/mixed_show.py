@@ -8,9 +8,10 @@ from rich.text import Text
 from planner.cost.estimate import PARTS
 from planner.explain import PART_TEXT
 from planner.mixed.export.who_runs import who_runs
-from planner.mixed.mixed_changes import MixedChanges
+from planner.mixed.mixed_changes import MixedChange, MixedChanges
+from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan
-from planner.mixed.mixed_question import MixedAnswer, shape_text
+from planner.mixed.mixed_question import MixedAnswer
 from planner.questions.mixed.show_sites import print_sites
 from planner.terminal.tables import assumptions_table, percent, plain_table, risk, samples, seconds, table
 
@@ -105,9 +106,17 @@ def print_changes(console: Console, found: MixedChanges) -> None:
     rows = [("as it is", seconds(found.plan.prediction.step_time_s), *_best(found.plan))]
     for one in found.rows:
         kept = "cannot run" if one.kept_s is None else seconds(one.kept_s)
-        rows.append((one.change, kept, *(_best(one.best) if one.best else ("nothing fits", "-", "-", "-"))))
+        rows.append((one.change, kept, *_planned(one)))
     headings = ("change", ">step, same plan", ">planned again", ">tok/s", ">GPUs", "layout")
     console.print(table(*headings, title="What if", rows=rows))
+
+
+def _planned(one: MixedChange) -> tuple[str, str, str, str]:
+    """What is planned again."""
+    if one.alone is not None and one.alone.step_time_s is not None:
+        rate = f"{one.alone.tokens_per_second:,.0f}"
+        return seconds(one.alone.step_time_s), rate, str(one.alone.gpus), f"{one.alone.kind} alone: {one.alone.layout}"
+    return _best(one.best) if one.best else ("nothing fits", "-", "-", "-")
 
 
 def _best(plan: MixedPlan) -> tuple[str, str, str, str]:
