@@ -94,6 +94,11 @@ class BestFirst:
         """Rows that were cut."""
         return sum(int(one.cut.sum()) for one in self.sets)
 
+    @property
+    def found(self) -> list[Found]:
+        """All layouts of those, best first."""
+        return sorted((found for one in self.sets for found in one.found), key=lambda found: found.seconds)
+
     def run(self, suits: Callable[[Columns], bool], gap: float, beaten: float = np.inf) -> InOrder:
         """The best of the sets that suit: the most promising of each, which show what is reached, then all that could be faster by
         more than ``gap``.

@@ -57,6 +57,15 @@ class Hops:
         link = self.job.cluster.link(one.kind, other.kind)
         return max(away, link_seconds(link, self.job, self.cp, pipeline, (one, other)) if link else 0.0)
 
+    def wire(self, pipeline: Pipeline) -> float:
+        """Seconds of a microbatch in which the busiest given link between two stages passes it in one direction."""
+        found = 0.0
+        for number, one in enumerate(pipeline.stages):
+            other = pipeline.stages[(number + 1) % len(pipeline.stages)]
+            if (link := self.job.cluster.link(one.kind, other.kind) if one.kind != other.kind else None) is not None:
+                found = max(found, link_seconds(link, self.job, self.cp, pipeline, (one, other)) - link.latency)
+        return found
+
     def _sent(self, pipeline: Pipeline, stage: Stage, run: int, count: int) -> float:
         """Seconds of a send in a run of so many stages of one kind, of so many pipelines side by side."""
         cluster = self.job.clusters[stage.kind]

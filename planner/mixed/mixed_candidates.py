@@ -128,16 +128,16 @@ def _fresh_cut(
         alone = float(choices[0].seconds[0, 0])
         whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
         return Priced(whole, choices, 0.0) if np.isfinite(alone) else None
-    hops, fill = [sum(one) for one in space.hops.times(shape, vpp)], 0.0
+    hops, fill, wire = [sum(one) for one in space.hops.times(shape, vpp)], 0.0, 0.0
     if not space.blocking:
-        hops, fill = [0.0] * p, 2.0 * sum(space.hops.between(shape, vpp))
+        hops, fill, wire = [0.0] * p, 2.0 * sum(space.hops.between(shape, vpp)), vpp * space.hops.wire(shape)
     empty = float(flushes(space.job.trainer, Layout(num_microbatches=rounds)))
     costs = [space.costs(one, hop) for one, hop in zip(choices, hops, strict=True)]
     cut = best_cut_of(costs, rounds * vpp / empty, (below / empty - fill) * vpp)
     if cut is None:
         return None
-    cut = replace(cut, layers=tuple(vpp * layers for layers in cut.layers))
-    return Priced(cut, choices, empty * ((cut.total - cut.slowest) / vpp + fill))
+    cut = replace(cut, layers=tuple(vpp * layers for layers in cut.layers), slowest=max(cut.slowest, wire))
+    return Priced(cut, choices, empty * (max(cut.total - cut.slowest, 0.0) / vpp + fill))
 
 
 def _with_shares(space: Space, parts: list[tuple[list[tuple[str, int]], Priced, int]], micro: int) -> Found | None:

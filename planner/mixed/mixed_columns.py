@@ -74,8 +74,10 @@ def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | N
     """
     job, axes = space.job, space.axes
     layers, rounds = job.workload.model.num_layers, space.microbatch_sum
-    if not rounds or (apart and axes.vpp > 1) or layers % axes.vpp:
+    if not rounds or layers % axes.vpp:
         return None
+    if axes.vpp > 1 and (apart or len({job.cluster.node_kind(kind).site for kind in kinds}) > 1):
+        return None  # chunks would cross a long link once more each
     longest_run = _longest_run(space, kinds)
     gpus = [job.clusters[kind].num_gpus // axes.cp for kind in kinds]
     stages_of = range(1, min(longest_run, layers) + 1)
@@ -154,15 +156,13 @@ def _apart_bound(total: Floats, level: Floats, replicas: NDArray[np.intp], batch
 def _equal(
     space: Space, replicas: NDArray[np.intp], groups: NDArray[np.intp], stages: NDArray[np.intp], batch: int
 ) -> NDArray[np.intp]:
-    """As many replicas as take equal shares, of whole rounds of microbatches where the schedule asks for them; 0: none."""
-    every = space.axes.vpp > 1 and not space.job.trainer.legal.any_microbatches
-
+    """As many replicas as take equal shares, of whole rounds of microbatches where stages are interleaved; 0: none."""
     @functools.cache
     def most(limit: int, group: int, length: int) -> int:
         parts = batch // length if batch % length == 0 else 0
         return max((n for n in divisors(parts) if n <= limit and n % group == 0), default=0) if parts else 0
 
-    length = stages.sum(axis=1) if every else np.ones(len(stages), dtype=np.intp)
+    length = stages.sum(axis=1) if space.axes.vpp > 1 else np.ones(len(stages), dtype=np.intp)
     columns = replicas[:, 0], groups[:, 0], length
     sizes = tuple(int(one.max(initial=0)) + 1 for one in columns)
     codes = np.ravel_multi_index(columns, sizes)

@@ -268,7 +268,8 @@ def _pipeline(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: li
     first = places[slowest]
     parts = {name: m * first.at(one) for name, one in first.priced.parts().items()}
     parts["pipeline_communication"] = m * float(out[slowest] + back[slowest])
-    parts["bubble"] = max(seconds - sum(parts.values()), 0.0)
+    idle = seconds - sum(parts.values())
+    parts["bubble"] = idle if idle > 1e-9 * seconds else 0.0
     sent = (1.0 - blocking) * m * sum(hops.times(pipeline, layout.vpp)[slowest])
     hidden = {name: m * first.at(one) for name, one in first.priced.hidden().items()} | {"pipeline": sent}
     start, stages = 0, list[StageEstimate]()
@@ -308,7 +309,9 @@ def _walked(
 
     each = StageDurations(chunks(passes.forward, ends[0]), chunks(passes.backward, ends[1]), np.zeros(count * vpp))
     overlapped = bool(sends_overlap(job.trainer, Layout(schedule=schedule)))
-    return empty * float(walked_time(schedule, count, vpp, m, each, hops.between(pipeline, vpp) if overlapped else 0.0))
+    sends = hops.between(pipeline, vpp) if overlapped else 0.0
+    walked = empty * float(walked_time(schedule, count, vpp, m, each, sends))
+    return max(walked, vpp * pipeline.num_microbatches * hops.wire(pipeline))
 
 
 def _straggling(layout: MixedLayout, found: list[PipelineEstimate], slowest: int) -> float:

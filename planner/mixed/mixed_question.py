@@ -14,6 +14,7 @@ from planner.layout import NAMES
 from planner.mixed.known_links import linked
 from planner.mixed.local_search import search_local
 from planner.mixed.mixed_axes import MixedPins
+from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
@@ -24,7 +25,7 @@ from planner.rules import check_workload
 from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text
 
-PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "cp", "ep")
+PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "vpp", "cp", "ep", "offload_optimizer")
 """Fields of a layout that a mixed search can pin."""
 SAID_BY_CLUSTER = ("hardware", "num_gpus", "nodes", "network_bandwidth", "intra_node")
 LOCAL = "Local updates: each site steps alone. That is another algorithm than averaging gradients every step: compare losses."
@@ -77,6 +78,8 @@ def ask_mixed(
 
     Raises PlannerError where the flags say the cluster too, or fix what is not searched here.
     """
+    from planner.mixed.export.who_runs import first_run
+
     job, trainer, assumptions = mixed_job(cluster, said)
     finding = search_mixed(job, pins_of(layout), top, progress=progress)
     alone = list[Alone]()
@@ -88,6 +91,9 @@ def ask_mixed(
     found = [one for one, _ in finding.best]
     if finding.mixed is not None and finding.mixed[0] not in found:
         found.append(finding.mixed[0])
+    if finding.mixed is not None and first_run(job, trainer, [one for one in found if len(kinds_of(one)) > 1]) is None:
+        more = first_run(job, trainer, finding.found)
+        found += [more] if more is not None and estimate_mixed(job, more).fits else []
     plans = tuple(priced_plan(job, trainer, one, assumptions, f"{verdict} {_certificate(finding)}") for one in found)
     if outer is not None:
         local = search_local(job, outer, pins_of(layout), progress).layout

@@ -41,6 +41,8 @@ class MixedFinding:
     """The best that uses several kinds; None where none of those that were cut fits."""
     without: dict[str, Priced]
     """Of every kind of the best where it uses three or more: the best plan without that kind."""
+    found: tuple[MixedLayout, ...]
+    """All layouts that use several kinds and were cut, best first in closed form: for who wants more of a plan than speed."""
     candidates: int
     """Degrees of all sets of kinds."""
     cut: int
@@ -70,8 +72,8 @@ def search_mixed(
             progress("optimizer states on the host")
             found = _search(job, pins, top, gap, OFFLOAD, progress)
     return MixedFinding(
-        best=found.best[:top], mixed=found.mixed, without=found.without, candidates=found.candidates, cut=found.cut, gap=found.gap,
-        seconds=clock.process_time() - started,
+        best=found.best[:top], mixed=found.mixed, without=found.without, found=found.found, candidates=found.candidates,
+        cut=found.cut, gap=found.gap, seconds=clock.process_time() - started,
     )  # fmt: skip
 
 
@@ -82,6 +84,7 @@ class _Searched:
     best: list[Priced] = field(default_factory=list)
     mixed: Priced | None = None
     without: dict[str, Priced] = field(default_factory=dict)
+    found: tuple[MixedLayout, ...] = ()
     candidates: int = 0
     cut: int = 0
     gap: float = 0.0
@@ -118,6 +121,7 @@ def _search(
     bound = min(several.bound, single.bound)
     return _Searched(
         best=best, mixed=mixed, without=without, candidates=queue.candidates, cut=queue.cuts,
+        found=tuple(one.layout for one in queue.found if len(kinds_of(one.layout)) > 1),
         gap=max(1.0 - bound / kept[0].seconds, 0.0) if kept else 0.0,
     )  # fmt: skip
 

@@ -36,6 +36,10 @@ class Limits:
     schedules: tuple[str, ...] = ("gpipe", "1f1b")
     outer: bool = False
     """Local updates are there."""
+    offload: bool = False
+    """Optimizer states can lie on the host."""
+    hsdp: bool = False
+    """States can be shared by a part of the replicas, gradients averaged in two levels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,7 @@ def refusal(who: str, layout: MixedLayout, limits: Limits, more: list[str]) -> s
 
 
 def _settings(layout: MixedLayout, near: MixedLayout) -> str:
-    names = ("cp", "ep", "zero", "schedule")
+    names = ("cp", "ep", "zero", "schedule", "dp_shard")
     changed = [f"{name} {getattr(near, name)}" for name in names if getattr(near, name) != getattr(layout, name)]
     changed += ["without local updates"] if layout.outer and not near.outer else []
     return f", {', '.join(changed)}" if changed else ""
@@ -108,6 +112,8 @@ def _rules(limits: Limits) -> list[_Rule]:
     """Those of a trainer, the least costly to mend first."""
     found = [_schedule(limits.schedules), _zero(limits.zero)]
     found += [] if limits.outer else [_Rule(broken=_outer, mend=lambda one: replace(one, outer=None))]
+    found += [] if limits.offload else [_Rule(broken=_offload, mend=lambda one: None)]
+    found += [] if limits.hsdp else [_Rule(broken=_levels, mend=lambda one: replace(one, dp_shard=0))]
     found += [_Rule(broken=_selective, mend=_without_selective)] if limits.no_selective else []
     found += [_Rule(broken=_recompute, mend=_one_recompute)] if limits.equal_recompute else []
     found += [] if limits.cp else [_degree("cp", "context")]
@@ -155,6 +161,16 @@ def _degree(name: str, words: str) -> _Rule:
 
 def _outer(layout: MixedLayout) -> str:
     return f"local updates ({layout.outer.method}), which it has not" if layout.outer else ""
+
+
+def _offload(layout: MixedLayout) -> str:
+    share = layout.offload_optimizer
+    return f"{share} % of the optimizer states on the host, which it does not do" if share else ""
+
+
+def _levels(layout: MixedLayout) -> str:
+    some = layout.dp_shard
+    return f"states shared by {some} of {layout.replicas} replicas, and it shares them over all" if some else ""
 
 
 def _selective(layout: MixedLayout) -> str:

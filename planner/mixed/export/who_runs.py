@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from planner.errors import PlannerError, listed
 from planner.mixed.export.export_job import MixedExport, stages_text
 from planner.mixed.export.mixed_targets import TARGETS, mixed_target
 from planner.mixed.export.runnable import nearest, reasons
+from planner.mixed.mixed_job import MixedJob
+from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan
 from planner.trainer_options import spelled
+
+
+def runners(mixed: MixedExport) -> tuple[list[str], list[str]]:
+    """Targets of ``plan export`` that take a layout as it is: of the trainer that it is priced for, and of others."""
+    trainer, priced, others = spelled(mixed.trainer)[0], list[str](), list[str]()
+    for name in TARGETS:
+        if not _refused(mixed, name):
+            (priced if trainer in mixed_target(name, mixed).trainers else others).append(name)
+    return priced, others
+
+
+def first_run(job: MixedJob, trainer: str, layouts: Iterable[MixedLayout]) -> MixedLayout | None:
+    """The first of some layouts that a target of the trainer runs as it is; None where there is none."""
+    every = (MixedExport(job=job, layout=one, trainer=trainer) for one in layouts)
+    return next((one.layout for one in every if runners(one)[0]), None)
 
 
 def who_runs(plan: MixedPlan) -> list[str]:
     """Sentences: the targets of ``plan export`` that take a plan as it is; where none does, what the nearest one would take."""
     mixed = MixedExport(job=plan.job(), layout=plan.layout, trainer=plan.trainer)
-    trainer, priced, others = spelled(plan.trainer)[0], list[str](), list[str]()
-    for name in TARGETS:
-        if not _refused(mixed, name):
-            (priced if trainer in mixed_target(name, mixed).trainers else others).append(name)
+    trainer, (priced, others) = spelled(plan.trainer)[0], runners(mixed)
     said = [f"plan export --to {listed(priced)}"] if priced else []
     if others:
         said.append(f"plan export --to {listed(others)}, which is another trainer than {trainer}, for which it is priced")
