@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time as clock
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -136,13 +138,24 @@ def spaces_of(job: MixedJob, every: list[Axes]) -> list[Space]:
 
 
 def priced_best(job: MixedJob, kept: list[Found]) -> list[Priced]:
-    """Found layouts priced stage by stage, and walked; those that fit, best first."""
+    """Found layouts priced stage by stage, and walked; those that fit, best first. Where the trainer averages gradients in two
+    levels and that is faster, it does so."""
     found = list[Priced]()
     for one in kept:
-        estimate = estimate_mixed(job, one.layout)
-        if estimate.fits:
-            found.append((one.layout, estimate))
+        ways = [one.layout, *two_levels(one.layout)] if job.trainer.legal.hsdp else [one.layout]
+        every = [(way, estimate_mixed(job, way)) for way in ways]
+        found += sorted((pair for pair in every if pair[1].fits), key=lambda pair: pair[1].step_time)[:1]
     return sorted(found, key=lambda pair: pair[1].step_time)
+
+
+def two_levels(layout: MixedLayout) -> list[MixedLayout]:
+    """The layout with states shared inside kinds alone, where every kind has replicas of its own: as many as divide all."""
+    alike: Counter[tuple[str, ...]] = Counter()
+    for one in layout.pipelines:
+        alike[tuple(stage.kind for stage in one.stages)] += one.count
+    if len(alike) < 2 or any(len(set(kinds)) > 1 for kinds in alike):
+        return []
+    return [replace(layout, dp_shard=math.gcd(*alike.values()))]
 
 
 def least_states(job: MixedJob) -> float:
