@@ -51,7 +51,7 @@ def shares(total: int, replicas: int):
 def every_layout(job: MixedJob):
     """Every pipeline through one or both kinds with all replicas that the GPUs allow, and pipelines of each kind side by side."""
     layers, batch = job.workload.model.num_layers, job.workload.global_batch_size
-    longest = job.workload.sequence_length // 4096
+    longest = job.workload.sequence_length // 1024
     degrees = [(1, 1, 1), (1, 2, 1), (2, 1, 1), *[(1, 1, 2)] * (longest >= 2)]  # (tp, stages, cp) on two GPUs
     alike = [(some, b) for n in (1, 2) for some in itertools.product(degrees, repeat=n) for b in (1, 2, 4) if batch % b == 0
              if len({cp for _, _, cp in some}) == 1]  # fmt: skip

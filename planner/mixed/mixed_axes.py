@@ -16,9 +16,11 @@ from planner.rules import divisors, stage_allowed
 from planner.space import MICRO_BATCHES
 
 LARGEST_TP = 64
-LEAST_TOKENS = 4096
-"""Context parallelism leaves every rank at least this many tokens of a sequence. Shorter pieces are slower than tensor parallel
-or pipeline stages on as many GPUs: the search on one kind, which tries them, does not choose them (docs/log/mixed.md)."""
+LEAST_TOKENS, FEWER_TOKENS = 4096, 1024
+"""Context parallelism leaves every rank at least this many tokens of a sequence; fewer on small clusters, where the search has time
+for them: they were seen to gain 1 % (docs/log/mixed.md). ``--cp`` may ask for any."""
+SMALL = 128
+"""GPUs of a small cluster."""
 VPPS = (2, 4)
 """Virtual stages that are tried."""
 
@@ -55,7 +57,7 @@ def axes_of(job: MixedJob, pins: MixedPins, offload: int = 0) -> list[Axes]:
         raise PlannerError(f"micro_batch_size {micros[0]} does not divide the global batch of {batch}")
     schedules = _schedules(job, pins)
     zero = pins.zero if pins.zero is not None else _zero(job)
-    recomputes = job.recomputes if pins.recompute is None else ("none", pins.recompute)[pins.recompute == "none" :]
+    recomputes = job.recomputes if pins.recompute is None else (pins.recompute,)
     sets = [(one,) for one in recomputes] if pins.equal_recompute and pins.recompute is None else [recomputes]
     found = list[Axes]()
     for cp, ep, (schedule, vpp), some in itertools.product(_contexts(job, pins), _experts(job, pins), schedules, sets):
@@ -74,17 +76,17 @@ def axes_of(job: MixedJob, pins: MixedPins, offload: int = 0) -> list[Axes]:
             equal_tp=pins.equal_tp,
         ))  # fmt: skip
     if not found:
-        _say_why(job, pins, zero, schedules[0])
+        _say_why(job, pins, zero, schedules[0], offload)
     return found
 
 
-def _say_why(job: MixedJob, pins: MixedPins, zero: int, schedule: tuple[str, int]) -> None:
+def _say_why(job: MixedJob, pins: MixedPins, zero: int, schedule: tuple[str, int], offload: int) -> None:
     """Raise the sentence of the first rule that the pinned degrees break on the first kind."""
     tp, ep, cp = pins.tp or 1, pins.ep or 1, pins.cp or 1
     kind = job.kinds[0]
     at = job.layout(
         kind, tp=tp, pp=1 + (schedule[1] > 1), dp=ep, cp=cp, ep=ep, zero=zero, micro_batch_size=pins.micro_batch_size or 1,
-        schedule=int(SCHEDULES[schedule[0]]), vpp=schedule[1],
+        schedule=int(SCHEDULES[schedule[0]]), vpp=schedule[1], offload_optimizer=offload,
     )  # fmt: skip
     stage_allowed(job.uniform(kind), at, say=True)
     heads = f"leave --tp out, or choose a divisor of {job.workload.model.num_heads} heads"
@@ -123,7 +125,8 @@ def _contexts(job: MixedJob, pins: MixedPins) -> tuple[int, ...]:
         return (pins.cp,)
     if not job.trainer.legal.cp_methods:
         return (1,)
-    most = min(job.workload.sequence_length // LEAST_TOKENS, max(one.num_gpus for one in job.clusters.values()))
+    least = FEWER_TOKENS if job.cluster.num_gpus <= SMALL else LEAST_TOKENS
+    most = min(job.workload.sequence_length // least, max(one.num_gpus for one in job.clusters.values()))
     return tuple(2**n for n in range(max(most, 1).bit_length()))
 
 

@@ -14,12 +14,12 @@ from planner.layout import NAMES
 from planner.mixed.known_links import linked
 from planner.mixed.local_search import search_local
 from planner.mixed.mixed_axes import MixedPins
-from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
 from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of, search_mixed
 from planner.mixed.one_kind import Alone, alone_of
+from planner.mixed.run_limits import MOST, limited, only_run, run_as_well
 from planner.plan_file import Assumption
 from planner.rules import check_workload
 from planner.units import format_bytes
@@ -70,18 +70,19 @@ def _data(plan: MixedPlan) -> dict[str, Any]:
 
 def ask_mixed(
     cluster: ClusterFile, said: Mapping[str, Any], layout: Mapping[str, int], top: int = 3,
-    progress: Callable[[str], None] = lambda _: None, outer: Outer | None = None,
+    progress: Callable[[str], None] = lambda _: None, outer: Outer | None = None, *, runnable: bool = False,
 ) -> MixedAnswer:  # fmt: skip
     """The best plans of a job on a cluster; ``said``: fields of a request, ``layout``: fields that are fixed.
 
     ``outer``: local updates; the best plan with them then stands first, before those that average gradients every step.
+    ``runnable``: only plans that an export of the trainer runs as they are.
 
     Raises PlannerError where the flags say the cluster too, or fix what is not searched here.
     """
-    from planner.mixed.export.who_runs import first_run
-
     job, trainer, assumptions = mixed_job(cluster, said)
-    finding = search_mixed(job, pins_of(layout), top, progress=progress)
+    pins = pins_of(layout)
+    finding = search_mixed(job, limited(pins, trainer) if runnable else pins, MOST if runnable else top, progress=progress)
+    finding = only_run(job, trainer, finding, top) if runnable else finding
     alone = list[Alone]()
     for kind in job.kinds:
         progress(f"{kind} alone")
@@ -91,9 +92,8 @@ def ask_mixed(
     found = [one for one, _ in finding.best]
     if finding.mixed is not None and finding.mixed[0] not in found:
         found.append(finding.mixed[0])
-    if finding.mixed is not None and first_run(job, trainer, [one for one in found if len(kinds_of(one)) > 1]) is None:
-        more = first_run(job, trainer, finding.found)
-        found += [more] if more is not None and estimate_mixed(job, more).fits else []
+    progress(f"what {trainer} runs")
+    found += run_as_well(job, trainer, finding, found, pins)
     plans = tuple(priced_plan(job, trainer, one, assumptions, f"{verdict} {_certificate(finding)}") for one in found)
     if outer is not None:
         local = search_local(job, outer, pins_of(layout), progress).layout

@@ -142,18 +142,21 @@ def priced_best(job: MixedJob, kept: list[Found]) -> list[Priced]:
     levels and that is faster, it does so."""
     found = list[Priced]()
     for one in kept:
-        ways = [one.layout, *two_levels(one.layout)] if job.trainer.legal.hsdp else [one.layout]
+        ways = [one.layout, *two_levels(job, one.layout)]
         every = [(way, estimate_mixed(job, way)) for way in ways]
         found += sorted((pair for pair in every if pair[1].fits), key=lambda pair: pair[1].step_time)[:1]
     return sorted(found, key=lambda pair: pair[1].step_time)
 
 
-def two_levels(layout: MixedLayout) -> list[MixedLayout]:
-    """The layout with states shared inside kinds alone, where every kind has replicas of its own: as many as divide all."""
-    alike: Counter[tuple[str, ...]] = Counter()
+def two_levels(job: MixedJob, layout: MixedLayout) -> list[MixedLayout]:
+    """The layout with states shared inside kinds alone, where kinds of several sites have replicas of their own: as many as divide
+    all."""
+    alike: Counter[str] = Counter()
     for one in layout.pipelines:
-        alike[tuple(stage.kind for stage in one.stages)] += one.count
-    if len(alike) < 2 or any(len(set(kinds)) > 1 for kinds in alike):
+        if len({stage.kind for stage in one.stages}) > 1:
+            return []
+        alike[one.stages[0].kind] += one.count
+    if len({job.cluster.node_kind(kind).site for kind in alike}) < 2 or not job.trainer.legal.hsdp:
         return []
     return [replace(layout, dp_shard=math.gcd(*alike.values()))]
 

@@ -79,7 +79,8 @@ def refusal(who: str, layout: MixedLayout, limits: Limits, more: list[str]) -> s
         return f"{text}; plan it again with --trainer torchtitan, which exports local updates, and another --global-batch-size"
     if near is None:
         return f"{text}; plan with fewer kinds, or export to another trainer"
-    return f"{text}. The nearest plan that it runs is {stages_text(near)}{_settings(layout, near)}"
+    again = "; plan --runnable finds the fastest" if layout.outer is None else ""
+    return f"{text}. The nearest plan that it runs is {stages_text(near)}{_settings(layout, near)}{again}"
 
 
 def _settings(layout: MixedLayout, near: MixedLayout) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from planner.errors import PlannerError, listed
 from planner.mixed.export.export_job import MixedExport, stages_text
 from planner.mixed.export.mixed_targets import TARGETS, mixed_target
 from planner.mixed.export.runnable import nearest, reasons
-from planner.mixed.mixed_job import MixedJob
-from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan
 from planner.trainer_options import spelled
 
@@ -21,12 +17,6 @@ def runners(mixed: MixedExport) -> tuple[list[str], list[str]]:
         if not _refused(mixed, name):
             (priced if trainer in mixed_target(name, mixed).trainers else others).append(name)
     return priced, others
-
-
-def first_run(job: MixedJob, trainer: str, layouts: Iterable[MixedLayout]) -> MixedLayout | None:
-    """The first of some layouts that a target of the trainer runs as it is; None where there is none."""
-    every = (MixedExport(job=job, layout=one, trainer=trainer) for one in layouts)
-    return next((one.layout for one in every if runners(one)[0]), None)
 
 
 def who_runs(plan: MixedPlan) -> list[str]:
