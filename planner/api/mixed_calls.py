@@ -127,7 +127,7 @@ def mixed_plans(
     """
     from planner.cluster_file import read_cluster
     from planner.mixed.known_links import read_outer
-    from planner.mixed.mixed_question import SAID_BY_CLUSTER, ask_mixed
+    from planner.mixed.mixed_question import SAID_BY_CLUSTER, Wanted, ask_mixed
 
     runnable = bool(keywords.pop("runnable", False))
     require_known("plan", keywords, (*JOB, *SEARCHED))
@@ -137,7 +137,8 @@ def mixed_plans(
     if outer is None and plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
         return {**keywords, "hardware": only.hardware, "gpus": only.num_gpus}
     local = None if outer is None else read_outer(outer)
-    return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress, local, runnable=runnable))
+    wanted = Wanted(top=top, outer=local, runnable=runnable)
+    return MixedPlans(ask_mixed(read, said, layout_values(keywords), wanted, progress))
 
 
 def load_mixed(path: File) -> MixedPlan:

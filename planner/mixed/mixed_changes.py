@@ -118,7 +118,7 @@ def _changed(
     best = _best(job, layout, MixedPins(zero=layout.zero))
     made = priced_plan(job, plan.trainer, best, plan.assumptions, f"planned again: {name}") if best else None
     kinds = kinds_of(best) if best else set(job.kinds)
-    alone = alone_of(job, *kinds) if len(kinds) == 1 else None
+    alone = alone_of(job, min(kinds)) if len(kinds) == 1 else None
     step = made.prediction.step_time_s if made else float("inf")
     faster = alone is not None and alone.step_time_s is not None and alone.step_time_s < step
     return MixedChange(change=name, kept_s=kept, best=made, alone=alone if faster else None)

@@ -147,7 +147,7 @@ def _together_bound(space: Space, total: Floats, level: Floats, rounds: Floats) 
     return np.asarray((np.maximum(total, level) - level) / space.axes.vpp + np.ceil(rounds) * level)
 
 
-def _apart_bound(total: Floats, level: Floats, replicas: NDArray[np.intp], batch: int) -> Floats:
+def _apart_bound(total: Floats, level: Floats, replicas: NDArray[np.intp], batch: Any) -> Floats:
     """Seconds in which replicas of several kinds together do all microbatches, (N, kinds) to (N,)."""
     rate, fill = (replicas / level).sum(axis=1), np.maximum(total - level, 0.0)
     return np.asarray(np.maximum((batch + (replicas * fill / level).sum(axis=1)) / rate, (fill + level).max(axis=1)))

@@ -24,6 +24,9 @@ from planner.mixed.mixed_layout import MixedLayout, Pipeline
 from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
 from planner.workload import peak_dtype
 
+ROUNDING = float(np.sqrt(np.finfo(float).eps))
+"""Part of the time below which idle time is what sums of floating point numbers leave."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageEstimate:
@@ -250,7 +253,7 @@ def _price_places(job: MixedJob, layout: MixedLayout, places: list[tuple[int, in
         wide(n == len(one.stages) - 1 for one, n in zip(pipelines, number, strict=True)),
         layout.vpp,
     )
-    return price_stages(job, kind, columns, contents, wide(number), traffic)
+    return price_stages(job, kind, columns, (contents, np.arange(len(number))), wide(number), traffic)
 
 
 def _pipeline(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: list[_Place], hops: Hops) -> PipelineEstimate:
@@ -269,7 +272,7 @@ def _pipeline(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: li
     parts = {name: m * first.at(one) for name, one in first.priced.parts().items()}
     parts["pipeline_communication"] = m * float(out[slowest] + back[slowest])
     idle = seconds - sum(parts.values())
-    parts["bubble"] = idle if idle > 1e-9 * seconds else 0.0
+    parts["bubble"] = idle if idle > ROUNDING * seconds else 0.0
     sent = (1.0 - blocking) * m * sum(hops.times(pipeline, layout.vpp)[slowest])
     hidden = {name: m * first.at(one) for name, one in first.priced.hidden().items()} | {"pipeline": sent}
     start, stages = 0, list[StageEstimate]()
@@ -282,7 +285,7 @@ def _pipeline(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: li
             busy=float(m * whole[number]), imbalance=float(m * (whole.max() - whole[number])), end=end,
             memory={name: one.at(memory[name]) for name in COMPONENTS},
             usable_memory=float(job.clusters[stage.kind].hardware.usable_memory), out_of_memory=one.at(one.priced.out_of_memory),
-            fits=bool(one.at(one.priced.fits)),
+            fits=bool(one.priced.fits[0, one.row]),
         ))  # fmt: skip
         start += stage.layers
     flop = places[0].at(places[0].priced.flop()) * m * pipeline.count

@@ -68,21 +68,30 @@ def _data(plan: MixedPlan) -> dict[str, Any]:
     return {**plan.to_dict(), **({} if crossing is None else {"between_sites": crossing.to_dict()})}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which plans are asked for."""
+
+    top: int = 3
+    """How many."""
+    outer: Outer | None = None
+    """Local updates; the best plan with them then stands first, before those that average gradients every step."""
+    runnable: bool = False
+    """Only plans that an export of the trainer runs as they are."""
+
+
 def ask_mixed(
-    cluster: ClusterFile, said: Mapping[str, Any], layout: Mapping[str, int], top: int = 3,
-    progress: Callable[[str], None] = lambda _: None, outer: Outer | None = None, *, runnable: bool = False,
+    cluster: ClusterFile, said: Mapping[str, Any], layout: Mapping[str, int], wanted: Wanted,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> MixedAnswer:  # fmt: skip
     """The best plans of a job on a cluster; ``said``: fields of a request, ``layout``: fields that are fixed.
-
-    ``outer``: local updates; the best plan with them then stands first, before those that average gradients every step.
-    ``runnable``: only plans that an export of the trainer runs as they are.
 
     Raises PlannerError where the flags say the cluster too, or fix what is not searched here.
     """
     job, trainer, assumptions = mixed_job(cluster, said)
-    pins = pins_of(layout)
-    finding = search_mixed(job, limited(pins, trainer) if runnable else pins, MOST if runnable else top, progress=progress)
-    finding = only_run(job, trainer, finding, top) if runnable else finding
+    pins = limited(pins_of(layout), trainer) if wanted.runnable else pins_of(layout)
+    finding = search_mixed(job, pins, MOST if wanted.runnable else wanted.top, progress=progress)
+    finding = only_run(job, trainer, finding, wanted.top) if wanted.runnable else finding
     alone = list[Alone]()
     for kind in job.kinds:
         progress(f"{kind} alone")
@@ -95,8 +104,8 @@ def ask_mixed(
     progress(f"what {trainer} runs")
     found += run_as_well(job, trainer, finding, found, pins)
     plans = tuple(priced_plan(job, trainer, one, assumptions, f"{verdict} {_certificate(finding)}") for one in found)
-    if outer is not None:
-        local = search_local(job, outer, pins_of(layout), progress).layout
+    if wanted.outer is not None:
+        local = search_local(job, wanted.outer, pins_of(layout), progress).layout
         plans = (priced_plan(job, trainer, local, assumptions, LOCAL), *plans)
     return MixedAnswer(
         job=job, plans=plans, alone=tuple(alone), finding=finding, verdict=verdict, assumptions=assumptions

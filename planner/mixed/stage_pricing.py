@@ -151,17 +151,16 @@ def _flights(places: tuple[Place, ...], schedule: int, vpp: int, call: int) -> d
 
 
 def price_stages(
-    job: MixedJob, kind: str, layout: Layout, contents: Stages, positions: Floats, traffic: Cluster | None = None,
-    number: NDArray[np.integer] | None = None,
+    job: MixedJob, kind: str, layout: Layout, held: tuple[Stages, NDArray[np.integer]], positions: Floats,
+    traffic: Cluster | None = None,
 ) -> PricedStages:  # fmt: skip
-    """Price stages of one kind; ``contents`` and ``positions`` are (N, 3), N the rows of ``layout``.
+    """Price stages of one kind; ``positions`` are (N, 3), N the rows of ``layout``.
 
-    ``traffic``: the links that gradients and weights go over; None: those of the kind. ``number``: equal for rows of equal
-    contents and positions; None: all differ.
+    ``held``: their contents, (N, 3), and a number that is equal for rows of equal contents and positions. ``traffic``: the links
+    that gradients and weights go over; None: those of the kind.
     """
-    cluster, rows = job.clusters[kind], len(layout)
+    cluster, rows, (contents, number) = job.clusters[kind], len(layout), held
     layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (rows,)) for name, one in layout.columns().items()})
-    number = np.arange(rows) if number is None else number
     given = Given(stages=contents, positions=positions, number=number, traffic=traffic or cluster)
     table = StageTable(job.workload, cluster, job.trainers[kind], layout, given=given)
     stages = table.take(slice(0, rows))

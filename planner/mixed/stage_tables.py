@@ -135,7 +135,7 @@ class KindTables:
         contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]), 1 if alone else axes.vpp)
         traffic = _spanned(job, kind, tp, held, axes) if spanned else None
         number = before * (self.total + 1) + held
-        self.priced = price_stages(job, kind, layout, contents, wide(one), traffic, number)
+        self.priced = price_stages(job, kind, layout, (contents, number), wide(one), traffic)
         self.row_numbers = np.arange(len(tp)).reshape(self.shape)
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._equal: dict[tuple[object, ...], Choice] = {}
