@@ -14,7 +14,7 @@ from planner.mixed.mixed_space import Space
 
 CUTS = 1500
 """Candidates that are cut exactly, at most; what is left out then is said with its bound."""
-EACH = 6
+EACH = 3
 """Candidates of every set of kinds that are cut first."""
 FEW = 100
 """The same of those that use several kinds and cannot be faster than one kind alone."""

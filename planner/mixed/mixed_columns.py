@@ -16,7 +16,7 @@ MOST_STAGES = 64
 """Stages of one pipeline that are searched."""
 HUGE = 1e15
 """Seconds of what does not fit."""
-COLUMNS = 100_000
+COLUMNS = 50_000
 """Rows of degrees of one set of kinds: with more kinds, pipelines have fewer stages on each."""
 
 

@@ -51,7 +51,8 @@ class Space:
         spanned = spanned and any(self.job.cluster.link(kind, other) for other in self.job.kinds if other != kind)
         key = kind, spanned, alone
         if key not in self._tables:
-            self._tables[key] = KindTables(self.job, kind, self.axes, spanned, alone)
+            ready = self.base.table(kind, spanned, alone).interleaved(self.axes) if self.base is not None else None
+            self._tables[key] = ready or KindTables(self.job, kind, self.axes, spanned, alone)
         return self._tables[key]
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.mixed.crossing import Crossing, Member, Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
+from planner.mixed.mixed_layout import INTERLEAVED
 from planner.mixed.stage_pricing import price_stages, stage_contents
 
 FIRST, MIDDLE, LAST = range(3)
@@ -69,6 +71,9 @@ class Place(NamedTuple):
 
     def neighbours(self, schedule: str) -> list[Place]:
         """Places that are asked for with this one: priced together they cost little more."""
+        if schedule == INTERLEAVED and 0 < self.position < self.pp - 1:
+            block = (self.position - 1) // BLOCK * BLOCK + 1
+            return [self._replace(position=at) for at in range(block, min(block + BLOCK, self.pp - 1))]
         if schedule != "1f1b" or self.pp == 1 or self.microbatches < self.pp:
             return [self]
         first = (self.pp - 2) // BLOCK * BLOCK + 2
@@ -139,6 +144,20 @@ class KindTables:
         self.row_numbers = np.arange(len(tp)).reshape(self.shape)
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._equal: dict[tuple[object, ...], Choice] = {}
+
+    def interleaved(self, axes: Axes) -> KindTables | None:
+        """The same stages with virtual ones: only when their traffic hides and how many microbatches wait differ. None where what a
+        stage holds, or a term of the trainer, depends on the chunks."""
+        trainer = self.job.trainers[self.kind]
+        if self.lead or self.alone or trainer.terms or trainer.stored.gradients_on_demand:
+            return None
+        found, rows = copy.copy(self), len(self.priced.layout)
+        for name in ("end", "least_end"):
+            found.__dict__.pop(name, None)
+        schedule = np.full(rows, int(SCHEDULES[axes.schedule]))
+        found.axes, found._choices, found._equal = axes, {}, {}
+        found.priced = replace(self.priced, layout=self.priced.layout.replace(vpp=np.full(rows, axes.vpp), schedule=schedule))
+        return found
 
     def _shaped(self, values: Floats) -> Floats:
         return values.reshape(3, *self.shape)
