@@ -237,7 +237,7 @@ def _spanned(job: MixedJob, kind: str, tp: NDArray[np.integer], layers: NDArray[
     """The links of gradients where every kind has replicas of its own; a link carries all layers in the time of one stage."""
     cluster = job.clusters[kind]
     members = tuple(  # as many to a domain as with the largest tp: no other degrees have a slower network
-        Member(one, max(one.domain // (max(axes.tps[name]) * axes.cp), 1.0), 1.0) for name, one in job.clusters.items()
+        Member(one, max(one.domain // (max(axes.tps[name], default=1) * axes.cp), 1.0), 1.0) for name, one in job.clusters.items()
     )
     sharing = (tp * axes.cp * job.workload.model.num_layers / np.maximum(layers, 1))[:, None]
     crossings = []
