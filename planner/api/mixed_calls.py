@@ -118,18 +118,17 @@ class MixedPlans(Result, Sequence[MixedPlan]):
 
 
 def mixed_plans(
-    cluster: File, top: int, progress: Progress, keywords: dict[str, Any], outer: str | None = None
+    cluster: File, top: int, progress: Progress, keywords: dict[str, Any], outer: str | None = None, runnable: bool = False
 ) -> MixedPlans | dict[str, Any]:  # fmt: skip
     """The best plans on the nodes of a cluster file; of one with one kind at one speed the keywords of the ordinary question.
 
-    ``outer``: local updates between sites, METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8. A keyword ``runnable``: only plans
-    that an export of the trainer runs as they are.
+    ``outer``: local updates between sites, METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8. ``runnable``: only plans that an
+    export of the trainer runs as they are.
     """
     from planner.cluster_file import read_cluster
     from planner.mixed.known_links import read_outer
     from planner.mixed.mixed_question import SAID_BY_CLUSTER, Wanted, ask_mixed
 
-    runnable = bool(keywords.pop("runnable", False))
     require_known("plan", keywords, (*JOB, *SEARCHED))
     read, said = read_cluster(Path(cluster)), request_fields(keywords)
     only = read.uniform
