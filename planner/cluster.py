@@ -1,11 +1,13 @@
 """Cluster: a hardware profile times a number of GPUs, and which link a group of ranks uses."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.curves import bus_factor
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile
@@ -37,6 +39,10 @@ class Cluster:
         """GPUs that reach each other over the fast local link (NVLink domain; the node where there is only PCIe)."""
         linked = self.hardware.scale_up_domain
         return max(linked, self.hardware.gpus_per_node) if linked <= 2 else linked
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Cluster:
+        """The same for some rows of what is priced: here for all alike."""
+        return self
 
     def ranks_per_domain(self, n: object, stride: object) -> Floats:
         """Ranks of a group of ``n``, ``stride`` apart, that share one scale-up domain: D / stride, from 1 to n."""

@@ -53,8 +53,9 @@ def test_plan_estimate_and_what_if(run, cluster) -> None:
 
 
 def test_json_is_what_the_tables_show(run, cluster) -> None:
-    found = run(*JOB, "--cluster", "cluster.yaml", "--tp", "2", "--micro-batch-size", "2", "--json")
+    found = run(*JOB, "--cluster", "cluster.yaml", "--tp", "2", "--micro-batch-size", "2", "--runnable", "--json")
     data = json.loads(found.output)
+    assert all("no trainer" not in " ".join(one) for one in data["runs_on"])
     assert data["fits"] and data["verdict"] and len(data["runs_on"]) == len(data["plans"])
     assert {one["kind"] for one in data["alone"]} == {"a100", "l40s"}
     steps = [one["estimate"]["step_time_s"] for one in data["plans"]]

@@ -84,6 +84,10 @@ def test_sinfo(tmp_path: Path) -> None:
     assert kinds(made(tmp_path, SINFO, a100="a100-sxm-40gb"))[0][1] == "a100-sxm-40gb"
 
 
+def test_sinfo_without_headings() -> None:
+    assert read_nodes(SINFO.split("\n", 1)[1], "nodes.txt") == read_nodes(SINFO, "nodes.txt")
+
+
 def test_scontrol_and_slurm_conf(tmp_path: Path) -> None:
     found = made(tmp_path, SCONTROL)
     assert [one[1:4] for one in kinds(found)] == [("h100-sxm", 1, 8), ("v100-sxm2-32gb", 5, 4)]

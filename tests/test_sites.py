@@ -17,10 +17,10 @@ from planner.mixed import sites
 from planner.mixed.known_links import changed_link, linked, read_outer
 from planner.mixed.local_search import search_local, shared_out
 from planner.mixed.local_updates import parameters_of, price_layout
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_estimate import estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer, Pipeline, Stage
-from planner.mixed.mixed_search import MixedPins
 from planner.mixed.region_links import round_trip
 from planner.mixed.site_report import site_report
 from planner.model import load_model

@@ -90,16 +90,16 @@ def plan(
 
 
 def plan_mixed(
-    cluster: File, *, outer: str | None = None, top: int = 3, progress: Progress = silent, **keywords: Any
+    cluster: File, *, outer: str | None = None, runnable: bool = False, top: int = 3, progress: Progress = silent, **keywords: Any
 ) -> Plans | MixedPlans:  # fmt: skip
     """The best plans on the nodes of a cluster file: ``plan_mixed("cluster.yaml", model="llama-70b")``.
 
     A file with one kind at one speed is the ordinary question, and gives ``Plans``. ``outer``: local updates between sites,
-    METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8. Raises PlannerError.
+    METHOD:EVERY[:BITS[:FRAGMENTS]]. ``runnable``: only what an export of the trainer runs. Raises PlannerError.
     """
     from planner.api.mixed_calls import mixed_plans
 
-    found = mixed_plans(cluster, top, progress, keywords, outer)
+    found = mixed_plans(cluster, top, progress, keywords, outer, runnable)
     return found if isinstance(found, MixedPlans) else plan(top=top, progress=progress, **found)
 
 

@@ -117,15 +117,16 @@ class MixedPlans(Result, Sequence[MixedPlan]):
 
 
 def mixed_plans(
-    cluster: File, top: int, progress: Progress, keywords: dict[str, Any], outer: str | None = None
+    cluster: File, top: int, progress: Progress, keywords: dict[str, Any], outer: str | None = None, runnable: bool = False
 ) -> MixedPlans | dict[str, Any]:  # fmt: skip
     """The best plans on the nodes of a cluster file; of one with one kind at one speed the keywords of the ordinary question.
 
-    ``outer``: local updates between sites, METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8.
+    ``outer``: local updates between sites, METHOD:EVERY[:BITS[:FRAGMENTS]], like diloco:100:8. ``runnable``: only plans that an
+    export of the trainer runs as they are.
     """
     from planner.cluster_file import read_cluster
     from planner.mixed.known_links import read_outer
-    from planner.mixed.mixed_question import SAID_BY_CLUSTER, ask_mixed
+    from planner.mixed.mixed_question import SAID_BY_CLUSTER, Wanted, ask_mixed
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
     read, said = read_cluster(Path(cluster)), request_fields(keywords)
@@ -134,7 +135,8 @@ def mixed_plans(
     if outer is None and plain and only is not None and not any(said.get(name) for name in SAID_BY_CLUSTER):
         return {**keywords, "hardware": only.hardware, "gpus": only.num_gpus}
     local = None if outer is None else read_outer(outer)
-    return MixedPlans(ask_mixed(read, said, layout_values(keywords), top, progress, local))
+    wanted = Wanted(top=top, outer=local, runnable=runnable)
+    return MixedPlans(ask_mixed(read, said, layout_values(keywords), wanted, progress))
 
 
 def load_mixed(path: File) -> MixedPlan:

@@ -24,6 +24,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.option(
     "--outer", metavar="METHOD:N", help="Of a cluster of several sites: local updates, like diloco:100:8 (steps, bits)."
 )
+@click.option("--runnable", is_flag=True, help="Of a cluster: only plans that an export of the trainer runs as they are.")
 @click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
 @click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
@@ -31,7 +32,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
 @JSON
 def search(
-    top: int, output: Path | None, as_json: bool, cluster: Path | None, outer: str | None, **flags: Any
+    top: int, output: Path | None, as_json: bool, cluster: Path | None, outer: str | None, runnable: bool, **flags: Any
 ) -> None:  # fmt: skip
     """Search every legal layout and print the best plans (the default command).
 
@@ -45,6 +46,7 @@ def search(
       plan --model llama-70b --gpus 64 --tp 8 --micro-batch-size 1 --output plan.yaml
       plan --model llama-8b --hardware h100 --tokens 15T --days 30
       plan --model llama-70b --cluster cluster.yaml --output mixed.yaml
+      plan --model llama-70b --cluster cluster.yaml --runnable --trainer megatron
       plan --model llama-70b --cluster cluster.yaml --outer diloco:100:8
     """
     from planner import api
@@ -52,14 +54,15 @@ def search(
     with progress("searching") as say:
         plans: Any
         if cluster is None:
-            if outer is not None:
-                raise click.UsageError("--outer is of a cluster of several sites; give its file with --cluster")
+            if outer is not None or runnable:
+                name = "--outer" if outer is not None else "--runnable"
+                raise click.UsageError(f"{name} is of a cluster of several kinds or sites; give its file with --cluster")
             plans = api.plan(top=top, progress=say, **flags)
         else:
             of_budget = {name: flags.pop(name) for name in ("tokens", "days", "price")}
             if given := next((name for name, value in of_budget.items() if value is not None), None):
                 raise click.UsageError(f"--{given} is of one kind of GPU; the prices of a cluster stand in its file")
-            plans = api.plan_mixed(cluster, outer=outer, top=top, progress=say, **flags)
+            plans = api.plan_mixed(cluster, outer=outer, top=top, progress=say, runnable=runnable, **flags)
     if output is not None and plans:  # before the tables, whose reader may have seen enough: plan ... | head
         plans[0].save(output)
         click.echo(f"wrote {output}", err=True)

@@ -21,7 +21,6 @@ from planner.cost.price.stage_times import StageSeconds, StageTimes, layer_hooks
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
 from planner.trainer import Trainer
-from planner.trainer_records import Kernels
 from planner.workload import Workload
 
 STAGE_FIELDS = (
@@ -41,85 +40,114 @@ class Gathered(StageSeconds, states.StageBytes, state_traffic.UpdateSeconds):
     """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Stages whose contents are given, as pipelines of unlike stages have them: three for each row of a layout."""
+
+    stages: Stages
+    positions: Floats
+    """Numbers of the stages in their pipelines, (N, 3)."""
+    number: NDArray[np.integer]
+    """Equal for rows of equal contents and positions, (N,)."""
+    traffic: Cluster
+    """The GPUs with the links that gradients and weights go over."""
+
+
 class StageTable:
     """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows. ``middle``
-    is the number of the middle stage; 0: what stands for all of them, the microbatches in flight of stage 1."""
+    is the number of the middle stage; 0: what stands for all of them, the microbatches in flight of stage 1. Where stages are
+    ``given``, ``send`` is 0: what a hop costs depends on both of its ends."""
 
-    def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 0) -> None:
+    def __init__(
+        self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 0, given: Given | None = None
+    ) -> None:  # fmt: skip
         trainer = stored_as(workload, trainer)
-        layout = partition.assign_layers(workload.model, trainer, layout)
+        layout = partition.assign_layers(workload.model, trainer, layout) if given is None else layout
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         hooked = (layer_hooks(trainer, layout) > 0).astype(np.int64)
-        dense = _leading_dense(workload, layout, v_shaped, middle)
-        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked, dense)
-        stages = partition.split_stages(workload.model, contents, middle)
+        held = _leading_dense(workload, layout, v_shaped, middle) if given is None else given.number
+        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked, held)
+        stages = _stages_of(workload, contents, content_rows, middle, given)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        kernels = trainer.kernels
-        parameters = partition.stage_parameters(workload, contents, stages, kernels)
+        parameters = partition.stage_parameters(workload, contents, stages, trainer.kernels)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
-        sends, send_rows = distinct(layout, SEND_FIELDS)
-        groups, group_rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, dense)
-        spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped, dense)
-        flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
+        groups, group_rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, held)
+        spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped, held)
+        flights, flight_rows = distinct(layout, FLIGHT_FIELDS, *(() if given is None else (held,)))
         self._content = contents, content_rows, stages, times
-        held = (
-            (stages, parameters) if groups is contents else _held(workload, groups, kernels, middle)
-        )  # few candidates are not sorted out
-        more = (stages, parameters) if spaces is contents else _held(workload, spaces, kernels, middle)
+
+        def parts(some: Layout, rows: NDArray[np.intp]) -> tuple[Stages, StageParameters]:
+            if some is contents:  # few candidates are not sorted out
+                return stages, parameters
+            own = _stages_of(workload, some, rows, middle, given)
+            return own, partition.stage_parameters(workload, some, own, trainer.kernels)
+
+        def positions(some: Layout, rows: NDArray[np.intp]) -> Floats:
+            return stage_positions(some, max(middle, 1)) if given is None else given.positions[_representatives(some, rows)]
+
+        traffic = cluster if given is None else given.traffic.of_rows(_representatives(groups, group_rows))
+        at = positions(spaces, space_rows)
         self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
-            ({"send": send_seconds(workload, cluster, trainer, sends)}, send_rows),
-            (_state_columns(workload, cluster, trainer, groups, held), group_rows),
-            (_space_columns(workload, cluster, trainer, spaces, more, stage_positions(spaces, max(middle, 1))), space_rows),
-            (flight_columns(until_flush(trainer, flights), stage_positions(flights, max(middle, 1))), flight_rows),
+            _sends(workload, cluster, trainer, layout, given),
+            (_state_columns(workload, traffic, trainer, groups, parts(groups, group_rows)), group_rows),
+            (_space_columns(workload, cluster, trainer, spaces, parts(spaces, space_rows), at), space_rows),
+            (flight_columns(until_flush(trainer, flights), positions(flights, flight_rows)), flight_rows),
         ]
 
     def take(self, rows: slice) -> Gathered:
         """Everything of some candidates."""
         columns: dict[str, Any] = {}
         for table, numbers in self._tables:
-            columns |= _taken(table, numbers[rows])
+            columns |= taken_rows(table, numbers[rows])
         return Gathered(**columns)
+
+    def ends(self, rows: slice) -> tuple[Floats, Floats]:
+        """Seconds of embedding and head in the forward and in the backward pass of some candidates, (3, N) each."""
+        _, numbers, _, times = self._content
+        return times.ends_forward.take(numbers[rows], axis=-1), times.ends_backward.take(numbers[rows], axis=-1)
 
     def content(self, row: int) -> tuple[Stages, StageTimes]:
         """Contents (1, 3) and times (3, 1) of the stages of one candidate."""
         _, rows, stages, times = self._content
         here = rows[row : row + 1]
         held = Stages(**{name: one[here] for name, one in vars(stages).items()})
-        return held, StageTimes(**_taken(vars(times), here))
+        return held, StageTimes(**taken_rows(vars(times), here))
 
 
-def given_stages(
-    workload: Workload, clusters: tuple[Cluster, Cluster], trainer: Trainer, layout: Layout, stages: Stages, positions: Floats
-) -> tuple[Gathered, StageTimes]:
-    """Stages whose contents are given, as pipelines of unlike stages have them: three in each row of ``layout``, (N, 3).
-
-    ``clusters``: the GPUs that compute, and the same with the links that gradients and weights go over. ``positions``: numbers of
-    the stages in their pipelines, (N, 3). ``send`` is 0: what a hop costs depends on both of its ends.
-    """
-    trainer, (cluster, traffic) = stored_as(workload, trainer), clusters
-    layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (len(layout),)) for name, one in layout.columns().items()})
-    parameters = partition.stage_parameters(workload, layout, stages, trainer.kernels)
-    adding = state_traffic.accumulation_seconds(workload, cluster, trainer, layout, parameters)
-    blocks = price_blocks(workload, cluster, trainer, layout)
-    times = stage_times(workload.model, cluster, trainer, layout, stages, blocks, adding)
-    held = stages, parameters
-    columns = {
-        **_content_columns(workload, trainer, layout, stages, times),
-        "send": np.zeros(len(layout)),
-        **_state_columns(workload, traffic, trainer, layout, held),
-        **_space_columns(workload, cluster, trainer, layout, held, positions),
-        **flight_columns(layout, positions),
-    }
-    return Gathered(**columns), times
+def _representatives(some: Layout, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """A candidate of every distinct row; ``rows``: the distinct row of each candidate."""
+    found = np.empty(len(some), dtype=np.intp)
+    found[rows] = np.arange(len(rows))
+    return found
 
 
-def _taken(columns: dict[str, Any], rows: NDArray[np.intp]) -> dict[str, Any]:
+def _stages_of(
+    workload: Workload, some: Layout, rows: NDArray[np.intp], middle: int, given: Given | None
+) -> Stages:
+    """What the stages of distinct layouts hold."""
+    if given is None:
+        return partition.split_stages(workload.model, some, middle)
+    own = _representatives(some, rows)
+    return Stages(**{name: one[own] for name, one in vars(given.stages).items()})
+
+
+def _sends(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, given: Given | None
+) -> tuple[dict[str, Any], NDArray[np.intp]]:  # fmt: skip
+    """Seconds of a hand-over; 0 where stages are given."""
+    if given is not None:
+        return {"send": np.zeros(1)}, np.zeros(len(layout), dtype=np.intp)
+    sends, rows = distinct(layout, SEND_FIELDS)
+    return {"send": send_seconds(workload, cluster, trainer, sends)}, rows
+
+
+def taken_rows(columns: dict[str, Any], rows: NDArray[np.intp]) -> dict[str, Any]:
     """Some rows of every column, also of those in a dictionary of their own."""
     return {
-        name: _taken(one, rows) if isinstance(one, dict) else one.take(rows, axis=-1) for name, one in columns.items()
+        name: taken_rows(one, rows) if isinstance(one, dict) else one.take(rows, axis=-1) for name, one in columns.items()
     }
 
 
@@ -223,12 +251,6 @@ def _leading_dense(workload: Workload, layout: Layout, v_shaped: NDArray[np.int6
     held = partition.split_stages(workload.model, cuts, middle).moe
     _, number = np.unique(held, axis=0, return_inverse=True)
     return number.reshape(-1)[rows]
-
-
-def _held(workload: Workload, layout: Layout, kernels: Kernels, middle: int) -> tuple[Stages, StageParameters]:
-    """What the stages of a layout hold."""
-    stages = partition.split_stages(workload.model, layout, middle)
-    return stages, partition.stage_parameters(workload, layout, stages, kernels)
 
 
 def send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -22,20 +23,29 @@ class Hops:
         self.job, self.cp = job, cp
         self._known: dict[tuple[object, ...], float] = {}
 
-    def times(self, pipeline: Pipeline) -> list[tuple[float, float]]:
-        """Seconds that each stage spends on a microbatch's send in its forward and in its backward pass.
+    def times(self, pipeline: Pipeline, vpp: int = 1) -> list[tuple[float, float]]:
+        """Seconds that each stage spends on a microbatch's sends in its forward and in its backward pass.
 
-        Stage j sends forward over d_j and backward over d_{j-1}. The ends, which send in one direction alone, receive in the other
-        and wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
+        Stage j sends forward over d_j and backward over d_{j-1}, once for each chunk. The ends, which send in one direction alone,
+        receive in the other and wait for it as long: in a pipeline of equal hops every stage has both, as in the closed forms.
         """
-        hops = [self.boundary(pipeline, number) for number in range(len(pipeline.stages) - 1)]
+        hops = self.between(pipeline)
         if not hops:
             return [(0.0, 0.0)]
         last = len(hops)
-        return [(hops[min(number, last - 1)], hops[max(number - 1, 0)]) for number in range(last + 1)]
+        return [(vpp * hops[min(number, last - 1)], vpp * hops[max(number - 1, 0)]) for number in range(last + 1)]
+
+    def between(self, pipeline: Pipeline, vpp: int = 1) -> list[float]:
+        """Seconds of every hop of a microbatch, in the order of (virtual) stages; the last sends a chunk's end to the first."""
+        hops, last = list[float](), len(pipeline.stages) - 1
+        for _, some in itertools.groupby(pipeline.stages, key=lambda stage: (stage.kind, stage.tp)):
+            inside = len(list(some)) - 1
+            hops += [self.boundary(pipeline, len(hops))] * inside if inside else []
+            hops += [self.boundary(pipeline, len(hops))] if len(hops) < last else []
+        return hops if vpp == 1 else ([*hops, self.boundary(pipeline, last)] * vpp)[:-1]
 
     def boundary(self, pipeline: Pipeline, number: int) -> float:
-        """Seconds to hand one microbatch's activations from stage ``number`` to the next.
+        """Seconds to hand one microbatch's activations from stage ``number`` to the next, or from the last to the first.
 
         Inside a kind as the cost model has it, where the slowest hop sets the pace of all; among several kinds each hop by itself:
         ranks are numbered stage by stage, and a hop leaves the node where the next stage begins on another. Between two kinds, or
@@ -43,13 +53,14 @@ class Hops:
         node together share its cards. Over a link that is given, all equal pipelines pass at the same time: count B / bandwidth +
         latency, B the whole tensor (of a node's card that of the pipelines with a stage there).
         """
-        one, other = pipeline.stages[number : number + 2]
+        one, other = pipeline.stages[number], pipeline.stages[(number + 1) % len(pipeline.stages)]
         if one.kind == other.kind and one.tp == other.tp:
             first, length = _run(pipeline, number)
             if length == len(pipeline.stages):
                 return self._sent(pipeline, one, length, pipeline.count)
             ranks, domain = pipeline.count * one.tp * self.cp, int(self.job.clusters[one.kind].domain)
-            if (number - first) * ranks // domain == ((number - first + 2) * ranks - 1) // domain:
+            inside = (number - first) * ranks // domain == ((number - first + 2) * ranks - 1) // domain
+            if inside and number + 1 < len(pipeline.stages):
                 return self._sent(pipeline, one, 2, pipeline.count)
             return self._sent(pipeline, one, 2, domain, ranks)
         away = max(
@@ -58,6 +69,15 @@ class Hops:
         )
         link = self.job.cluster.link(one.kind, other.kind)
         return max(away, link_seconds(link, self.job, self.cp, pipeline, (one, other)) if link else 0.0)
+
+    def wire(self, pipeline: Pipeline) -> float:
+        """Seconds of a microbatch in which the busiest given link between two stages passes it in one direction."""
+        found = 0.0
+        for number, one in enumerate(pipeline.stages):
+            other = pipeline.stages[(number + 1) % len(pipeline.stages)]
+            if (link := self.job.cluster.link(one.kind, other.kind) if one.kind != other.kind else None) is not None:
+                found = max(found, link_seconds(link, self.job, self.cp, pipeline, (one, other)) - link.latency)
+        return found
 
     def _sent(self, pipeline: Pipeline, stage: Stage, run: int, count: int, together: int = 0) -> float:
         """Seconds of a send in a run of so many stages of one kind, of so many pipelines side by side.
@@ -135,7 +155,10 @@ def traffic_cluster(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, numb
                 ends = job.cluster.node_kind(one), job.cluster.node_kind(another)
                 sharing = min(rings, ends[0].gpus_per_node) if link.per_node else rings
                 crossings.append(Crossing(link, sharing, 1 if link.per_node else min(end.count for end in ends)))
-    return Spanned(hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings))
+    return Spanned(
+        hardware=cluster.hardware, num_gpus=cluster.num_gpus, members=members, crossings=tuple(crossings),
+        near=own.tp * layout.cp * layout.dp_shard,
+    )  # fmt: skip
 
 
 def overlapping(pipeline: Pipeline, number: int, other: Pipeline) -> list[Stage]:

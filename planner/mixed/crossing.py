@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cluster_file import Link
 from planner.curves import bus_factor
@@ -49,14 +49,23 @@ class Spanned(Cluster):
 
     members: tuple[Member, ...]
     crossings: tuple[Crossing, ...] = ()
+    near: int = 0
+    """Groups whose neighbours are closer than so many ranks stay inside the kind (reduction in two levels)."""
 
     def key(self) -> tuple[object, ...]:
         """Equal for equal links."""
         members = tuple((id(one.cluster), one.inside, one.share) for one in self.members)
-        return members, tuple((one.link, one.nodes, np.asarray(one.sharing).tobytes()) for one in self.crossings)
+        return self.near, members, tuple((one.link, one.nodes, np.asarray(one.sharing).tobytes()) for one in self.crossings)
+
+    def of_rows(self, rows: NDArray[np.intp]) -> Cluster:
+        """The same for some rows of what is priced."""
+        taken = [replace(one, sharing=one.sharing[rows]) if isinstance(one.sharing, np.ndarray) else one for one in self.crossings]
+        return replace(self, crossings=tuple(taken))
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of ``n`` replicas; zero for n = 1."""
+        if self.near and float(np.max(np.asarray(stride, dtype=float))) < self.near:
+            return super().collective_time(op, size, n, stride)
         size, n = np.asarray(size, dtype=float), np.asarray(n, dtype=float)
         slowest = np.zeros(np.broadcast_shapes(size.shape, n.shape))
         for one in self.members:

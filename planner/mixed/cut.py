@@ -44,16 +44,17 @@ class StageCosts:
     """Seconds of one stage as the cut looks them up."""
 
     def __init__(self, costs: Floats) -> None:
-        """``costs``: by first layer and number of layers, as in ``best_cut``."""
-        size = len(costs)
-        end, held = np.indices((size, size))
-        self.by_count = np.where(end >= held, costs[np.maximum(end - held, 0), held], np.inf)
+        """``costs``: by layers behind which the stage begins, as many as make a difference, and number of layers."""
+        rows, size = costs.shape
+        end, held = np.indices((size, size), sparse=True)
+        self.by_count = np.where(end >= held, costs[np.clip(end - held, 0, rows - 1), held], np.inf)
         """By end e and number of layers n, infinite for e < n."""
-        fastest = np.array([costs[: size - layers, layers].min() for layers in range(size)])
-        self.values = np.unique(self.by_count[np.isfinite(self.by_count)])
+        there = np.arange(rows)[:, None] < size - np.arange(size)
+        fastest = np.where(there, costs, np.inf).min(axis=0)
+        self.values = np.unique(costs[np.isfinite(costs)])
         self._least = np.minimum.accumulate(fastest[::-1])[::-1]
         self._levels: list[float] = self._least.tolist()
-        slowest = np.array([costs[: size - layers, layers].max() for layers in range(size)])
+        slowest = np.where(there, costs, -np.inf).max(axis=0)
         alike = slowest == self._least  # wherever it begins, and more layers take longer; a stage may need one at least
         self._plain = bool(np.all(alike[1:]) and (alike[0] or np.isinf(fastest[0])))
 
@@ -67,8 +68,8 @@ class StageCosts:
         return np.asarray(np.maximum(np.searchsorted(self._least, bounds, side="right") - 1, 0))
 
 
-def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
-    """The same of stages made before."""
+def best_cut_of(stages: list[StageCosts], microbatches: float, below: float = np.inf) -> Cut | None:
+    """The same of stages made before; None as well where none takes less than ``below`` seconds."""
     counts = Counter(stages)
     bounds = np.unique(np.concatenate([one.values for one in counts]))
     room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
@@ -76,14 +77,14 @@ def best_cut_of(stages: list[StageCosts], microbatches: float) -> Cut | None:
     best: Cut | None = None
     least_sum = 0.0
     for tried, z in enumerate(bounds[enough].tolist(), 1):
-        if best is not None and least_sum + (microbatches - 1.0) * z >= best.seconds(microbatches):
+        if least_sum + (microbatches - 1.0) * z >= below:
             break
         found = _least_sum(stages, z)
         if found is not None:
             layers, taken = found
             cut = Cut(layers=layers, slowest=max(taken), total=sum(taken))
-            if best is None or cut.seconds(microbatches) < best.seconds(microbatches):
-                best = cut
+            if cut.seconds(microbatches) < below:
+                best, below = cut, cut.seconds(microbatches)
         if tried == 2:
             unbounded = _least_sum(stages, np.inf)
             if unbounded is None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.mixed.local_updates import kinds_of, price_layout
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer
-from planner.mixed.mixed_search import MixedPins, search_mixed
+from planner.mixed.mixed_search import search_mixed
 from planner.workload import peak_dtype
 
 ROUNDS = 3
@@ -40,7 +41,8 @@ def search_local(
     sites = [site for site in job.cluster.sites if kinds_of(job, site)]
     if len(sites) < 2:
         raise PlannerError("local updates are between sites, and the cluster has one; name sites of its kinds")
-    pins, batch = pins or MixedPins(), job.workload.global_batch_size
+    pins = replace(pins or MixedPins(), equal_shares=True, equal_tp=True, equal_recompute=True)  # as a site's trainer asks for
+    batch = job.workload.global_batch_size
     if batch < len(sites):
         raise PlannerError(f"a global batch of {batch} cannot be shared out over {len(sites)} sites")
     weights = [_peak(job, site) for site in sites]
@@ -91,7 +93,12 @@ def shared_out(batch: int, weights: list[float]) -> list[int]:
 
 def _like(pins: MixedPins, own: list[MixedLayout]) -> MixedPins:
     """The first site decides what is one for all pipelines of a layout."""
-    return replace(pins, ep=own[0].ep, zero=own[0].zero, schedule=own[0].schedule) if own else pins
+    if not own:
+        return pins
+    one = own[0]
+    return replace(
+        pins, cp=one.cp, ep=one.ep, zero=one.zero, schedule=one.schedule, vpp=one.vpp, offload_optimizer=one.offload_optimizer
+    )
 
 
 def _joined(job: MixedJob, outer: Outer, own: list[MixedLayout], found: list[tuple[str, MixedEstimate]]) -> LocalFinding:

@@ -11,12 +11,13 @@ from planner.errors import PlannerError, shown
 from planner.mixed.known_links import changed_link
 from planner.mixed.local_search import search_local
 from planner.mixed.local_updates import price_layout
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan
 from planner.mixed.mixed_question import kind_of_node, slowed
-from planner.mixed.mixed_search import MixedPins, search_mixed
-from planner.search import SAFE
+from planner.mixed.mixed_search import kinds_of, search_mixed
+from planner.mixed.one_kind import Alone, alone_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +29,15 @@ class MixedChange:
     """Seconds of a step of the plan as it stands; None where it cannot run so."""
     best: MixedPlan | None
     """The best plan then; None where nothing fits."""
+    alone: Alone | None = None
+    """Where that is on one kind: what the ordinary search finds for it, if that is faster."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {"change": self.change, "kept_step_time_s": self.kept_s, "best": None if self.best is None else self.best.to_dict()}
+        return {
+            "change": self.change, "kept_step_time_s": self.kept_s, "best": None if self.best is None else self.best.to_dict(),
+            **({} if self.alone is None else {"alone": vars(self.alone)}),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +112,14 @@ def changed_plan(
     kept: float | None = None
     try:
         found = price_layout(job_of(plan.workload, as_it_is, plan.trainer), plan.layout)
-        kept = found.step_time if found.out_of_memory <= SAFE else None
+        kept = found.step_time if found.fits else None
     except PlannerError:  # a kind is gone
         kept = None
     layout = plan.layout
-    pins = MixedPins(cp=layout.cp, ep=layout.ep, zero=layout.zero, schedule=layout.schedule)
-    best = _best(job, layout, pins)
+    best = _best(job, layout, MixedPins(zero=layout.zero))
     made = priced_plan(job, plan.trainer, best, plan.assumptions, f"planned again: {name}") if best else None
-    return MixedChange(change=name, kept_s=kept, best=made)
+    kinds = kinds_of(best) if best else set(job.kinds)
+    alone = alone_of(job, min(kinds)) if len(kinds) == 1 else None
+    step = made.prediction.step_time_s if made else float("inf")
+    faster = alone is not None and alone.step_time_s is not None and alone.step_time_s < step
+    return MixedChange(change=name, kept_s=kept, best=made, alone=alone if faster else None)

@@ -11,15 +11,21 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.estimate import PARTS
 from planner.cost.memory.states import COMPONENTS
+from planner.cost.own_terms import flushes, until_flush
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
+from planner.cost.pipeline.schedules import sends_overlap
 from planner.cost.price.compute import straggling_of
 from planner.errors import PlannerError
+from planner.layout import Layout
 from planner.mixed.boundaries import Hops, traffic_cluster
 from planner.mixed.crossing import Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline
 from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
 from planner.workload import peak_dtype
+
+ROUNDING = float(np.sqrt(np.finfo(float).eps))
+"""Part of the time below which idle time is what sums of floating point numbers leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,8 @@ class StageEstimate:
     usable_memory: float
     out_of_memory: float
     """Chance that the card runs out."""
+    fits: bool
+    """That is small enough, and the host has room for what is offloaded."""
 
     @property
     def memory_peak(self) -> float:
@@ -111,6 +119,11 @@ class MixedEstimate:
         return max(one.out_of_memory for one in self.stages)
 
     @property
+    def fits(self) -> bool:
+        """Every stage does."""
+        return all(one.fits for one in self.stages)
+
+    @property
     def between_stages(self) -> float:
         """Part of the GPU seconds of a step in which a GPU waits because another stage of its pipeline takes longer."""
         lost = sum(one.gpus * one.imbalance for one in self.stages)
@@ -135,7 +148,7 @@ def estimate_mixed(job: MixedJob, layout: MixedLayout) -> MixedEstimate:
     priced = _priced(job, layout)
     hops = Hops(job, layout.cp)
     found = [
-        _pipeline(job, layout, one, stages, hops.times(one))
+        _pipeline(job, layout, one, stages, hops)
         for one, stages in zip(layout.pipelines, priced, strict=True)
     ]
     slowest = max(range(len(found)), key=lambda number: found[number].seconds)
@@ -223,7 +236,8 @@ def _price_places(job: MixedJob, layout: MixedLayout, places: list[tuple[int, in
         kind, tp=column(one.tp for one in stages), pp=column(len(one.stages) for one in pipelines), dp=layout.replicas,
         cp=layout.cp, ep=layout.ep, micro_batch_size=column(one.micro_batch_size for one in pipelines),
         num_microbatches=column(one.num_microbatches for one in pipelines), zero=layout.zero,
-        schedule=int(SCHEDULES[layout.schedule]), recompute=column(int(RECOMPUTES[one.recompute]) for one in stages),
+        schedule=int(SCHEDULES[layout.schedule]), vpp=layout.vpp, dp_shard=layout.dp_shard,
+        offload_optimizer=layout.offload_optimizer, recompute=column(int(RECOMPUTES[one.recompute]) for one in stages),
         recompute_layers=column(one.recompute_layers for one in stages),
     )  # fmt: skip
 
@@ -233,32 +247,34 @@ def _price_places(job: MixedJob, layout: MixedLayout, places: list[tuple[int, in
     number = [number for _, number in places]
     contents = stage_contents(
         job.workload.model,
-        wide(sum(stage.layers for stage in one.stages[:n]) for one, n in zip(pipelines, number, strict=True)),
+        wide(sum(stage.layers for stage in one.stages[:n]) / layout.vpp for one, n in zip(pipelines, number, strict=True)),
         wide(one.layers for one in stages),
         wide(n == 0 for n in number),
         wide(n == len(one.stages) - 1 for one, n in zip(pipelines, number, strict=True)),
+        layout.vpp,
     )
-    return price_stages(job, kind, columns, contents, wide(number), traffic)
+    return price_stages(job, kind, columns, (contents, np.arange(len(number))), wide(number), traffic)
 
 
-def _pipeline(
-    job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: list[_Place], hops: list[tuple[float, float]]
-) -> PipelineEstimate:
-    """One pipeline walked, with the parts of its slowest stage; ``hops``: seconds of each stage's send forward and backward."""
+def _pipeline(job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: list[_Place], hops: Hops) -> PipelineEstimate:
+    """One pipeline walked, with the parts of its slowest stage."""
     m, count = pipeline.num_microbatches, len(pipeline.stages)
     forward = np.array([one.at(one.priced.forward) for one in places])
     backward = np.array([one.at(one.priced.backward) for one in places])
-    out, back = (np.array([hop[side] for hop in hops]) for side in (0, 1))
+    blocking = 1.0 - float(sends_overlap(job.trainer, Layout(schedule=int(SCHEDULES[layout.schedule]))))
+    out, back = (blocking * np.array(side) for side in zip(*hops.times(pipeline, layout.vpp), strict=True))
     both = forward + backward
     passes = StageDurations(forward + out, backward + back, np.zeros(count))
     whole = passes.forward + passes.backward
-    seconds = float(walked_time(int(SCHEDULES[layout.schedule]), count, 1, m, passes)) if count > 1 else float(m * both[0])
+    seconds = _walked(job, layout, pipeline, places, passes, hops) if count > 1 else float(m * both[0])
     slowest = int(np.argmax(both if np.ptp(whole - both) == 0.0 else whole))
     first = places[slowest]
     parts = {name: m * first.at(one) for name, one in first.priced.parts().items()}
     parts["pipeline_communication"] = m * float(out[slowest] + back[slowest])
-    parts["bubble"] = max(seconds - sum(parts.values()), 0.0)
-    hidden = {name: m * first.at(one) for name, one in first.priced.hidden().items()} | {"pipeline": 0.0}
+    idle = seconds - sum(parts.values())
+    parts["bubble"] = idle if idle > ROUNDING * seconds else 0.0
+    sent = (1.0 - blocking) * m * sum(hops.times(pipeline, layout.vpp)[slowest])
+    hidden = {name: m * first.at(one) for name, one in first.priced.hidden().items()} | {"pipeline": sent}
     start, stages = 0, list[StageEstimate]()
     for number, (stage, one) in enumerate(zip(pipeline.stages, places, strict=True)):
         end = {name: one.at(values) for name, values in one.priced.step_end(out[number] + back[number]).items()}
@@ -269,10 +285,36 @@ def _pipeline(
             busy=float(m * whole[number]), imbalance=float(m * (whole.max() - whole[number])), end=end,
             memory={name: one.at(memory[name]) for name in COMPONENTS},
             usable_memory=float(job.clusters[stage.kind].hardware.usable_memory), out_of_memory=one.at(one.priced.out_of_memory),
+            fits=bool(one.priced.fits[0, one.row]),
         ))  # fmt: skip
         start += stage.layers
     flop = places[0].at(places[0].priced.flop()) * m * pipeline.count
     return PipelineEstimate(seconds=seconds, stages=tuple(stages), parts=parts, hidden=hidden, flop=flop)
+
+
+def _walked(
+    job: MixedJob, layout: MixedLayout, pipeline: Pipeline, places: list[_Place], passes: StageDurations, hops: Hops
+) -> float:  # fmt: skip
+    """Seconds of the schedule, action by action; of one that runs empty, as often as it does."""
+    schedule, count, vpp = int(SCHEDULES[layout.schedule]), len(pipeline.stages), layout.vpp
+    at = Layout(num_microbatches=pipeline.num_microbatches)
+    m, empty = int(until_flush(job.trainer, at).num_microbatches), float(flushes(job.trainer, at))
+    if vpp == 1:
+        return empty * float(walked_time(schedule, count, 1, m, passes))
+    ends = [np.array([one.at(one.priced.slow * one.priced.ends[side]) for one in places]) for side in (0, 1)]
+
+    def chunks(whole: Floats, own: Floats) -> Floats:
+        """Equal but for the embedding in the first chunk and the head in the last."""
+        every = np.tile((whole - own) / vpp, vpp)
+        every[0] += own[0]
+        every[-1] += own[-1]
+        return every
+
+    each = StageDurations(chunks(passes.forward, ends[0]), chunks(passes.backward, ends[1]), np.zeros(count * vpp))
+    overlapped = bool(sends_overlap(job.trainer, Layout(schedule=schedule)))
+    sends = hops.between(pipeline, vpp) if overlapped else 0.0
+    walked = empty * float(walked_time(schedule, count, vpp, m, each, sends))
+    return max(walked, vpp * pipeline.num_microbatches * hops.wire(pipeline))
 
 
 def _straggling(layout: MixedLayout, found: list[PipelineEstimate], slowest: int) -> float:

@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from planner.cluster import Cluster
 from planner.cluster_file import ClusterFile, Link, NodeKind
 from planner.errors import PlannerError, shown
-from planner.layout import Layout, Module, Recompute, Schedule
-from planner.rules import Job
+from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule
+from planner.mixed.mixed_layout import INTERLEAVED
+from planner.rules import Job, stage_allowed
 from planner.space import usual_modules
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-SCHEDULES = {"gpipe": Schedule.GPIPE, "1f1b": Schedule.ONE_F_ONE_B}
+SCHEDULES = {"gpipe": Schedule.GPIPE, "1f1b": Schedule.ONE_F_ONE_B, INTERLEAVED: Schedule.INTERLEAVED}
 RECOMPUTES = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
 
 
@@ -93,12 +96,27 @@ class MixedJob:
         return replace(self, cluster=cluster, trainers={kind: self.trainers[kind] for kind in kinds})
 
     def layout(self, kind: str, **columns: Any) -> Layout:
-        """A layout of one kind with what its trainer fixes filled in: sequence parallelism, modules of selective recompute."""
-        trainer = self.trainers[kind]
+        """A layout of one kind with what its trainer fixes filled in: sequence parallelism, modules of selective recompute, how a
+        sequence is split, tensor parallelism of experts."""
+        trainer, tp = self.trainers[kind], columns["tp"]
         split = trainer.legal.sequence_parallel != "never"
         selective = usual_modules(trainer, self.workload.model)
         modules = (columns.get("recompute", 0) == int(Recompute.SELECTIVE)) * selective
-        return Layout(**columns, sequence_parallel=(columns["tp"] > 1) * split, recompute_modules=modules, etp=1)
+        whole = self.workload.model.is_moe and trainer.legal.expert_parallel != "folded"
+        return Layout(
+            **columns, sequence_parallel=(tp > 1) * split, recompute_modules=modules, etp=tp if whole else 1,
+            cp_method=self.cp_method,
+        )  # fmt: skip
+
+    @cached_property
+    def cp_method(self) -> int:
+        """The first way to split a sequence that the rules allow for the model."""
+        job = self.uniform(self.kinds[0])
+        for number, name in NAMES["cp_method"].items():
+            at = Layout(cp=2, dp=1, cp_method=number, zero=max(job.legal.zero))
+            if name in job.legal.cp_methods and np.all(stage_allowed(job, at)):
+                return number
+        return int(CpMethod.RING)
 
     @cached_property
     def recomputes(self) -> tuple[str, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from planner import schema
-from planner.errors import PlannerError
+from planner.errors import PlannerError, listed
 from planner.layout import NAMES
 from planner.schema import Count, Name, one_of, within
+
+INTERLEAVED = "interleaved_1f1b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,13 @@ class MixedLayout:
     """Expert parallel degree, over equal replicas of one kind."""
     zero: Annotated[int, within(0, 3)] = 1
     """State sharding over the data parallel group of a layer."""
-    schedule: Annotated[str, one_of("gpipe", "1f1b")] = "1f1b"
+    schedule: Annotated[str, one_of("gpipe", "1f1b", INTERLEAVED)] = "1f1b"
+    vpp: Count = 1
+    """Virtual stages per stage, interleaved: each holds as many of its layers as the others."""
+    dp_shard: Annotated[int, within(0)] = 0
+    """Replicas that share states and average gradients first, then with the other such groups (two levels); 0 = all, one ring."""
+    offload_optimizer: Annotated[int, within(0, 100)] = 0
+    """Percent of the optimizer states in host memory."""
     outer: Outer | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +87,13 @@ class MixedLayout:
         layers = {sum(stage.layers for stage in one.stages) for one in self.pipelines}
         if len(layers) != 1:
             raise PlannerError(f"the pipelines hold {sorted(layers)} layers; every replica must hold the whole model")
+        if (self.vpp > 1) != (self.schedule == INTERLEAVED):
+            raise PlannerError(f"vpp {self.vpp} with schedule {self.schedule}: virtual stages are those of {INTERLEAVED}")
+        alike: Counter[tuple[Stage, ...]] = Counter()
+        for one in self.pipelines:
+            alike[one.stages] += one.count
+        if self.dp_shard and any(count % self.dp_shard for count in alike.values()):
+            raise PlannerError(f"dp_shard {self.dp_shard} does not divide {listed(map(str, alike.values()), 'and')} equal replicas")
 
     @property
     def global_batch_size(self) -> int:
@@ -110,3 +126,21 @@ class MixedLayout:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``schema.read`` takes back."""
         return schema.plain_fields(self)
+
+
+def shape_text(layout: MixedLayout) -> str:
+    """A mixed layout in words: pipelines with their stages by kind."""
+    said = []
+    for one in layout.pipelines:
+        runs: list[list[Stage]] = []
+        for stage in one.stages:
+            if runs and (runs[-1][0].kind, runs[-1][0].tp) == (stage.kind, stage.tp):
+                runs[-1].append(stage)
+            else:
+                runs.append([stage])
+        stages = " > ".join(f"{len(run)} x {run[0].kind} tp {run[0].tp} ({sum(s.layers for s in run)} layers)" for run in runs)
+        said.append(f"{one.count} x [{stages}], {one.num_microbatches} x {one.micro_batch_size}")
+    more = [f"{name} {value}" for name, value in (("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp)) if value > 1]
+    more += [f"shared over {layout.dp_shard}"] if layout.dp_shard else []
+    more += ["states on the host"] if layout.offload_optimizer else []
+    return ", ".join(["; ".join(said), *more])

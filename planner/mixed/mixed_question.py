@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,35 +13,24 @@ from planner.keywords import flag_of
 from planner.layout import NAMES
 from planner.mixed.known_links import linked
 from planner.mixed.local_search import search_local
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
-from planner.mixed.mixed_search import MixedFinding, MixedPins, kinds_of, least_states, memory_of, search_mixed
+from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of, search_mixed
+from planner.mixed.one_kind import Alone, alone_of
+from planner.mixed.run_limits import MOST, limited, only_run, run_as_well
 from planner.plan_file import Assumption
 from planner.rules import check_workload
-from planner.search import search
 from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text
 
-PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "cp", "ep")
+PINNED = ("tp", "micro_batch_size", "recompute", "zero", "schedule", "vpp", "cp", "ep", "offload_optimizer")
 """Fields of a layout that a mixed search can pin."""
 SAID_BY_CLUSTER = ("hardware", "num_gpus", "nodes", "network_bandwidth", "intra_node")
 LOCAL = "Local updates: each site steps alone. That is another algorithm than averaging gradients every step: compare losses."
 LITTLE = 0.05
 """What a kind adds to the throughput below which leaving it out is advised: less than the next change of the job moves."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alone:
-    """One kind, training the same job by itself."""
-
-    kind: str
-    gpus: int
-    step_time_s: float | None
-    """None where nothing fits."""
-    tokens_per_second: float | None
-    layout: str
-    """In words; '' where nothing fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +55,7 @@ class MixedAnswer:
         return {
             "fits": bool(self.plans), "verdict": self.verdict, "plans": [_data(one) for one in self.plans],
             "alone": [vars(one) for one in self.alone],
+            "without": {kind: one.step_time for kind, (_, one) in finding.without.items()},
             "runs_on": [who_runs(one) for one in self.plans],
             "search": {"candidates": finding.candidates, "cut": finding.cut, "could_be_faster_by": finding.gap,
                        "cpu_seconds": finding.seconds},
@@ -78,27 +68,44 @@ def _data(plan: MixedPlan) -> dict[str, Any]:
     return {**plan.to_dict(), **({} if crossing is None else {"between_sites": crossing.to_dict()})}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which plans are asked for."""
+
+    top: int = 3
+    """How many."""
+    outer: Outer | None = None
+    """Local updates; the best plan with them then stands first, before those that average gradients every step."""
+    runnable: bool = False
+    """Only plans that an export of the trainer runs as they are."""
+
+
 def ask_mixed(
-    cluster: ClusterFile, said: Mapping[str, Any], layout: Mapping[str, int], top: int = 3,
-    progress: Callable[[str], None] = lambda _: None, outer: Outer | None = None,
+    cluster: ClusterFile, said: Mapping[str, Any], layout: Mapping[str, int], wanted: Wanted,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> MixedAnswer:  # fmt: skip
     """The best plans of a job on a cluster; ``said``: fields of a request, ``layout``: fields that are fixed.
-
-    ``outer``: local updates; the best plan with them then stands first, before those that average gradients every step.
 
     Raises PlannerError where the flags say the cluster too, or fix what is not searched here.
     """
     job, trainer, assumptions = mixed_job(cluster, said)
-    finding = search_mixed(job, pins_of(layout), top, progress=progress)
-    alone = [alone_of(job, kind, progress) for kind in job.kinds]
+    pins = limited(pins_of(layout), trainer) if wanted.runnable else pins_of(layout)
+    finding = search_mixed(job, pins, MOST if wanted.runnable else wanted.top, progress=progress)
+    finding = only_run(job, trainer, finding, wanted.top) if wanted.runnable else finding
+    alone = list[Alone]()
+    for kind in job.kinds:
+        progress(f"{kind} alone")
+        alone.append(alone_of(job, kind, layout))
     alone.sort(key=lambda one: one.step_time_s or float("inf"))
     verdict = _verdict(job, finding, alone)
     found = [one for one, _ in finding.best]
     if finding.mixed is not None and finding.mixed[0] not in found:
         found.append(finding.mixed[0])
+    progress(f"what {trainer} runs")
+    found += run_as_well(job, trainer, finding, found, pins)
     plans = tuple(priced_plan(job, trainer, one, assumptions, f"{verdict} {_certificate(finding)}") for one in found)
-    if outer is not None:
-        local = search_local(job, outer, pins_of(layout), progress).layout
+    if wanted.outer is not None:
+        local = search_local(job, wanted.outer, pins_of(layout), progress).layout
         plans = (priced_plan(job, trainer, local, assumptions, LOCAL), *plans)
     return MixedAnswer(
         job=job, plans=plans, alone=tuple(alone), finding=finding, verdict=verdict, assumptions=assumptions
@@ -114,7 +121,7 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     cluster, notes = linked(cluster)
     profiles = [one.profile for one in cluster.nodes]
     old = [one for one in profiles if one.arch in NO_FLASH_ATTENTION]
-    chosen = said.get("trainer") or (TRAINER_WITHOUT_FLASH if old else TRAINER)
+    chosen = said.get("trainer") or (TRAINER_WITHOUT_FLASH if len(old) == len(profiles) else TRAINER)
     precision = said.get("precision") or ("fp16" if any("bf16" not in one.peak_flops for one in profiles) else None)
     first = cluster.nodes[0]
     request = Request(**{
@@ -124,7 +131,7 @@ def mixed_job(cluster: ClusterFile, said: Mapping[str, Any]) -> tuple[MixedJob, 
     resolved = resolve(request)
     kept = tuple(one for one in resolved.assumptions if one.flag not in ("--hardware", "--network-bandwidth", "--hardware FILE"))
     if not said.get("trainer"):
-        why = "the default" if not old else f"{old[0].name} has no flash attention"
+        why = "the default" if len(old) < len(profiles) else f"{old[0].name} has no flash attention"
         kept = (Assumption("trainer", chosen, why, "--trainer"), *kept)
     for note in notes:
         ends, _, why = note.partition(": ")
@@ -146,67 +153,64 @@ def pins_of(layout: Mapping[str, int]) -> MixedPins:
     return MixedPins(**named)
 
 
-def alone_of(job: MixedJob, kind: str, progress: Callable[[str], None]) -> Alone:
-    """One kind by itself: the ordinary search, with the schedules that it has, and equal pipelines where no degrees divide."""
-    from planner.explain import layout_text
-
-    progress(f"{kind} alone")
-    tokens, gpus = float(job.workload.tokens), job.clusters[kind].num_gpus
-    uniform = job.uniform(kind)
-    found = search(uniform, top=1, only_fitting=True)
-    if found.fit:
-        step = float(found.estimates[0].step_time[0]) * job.slowdown[kind]
-        return Alone(
-            kind=kind, gpus=gpus, step_time_s=step, tokens_per_second=tokens / step, layout=layout_text(found.layouts[0])
-        )
-    own = search_mixed(job.only(kind), top=1)
-    if own.best:
-        layout, estimate = own.best[0]
-        return Alone(
-            kind=kind, gpus=gpus, step_time_s=estimate.step_time, tokens_per_second=tokens / estimate.step_time,
-            layout=shape_text(layout),
-        )  # fmt: skip
-    return Alone(kind=kind, gpus=gpus, step_time_s=None, tokens_per_second=None, layout="")
-
-
-def shape_text(layout: Any) -> str:
-    """A mixed layout in words: pipelines with their stages by kind."""
-    said = []
-    for one in layout.pipelines:
-        runs: list[list[Any]] = []
-        for stage in one.stages:
-            if runs and (runs[-1][0].kind, runs[-1][0].tp) == (stage.kind, stage.tp):
-                runs[-1].append(stage)
-            else:
-                runs.append([stage])
-        stages = " > ".join(f"{len(run)} x {run[0].kind} tp {run[0].tp} ({sum(s.layers for s in run)} layers)" for run in runs)
-        said.append(f"{one.count} x [{stages}], {one.num_microbatches} x {one.micro_batch_size}")
-    return "; ".join(said)
-
-
 def _verdict(job: MixedJob, finding: MixedFinding, alone: Sequence[Alone]) -> str:
-    """Whether mixing pays, against the fastest kind alone, and what the others are good for instead."""
+    """Whether mixing pays, against the fastest kind alone and without each kind, and what the others are good for instead."""
     best = next((one for one in alone if one.step_time_s), None)
     if finding.mixed is None:
-        return _no_room(job) if best is None else f"No plan over several kinds fits; use {best.kind} alone."
-    if best is None or best.step_time_s is None:
-        return "No kind has room for it alone: they are needed together."
-    others = [one for one in alone if one.kind != best.kind]
-    spare = "; ".join(
-        f"{one.kind} alone would train it at {one.tokens_per_second:,.0f} tokens/s, as a job of its own"
-        if one.tokens_per_second else f"{one.kind} alone has no room for it" for one in others
-    )  # fmt: skip
+        return _no_room(job) if best is None else f"No plan over several kinds fits; use {_by_itself(job, best)}."
     layout, mixed = finding.mixed
-    used = kinds_of(layout)
-    gain, more = best.step_time_s / mixed.step_time - 1.0, listed([one.kind for one in others if one.kind in used] or [best.kind])
+    used = [one for one in job.kinds if one in kinds_of(layout)]
+    instead = {one.kind: _instead(one) for one in alone}
+    little = _little(finding, alone, used, mixed.step_time)
+    weak = f" {'; '.join(little.values())}. {_sentence(instead, little)}." if little else ""
+    if best is None or best.step_time_s is None:
+        return f"No kind has room for it alone: they are needed together.{weak}"
+    gain, own = best.step_time_s / mixed.step_time - 1.0, _by_itself(job, best)
+    others = [one for one in used if one != best.kind] or [best.kind]
+    what, one = listed(others, "and"), len(others) == 1
     if gain <= 0.0:
-        text = f"Mixing does not pay: with {more} the best plan takes {seconds_text(mixed.step_time)}, {best.kind} alone "
-        return f"{text}{seconds_text(best.step_time_s)}: leave {more} out. {spare}."
+        text = f"Mixing does not pay: with {what} the best plan takes {seconds_text(mixed.step_time)}, {best.kind} alone "
+        return f"{text}{seconds_text(best.step_time_s)}: use {own}. {_sentence(instead, others)}."
     if gain < LITTLE:
-        return f"{more} add {100 * gain:.1f} % to {best.kind} alone: leave them out. {spare}."
-    left = [one.kind for one in alone if one.kind not in used]
-    text = f"{', '.join(one for one in job.kinds if one in used)} together are {100 * gain:.1f} % faster than {best.kind} alone"
-    return f"{text}{f', with {listed(left)} left out' if left else ''}. {spare}."
+        text = f"{what} {'adds' if one else 'add'} {100 * gain:.1f} % to {best.kind} alone: leave {'it' if one else 'them'} out"
+        return f"{text} and use {own}. {_sentence(instead, others)}."
+    left = [kind for kind in job.kinds if kind not in used]
+    text = f"{listed(used, 'and')} together are {100 * gain:.1f} % faster than {best.kind} alone"
+    text += f", with {listed(left, 'and')} left out" if left else ""
+    spare = [kind for kind in (*left, *others) if kind not in little and kind != best.kind]
+    return f"{text}.{weak}" + (f" {_sentence(instead, spare)}." if spare else "")
+
+
+def _little(finding: MixedFinding, alone: Sequence[Alone], used: list[str], step: float) -> dict[str, str]:
+    """Of three kinds or more those that add little, each in words: the best plan without it is nearly as fast."""
+    found = dict[str, str]()
+    for kind in used if len(used) > 2 else ():
+        rest = [one.step_time_s for one in alone if one.kind != kind and one.step_time_s]
+        rest += [finding.without[kind][1].step_time] if kind in finding.without else []
+        if rest and min(rest) / step - 1.0 < LITTLE:
+            found[kind] = (
+                f"{kind} adds {100 * max(min(rest) / step - 1.0, 0.0):.1f} %: without it a step takes {seconds_text(min(rest))}, "
+                "so leave it out (plan what-if --without)"
+            )
+    return found
+
+
+def _by_itself(job: MixedJob, one: Alone) -> str:
+    """A kind, and how it is planned alone."""
+    node = job.cluster.node_kind(one.kind)
+    return f"{one.kind} alone (plan --hardware {node.hardware} --gpus {one.gpus})"
+
+
+def _instead(one: Alone) -> str:
+    """What a kind is good for by itself."""
+    if one.tokens_per_second is None:
+        return one.instead
+    return f"alone would train it at {one.tokens_per_second:,.0f} tokens/s, as a job of its own"
+
+
+def _sentence(instead: Mapping[str, str], kinds: Iterable[str]) -> str:
+    """That of some kinds."""
+    return "; ".join(f"{kind} {instead[kind]}" for kind in kinds)
 
 
 def _no_room(job: MixedJob) -> str:

@@ -59,6 +59,16 @@ def water_fill(replicas: Sequence[Replicas], microbatches: int) -> list[list[int
     return shares
 
 
+def shared(replicas: Sequence[Replicas], microbatches: int, equal: bool) -> list[list[int]]:
+    """Water-filled shares, or equal ones. Raises PlannerError where they cannot be."""
+    if not equal:
+        return water_fill(replicas, microbatches)
+    each, left = divmod(microbatches, sum(one.count for one in replicas))
+    if left or not each:
+        raise PlannerError(f"{microbatches} microbatches have no equal shares for {sum(one.count for one in replicas)} replicas")
+    return [[each] * one.count for one in replicas]
+
+
 def _held(one: Replicas, level: float) -> int:
     """Microbatches that a replica ends before ``level``, at least one."""
     return max(int((level - one.fixed) / one.each), 1) if one.each > 0 else 1

@@ -187,8 +187,9 @@ def data_groups(job: MixedJob, layout: MixedLayout) -> dict[tuple[str, ...], flo
 def _data_traffic(
     job: MixedJob, layout: MixedLayout, groups: dict[tuple[str, ...], float], estimate: MixedEstimate
 ) -> Iterator[SiteTraffic]:
-    """Gradients, averaged by one ring through all replicas, as the trainer does it: 2 (n-1)/n P over each link of the ring."""
-    width, replicas = job.trainer.traffic.gradient_reduce_bytes, layout.replicas
+    """Gradients, averaged by one ring through all n replicas, 2 (n-1)/n P over each link of the ring; in two levels n is the number
+    of groups that share states."""
+    width, replicas = job.trainer.traffic.gradient_reduce_bytes, layout.replicas // max(layout.dp_shard, 1)
     sums: dict[Link, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for held, parameters in groups.items():
         nodes = nodes_between(job, held)
@@ -333,6 +334,8 @@ def _reductions(job: MixedJob, layout: MixedLayout, groups: dict[tuple[str, ...]
     found = [Reduction(name="one ring", bytes_per_step=law.data_bytes(total, n, width), seconds=flat, kernels=0.0)]
     share = sum(law.data_bytes(parameters, len(held), 1.0) for held, parameters in groups.items())
     found.append(Reduction(name="two levels", bytes_per_step=share * width, seconds=levels(width), kernels=0.0))
+    if layout.dp_shard:
+        found.reverse()  # the first is the one that is priced
     gpus = min(layout.gpus_of(kind) for kind in job.kinds if layout.gpus_of(kind))
     for name in (law.FP16, law.INT8, f"{law.POWER_SGD}:4", f"{law.POWER_SGD}:32"):
         one = law.compressed(model, total, name)

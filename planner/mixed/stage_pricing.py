@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.peak_points import stage_memory
@@ -18,22 +18,26 @@ from planner.cost.pipeline.partition import Stages
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.compute import model_passes
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.cost.unique_stages import Gathered, given_stages
+from planner.cost.unique_stages import Gathered, Given, StageTable, taken_rows
 from planner.layout import Layout
 from planner.mixed.mixed_job import MixedJob
 from planner.model import ModelSpec
+from planner.search import SAFE
 
+Place = tuple[int, int, int]
+"""Stages of a pipeline, number of one of them, microbatches that pass it."""
 RATE = 1.702
 """Slope of the logistic law that stands for a normal one, as ``cost.estimate`` has it."""
 
 
-def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Floats, last: Floats) -> Stages:
+def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Floats, last: Floats, vpp: int = 1) -> Stages:
     """What stages hold that begin behind ``start`` layers and have ``layers`` of them; all arrays (N, 3).
 
+    With ``vpp`` chunks only the first, of layers / vpp, begins there: the others lie behind the leading dense layers.
     Of the layers behind the leading dense ones each counts as the mean of those with and without experts, as in
     ``partition.split_stages``; prediction modules sit on the last stage.
     """
-    lead = np.clip(model.num_dense_layers - start, 0.0, layers) if model.is_moe else np.zeros_like(layers)
+    lead = np.clip(model.num_dense_layers - start, 0.0, layers / vpp) if model.is_moe else np.zeros_like(layers)
     ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1) if model.is_moe else 0.0
     more = last * model.mtp_layers * model.layers_per_mtp
     moe = (layers - lead) * ratio + more * bool(model.num_moe_layers)
@@ -52,6 +56,8 @@ class PricedStages:
     """What is around them: a row each, with the whole data parallel degree."""
     stages: Gathered
     """Of the cost model, on a GPU as fast as the profile."""
+    ends: tuple[Floats, Floats]
+    """Likewise the seconds of embedding and head alone, forward and backward."""
 
     @property
     def slow(self) -> float:
@@ -115,22 +121,47 @@ class PricedStages:
         z = np.log(hardware.usable_memory / needed) / error
         return np.asarray(1.0 / (1.0 + np.exp(np.clip(RATE * z, -700.0, 700.0))))
 
-    def in_flight(self, positions: Floats, pp: int, microbatches: int) -> PricedStages:
-        """The same stages at other places of a pipeline: other numbers of microbatches wait there."""
-        schedule = self.layout.schedule
-        rows = len(self.layout)
-        at = Layout(pp=np.full(rows, pp), num_microbatches=np.full(rows, microbatches), schedule=schedule)
-        stages = dataclasses.replace(self.stages, **dict[str, Any](flight_columns(at, positions)))
-        return dataclasses.replace(self, stages=stages)
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        """The chance to run out is at most SAFE, and the node's host memory holds what is offloaded."""
+        cluster = self.job.clusters[self.kind]
+        host = self.stages.host * min(cluster.hardware.gpus_per_node, cluster.num_gpus)
+        return np.asarray((self.out_of_memory <= SAFE) & (host <= cluster.hardware.host_memory))
+
+    def placed(self, rows: NDArray[np.intp], places: tuple[Place, ...], schedule: int, vpp: int) -> PricedStages:
+        """Some of the stages at other places of a pipeline, where other numbers of microbatches wait; (3, places x rows)."""
+        calls = [term.flush() for term in self.job.trainers[self.kind].terms if term.flush()]
+        columns = _flights(places, schedule, vpp, min(calls, default=0))
+        if len(places) > 1:
+            columns = {name: np.repeat(one, len(rows), axis=1) for name, one in columns.items()}
+            rows = np.tile(rows, len(places))
+        taken = vars(self.stages) if len(rows) == len(self.layout) else taken_rows(vars(self.stages), rows)
+        return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
+
+
+@functools.lru_cache(maxsize=4096)
+def _flights(places: tuple[Place, ...], schedule: int, vpp: int, call: int) -> dict[str, Floats]:
+    """``flight_columns`` of places of a pipeline that runs empty after ``call`` microbatches (0: at the end), (3, places)."""
+    pp, position, microbatches = np.array(places).T
+    at = Layout(
+        pp=pp, num_microbatches=np.minimum(microbatches, call or microbatches), schedule=np.full(len(places), schedule),
+        vpp=np.full(len(places), vpp),
+    )  # fmt: skip
+    return flight_columns(at, np.repeat(position[:, None].astype(float), 3, axis=1))
 
 
 def price_stages(
-    job: MixedJob, kind: str, layout: Layout, contents: Stages, positions: Floats, traffic: Cluster | None = None
-) -> PricedStages:
-    """Price stages of one kind; ``contents`` and ``positions`` are (N, 3), N the rows of ``layout``.
+    job: MixedJob, kind: str, layout: Layout, held: tuple[Stages, NDArray[np.integer]], positions: Floats,
+    traffic: Cluster | None = None,
+) -> PricedStages:  # fmt: skip
+    """Price stages of one kind; ``positions`` are (N, 3), N the rows of ``layout``.
 
-    ``traffic``: the links that gradients and weights go over; None: those of the kind.
+    ``held``: their contents, (N, 3), and a number that is equal for rows of equal contents and positions. ``traffic``: the links
+    that gradients and weights go over; None: those of the kind.
     """
-    cluster = job.clusters[kind]
-    stages, _ = given_stages(job.workload, (cluster, traffic or cluster), job.trainers[kind], layout, contents, positions)
-    return PricedStages(job=job, kind=kind, layout=layout, stages=stages)
+    cluster, rows, (contents, number) = job.clusters[kind], len(layout), held
+    layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (rows,)) for name, one in layout.columns().items()})
+    given = Given(stages=contents, positions=positions, number=number, traffic=traffic or cluster)
+    table = StageTable(job.workload, cluster, job.trainers[kind], layout, given=given)
+    stages = table.take(slice(0, rows))
+    return PricedStages(job=job, kind=kind, layout=layout, stages=stages, ends=table.ends(slice(0, rows)))

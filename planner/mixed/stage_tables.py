@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,11 +14,13 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.mixed.crossing import Crossing, Member, Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
-from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
-from planner.search import SAFE
+from planner.mixed.mixed_layout import INTERLEAVED
+from planner.mixed.stage_pricing import price_stages, stage_contents
 
 FIRST, MIDDLE, LAST = range(3)
-FLIGHTS = 12
+BLOCK = 8
+"""Places of a pipeline that are priced together."""
+FLIGHTS = 8
 """Microbatches in flight up to which a bound looks at memory."""
 
 
@@ -35,10 +39,45 @@ class Axes:
     zero: int
     schedule: str
     recomputes: tuple[str, ...]
+    vpp: int = 1
+    """Virtual stages."""
+    piped: bool = True
+    """Pipelines of several stages are looked at."""
+    offload: int = 0
+    """Percent of the optimizer states in host memory."""
+    equal_shares: bool = False
+    equal_tp: bool = False
 
     def replica_row(self, replicas: int) -> int:
         """Number of the largest known degree up to ``replicas``."""
         return max(int(np.searchsorted(self.replicas, replicas, side="right")) - 1, 0)
+
+
+class Place(NamedTuple):
+    """A place in a pipeline, and how many microbatches pass it."""
+
+    pp: int
+    position: int
+    microbatches: int
+
+    def like(self, schedule: str) -> Place:
+        """The place that stands for all with as many microbatches behind them."""
+        if self.pp == 1:
+            return Place(1, 0, min(self.microbatches, 2))
+        if schedule == "1f1b":
+            flight = min(self.microbatches, self.pp - self.position)
+            return Place(flight + 1, 1, min(self.microbatches, flight + 1))
+        return Place(2, 1, self.microbatches) if schedule == "gpipe" else self
+
+    def neighbours(self, schedule: str) -> list[Place]:
+        """Places that are asked for with this one: priced together they cost little more."""
+        if schedule == INTERLEAVED and 0 < self.position < self.pp - 1:
+            block = (self.position - 1) // BLOCK * BLOCK + 1
+            return [self._replace(position=at) for at in range(block, min(block + BLOCK, self.pp - 1))]
+        if schedule != "1f1b" or self.pp == 1 or self.microbatches < self.pp:
+            return [self]
+        first = (self.pp - 2) // BLOCK * BLOCK + 2
+        return [Place(pp, 1, pp) for pp in range(first, first + BLOCK)]
 
 
 class Choice(NamedTuple):
@@ -50,6 +89,22 @@ class Choice(NamedTuple):
     """Which of the axes' recomputes that is."""
     end: Floats
     """Seconds at the end of the step with it."""
+
+
+class Held(NamedTuple):
+    """Layers that stages hold by level, the first few summed; each further one holds as many as the last of them."""
+
+    sums: NDArray[np.int32]
+    """(tp, micro batch, replicas, stages, level)."""
+
+    def of(self, place: tuple[Any, ...], stages: Any, level: Any = slice(None)) -> NDArray[np.int64]:
+        """Of so many stages at (tp, micro batch, replicas)."""
+        last = self.sums.shape[-2] - 1
+        few, more = np.minimum(stages, last), np.maximum(stages - last, 0)
+        found = self.sums[(*place, few, level)]
+        if not np.any(more):
+            return found
+        return np.asarray(found + more * (self.sums[(*place, last, level)] - self.sums[(*place, last - 1, level)]))
 
 
 class KindTables:
@@ -68,10 +123,13 @@ class KindTables:
         )  # fmt: skip
         self.shape = tuple(len(one) for one in sides)
         tp, micro, recompute, replicas, before, held = (one.ravel() for one in np.meshgrid(*sides, indexing="ij"))
+        folded = job.trainers[kind].legal.expert_parallel == "folded"
+        replicas = np.maximum(replicas, axes.ep // np.gcd(axes.ep, tp * axes.cp if folded else 1))  # fewer do not hold the experts
         rounds = np.maximum(job.workload.global_batch_size // (micro * replicas), 1)
         layout = job.layout(
             kind, tp=tp, pp=np.full(len(tp), 1 if alone else 2), dp=replicas, cp=axes.cp, ep=axes.ep, micro_batch_size=micro,
-            num_microbatches=rounds, zero=axes.zero, schedule=int(SCHEDULES[axes.schedule]), recompute=recompute,
+            num_microbatches=rounds, zero=axes.zero, schedule=1 if alone else int(SCHEDULES[axes.schedule]), recompute=recompute,
+            vpp=1 if alone else axes.vpp, offload_optimizer=axes.offload,
         )  # fmt: skip
 
         def wide(values: NDArray[np.integer], slots: tuple[int, int, int] = (1, 1, 1)) -> Floats:
@@ -79,12 +137,27 @@ class KindTables:
 
         one = np.ones(len(tp), dtype=np.int64)
         ends = ((1, 1, 1), (1, 1, 1)) if alone else ((1, 0, 0), (0, 0, 1))
-        contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]))
+        contents = stage_contents(model, wide(before), wide(held), wide(one, ends[0]), wide(one, ends[1]), 1 if alone else axes.vpp)
         traffic = _spanned(job, kind, tp, held, axes) if spanned else None
-        self.priced = price_stages(job, kind, layout, contents, wide(one), traffic)
-        self._fits: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        self._choices: dict[tuple[int, ...], Choice] = {}
+        number = before * (self.total + 1) + held
+        self.priced = price_stages(job, kind, layout, (contents, number), wide(one), traffic)
+        self.row_numbers = np.arange(len(tp)).reshape(self.shape)
+        self._choices: dict[tuple[object, ...], Choice] = {}
         self._equal: dict[tuple[object, ...], Choice] = {}
+
+    def interleaved(self, axes: Axes) -> KindTables | None:
+        """The same stages with virtual ones: only when their traffic hides and how many microbatches wait differ. None where what a
+        stage holds, or a term of the trainer, depends on the chunks."""
+        trainer = self.job.trainers[self.kind]
+        if self.lead or self.alone or trainer.terms or trainer.stored.gradients_on_demand:
+            return None
+        found, rows = copy.copy(self), len(self.priced.layout)
+        for name in ("end", "least_end"):
+            found.__dict__.pop(name, None)
+        schedule = np.full(rows, int(SCHEDULES[axes.schedule]))
+        found.axes, found._choices, found._equal = axes, {}, {}
+        found.priced = replace(self.priced, layout=self.priced.layout.replace(vpp=np.full(rows, axes.vpp), schedule=schedule))
+        return found
 
     def _shaped(self, values: Floats) -> Floats:
         return values.reshape(3, *self.shape)
@@ -100,55 +173,58 @@ class KindTables:
         found = self.priced.step_end()
         return self._shaped(found["exposed"] + found["optimizer"] + found["offload"])
 
-    def fits(self, flight: int, microbatches: int) -> NDArray[np.bool_]:
-        """Whether the card holds the stage with ``flight`` microbatches behind it, with a chance of at most SAFE to run out."""
-        key = flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
-        if key not in self._fits:
-            at = np.ones((len(self.priced.layout), 3)) * (not self.alone)
-            placed: PricedStages = self.priced.in_flight(at, 1 if self.alone else flight + 1, key[1])
-            self._fits[key] = self._shaped(placed.out_of_memory) <= SAFE
-        return self._fits[key]
+    def fits(self, places: Sequence[Place], schedule: str, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
+        """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
+        places first.
 
-    def choice(self, slot: int, tp: int, micro: int, replicas: int, flight: int, microbatches: int) -> Choice:
+        ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
+        """
+        numbers = self.row_numbers[at[1:]]
+        placed = self.priced.placed(numbers.ravel(), tuple(places), int(SCHEDULES[schedule]), self.axes.vpp)
+        found = placed.fits.reshape(3, len(places), *numbers.shape)
+        return np.asarray(np.moveaxis(found, 1, 0)[(slice(None), *at[:1])])
+
+    def choice(self, slot: int, tp: int, micro: int, replicas: int, place: Place) -> Choice:
         """The stages of one place of a pipeline."""
-        row = self.axes.replica_row(replicas)
-        key = slot, tp, micro, row, flight, min(microbatches, flight + 1) if self.axes.schedule == "1f1b" else microbatches
+        row, place = self.axes.replica_row(replicas), place.like(self.axes.schedule)
+        key = slot, tp, micro, row, place
         if key not in self._choices:
             at = slot, self.axes.tps[self.kind].index(tp), self.axes.micros.index(micro), slice(None), row
-            fresh = self._chosen(at, flight, microbatches)  # often the same whatever is in flight: then one object
-            same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])
-            self._choices[key] = self._equal.setdefault(same, fresh)
+            places = place.neighbours(self.axes.schedule)
+            for one, fresh in zip(places, self._chosen(at, places), strict=True):
+                same = (fresh.seconds.tobytes(), fresh.recompute.tobytes(), *key[:4])  # often so whatever is in flight: one object
+                self._choices[*key[:4], one] = self._equal.setdefault(same, fresh)
         return self._choices[key]
 
-    def _chosen(self, at: tuple[Any, ...], flight: int, microbatches: int) -> Choice:
-        """The choices of some rows."""
-        seconds = np.where(self.fits(flight, microbatches)[at], self.seconds[at], np.inf)
-        which = np.argmin(seconds, axis=0)
-        seconds, end = (np.take_along_axis(one, which[None], axis=0)[0] for one in (seconds, self.end[at]))
+    def _chosen(self, at: tuple[Any, ...], places: Sequence[Place]) -> list[Choice]:
+        """The choices of some rows at some places."""
+        schedule = "1f1b" if self.alone else self.axes.schedule
+        seconds = np.where(self.fits(places, schedule, at), self.seconds[at], np.inf)
+        which = np.argmin(seconds, axis=1)
+        seconds = np.take_along_axis(seconds, which[:, None], axis=1)[:, 0]
+        end = np.take_along_axis(self.end[at][None], which[:, None], axis=1)[:, 0]
         if at[0] == MIDDLE and not self.alone:
-            seconds = np.where(np.arange(seconds.shape[-1]) == 0, np.inf, seconds)
-        before = np.minimum(np.arange(self.total + 1), self.lead)
-        return Choice(seconds[before], which[before], end[before]) if not self.alone else Choice(seconds, which, end)
+            seconds[..., 0] = np.inf
+        return [Choice(*one) for one in zip(seconds, which, end, strict=True)]
 
     @cached_property
     def per_layer(self) -> Floats:
-        """Least seconds of a layer in any stage, without recompute, (tp, micro batch)."""
+        """Least seconds of a layer in any stage behind the leading dense ones, without recompute, (tp, micro batch)."""
         held = np.maximum(np.arange(self.total + 1), 1)[1:] if not self.alone else np.array([self.total])
-        none = self.axes.recomputes.index("none")
-        return np.asarray((self.seconds[:, :, :, none, 0, :, -len(held):] / held).min(axis=(0, 3, 4)))
+        return np.asarray((self.seconds[:, :, :, 0, :, -1, -len(held):] / held).min(axis=(0, 3, 4)))
 
-    def held(self, levels: Floats, longest: int) -> NDArray[np.int32]:
-        """Most layers that p stages of the kind hold together when none takes longer than a level, at the end of a pipeline, where
-        the fewest microbatches wait: (tp, micro batch, replicas, p - 1, level). No order of kinds leaves them more."""
+    def held(self, levels: Floats) -> Held:
+        """Most layers behind the leading dense ones that stages of the kind hold together when none takes longer than a level, at
+        the end of a pipeline, where the fewest microbatches wait. No order of kinds leaves them more."""
         each = list[NDArray[np.int32]]()
-        for flight in range(1, min(longest, FLIGHTS) + 1):
-            fits = self.fits(flight, flight + 1)
-            seconds = np.where(fits, self.seconds, np.inf).min(axis=(0, 3, 5))
+        for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
+            fits = self.fits([Place(flight + 1, 1, flight + 1)], "1f1b")[0]
+            seconds = np.where(fits, self.seconds, np.inf)[..., -1, :].min(axis=(0, 3))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))
-        each += [each[-1]] * (longest - len(each))
-        return np.cumsum(np.stack(each, axis=-2), axis=-2, dtype=np.int32)
+        none = np.zeros_like(each[0])
+        return Held(np.cumsum(np.stack([none, *each], axis=-2), axis=-2, dtype=np.int32))
 
     @cached_property
     def least_end(self) -> Floats:
@@ -161,7 +237,7 @@ def _spanned(job: MixedJob, kind: str, tp: NDArray[np.integer], layers: NDArray[
     """The links of gradients where every kind has replicas of its own; a link carries all layers in the time of one stage."""
     cluster = job.clusters[kind]
     members = tuple(  # as many to a domain as with the largest tp: no other degrees have a slower network
-        Member(one, max(one.domain // (max(axes.tps[name]) * axes.cp), 1.0), 1.0) for name, one in job.clusters.items()
+        Member(one, max(one.domain // (max(axes.tps[name], default=1) * axes.cp), 1.0), 1.0) for name, one in job.clusters.items()
     )
     sharing = (tp * axes.cp * job.workload.model.num_layers / np.maximum(layers, 1))[:, None]
     crossings = []

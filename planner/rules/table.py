@@ -14,6 +14,8 @@ from planner.rules.together import TOGETHER
 
 RULES: tuple[Rule, ...] = (*DEGREES, *PIPELINE, *SEQUENCE, *EXPERTS, *MEMORY, *TOGETHER)
 """The order counts: of one layout the first rule that it breaks is said."""
+AROUND = ("GPUs", "layers", "virtual stages", "pipeline length", "microbatches", "batch")
+"""Rules of the whole job, which do not ask for anything of a single stage."""
 
 
 def check(job: Job, layout: Layout) -> None:
@@ -28,6 +30,21 @@ def allowed(job: Job, layout: Layout) -> Mask:
     mask, columns = np.ones(len(layout), dtype=bool), layout.arrays()
     for rule in RULES:
         mask &= next(rule.judge(job, columns))
+    return mask
+
+
+def stage_allowed(job: Job, layout: Layout, *, say: bool = False) -> Mask:
+    """Mask of the candidates that meet every rule of one stage, whatever job and pipeline are around it.
+
+    With ``say`` of one layout the first rule that it breaks is raised as PlannerError."""
+    mask, columns = np.ones(len(layout), dtype=bool), layout.arrays()
+    for rule in RULES:
+        if rule.name in AROUND:
+            continue
+        holds = next(rule.judge(job, columns))
+        if say and not np.all(holds):
+            raise PlannerError(f"{rule.sentence(job, layout)} (rule '{rule.name}')")
+        mask &= holds
     return mask
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, deque
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ class StageDurations(NamedTuple):
 
 
 Durations = StageDurations | tuple[Floats, Floats, Floats]
+
+
+Sends = float | Sequence[float]
 
 
 class Span(NamedTuple):
@@ -167,10 +171,11 @@ def _needs(stage: int, kind: str, i: int, stages: int) -> list[Action]:
     return [(stage, "F", i)] + ([(stage + 1, kind, i)] if stage < stages - 1 else [])
 
 
-def walk(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, send: float = 0.0) -> list[Span]:
+def walk(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, send: Sends = 0.0) -> list[Span]:
     """Run the actions with the durations of every stage.
 
-    ``send`` is added between ranks when an action waits for another rank's result. An action starts when its rank is free
+    ``send`` is added between ranks when an action waits for another rank's result: one for all, or by (virtual) stage that
+    of the hop to the next. An action starts when its rank is free
     and its input is there; actions that run as one send their results when all have ended.
     """
     steps = program(schedule, pp, vpp, m)
@@ -180,9 +185,11 @@ def walk(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, send: flo
     ]
 
 
-def _run(steps: tuple[Step, ...], pp: int, seconds: Durations, send: float) -> tuple[list[float], list[float]]:
+def _run(steps: tuple[Step, ...], pp: int, seconds: Durations, send: Sends) -> tuple[list[float], list[float]]:
     """Start and end of every step."""
     forward, backward, weight = seconds
+    hops = [send] * len(forward) if isinstance(send, float | int) else [*send]
+    gap = {"F": [0.0, *hops], "B": hops, "I": hops, "W": hops}  # what arrives at each stage, from which side
     duration = {"F": forward.tolist(), "B": backward.tolist(), "I": (backward - weight).tolist(), "W": weight.tolist()}
     free = [0.0] * pp
     starts: list[float] = []
@@ -190,7 +197,7 @@ def _run(steps: tuple[Step, ...], pp: int, seconds: Durations, send: float) -> t
     for rank, stage, kind, _, needs in steps:
         start = free[rank]
         for earlier, remote in needs:
-            arrival = ends[earlier] + send if remote else ends[earlier]
+            arrival = ends[earlier] + gap[kind][stage] if remote else ends[earlier]
             if arrival > start:
                 start = arrival
         free[rank] = end = start + duration[kind][stage]
@@ -199,7 +206,7 @@ def _run(steps: tuple[Step, ...], pp: int, seconds: Durations, send: float) -> t
     return starts, ends
 
 
-def walked_time(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, send: float = 0.0) -> float:
+def walked_time(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, send: Sends = 0.0) -> float:
     """Seconds of the whole pipeline; beyond 6 p microbatches (V schedules: 10 p) the steady state repeats and is added.
 
     Every further p microbatches then add what the last p did: exact to 0.01 % against the whole walk with a first stage 10 %

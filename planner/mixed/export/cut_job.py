@@ -19,8 +19,9 @@ class CutJob(ExportJob):
     """Layers of every stage."""
 
     def layers_per_chunk(self) -> list[list[int]]:
-        """As they are given: one virtual stage per rank."""
-        return [[layers] for layers in self.cut]
+        """As they are given, each stage's layers in equal virtual stages."""
+        vpp = int(self.layout.vpp)
+        return [[layers // vpp] * vpp for layers in self.cut]
 
 
 def cut_job(mixed: MixedExport, order: int = Order.TP_CP_EP_DP_PP) -> CutJob:

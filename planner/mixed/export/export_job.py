@@ -50,7 +50,8 @@ class MixedExport:
             stage.kind, tp=stage.tp, pp=len(pipeline.stages), dp=replicas, cp=self.layout.cp, ep=self.layout.ep,
             zero=self.layout.zero, micro_batch_size=pipeline.micro_batch_size, num_microbatches=pipeline.num_microbatches,
             recompute=int(RECOMPUTES[stage.recompute]), recompute_layers=stage.recompute_layers,
-            schedule=int(SCHEDULES[self.layout.schedule]),
+            schedule=int(SCHEDULES[self.layout.schedule]), vpp=self.layout.vpp, dp_shard=self.layout.dp_shard,
+            offload_optimizer=self.layout.offload_optimizer,
         )  # fmt: skip
         gpus = stage.tp * self.layout.cp * len(pipeline.stages) * replicas
         plan = Plan(

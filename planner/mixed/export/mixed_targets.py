@@ -13,14 +13,15 @@ from planner.mixed.export.cut_job import cut_job, in_order
 from planner.mixed.export.export_job import MixedExport
 from planner.mixed.export.placement import Placement
 from planner.mixed.export.runnable import Limits
-from planner.mixed.mixed_layout import MixedLayout
+from planner.mixed.mixed_layout import INTERLEAVED, MixedLayout
 from planner.trainers.bundle.target import Rendered
 from planner.trainers.targets import load_target
 
 REPLICAS_ALIKE = Limits(
-    equal_tp=True, equal_cuts=True, equal_shares=True, equal_recompute=True, cp=True, ep=True
+    equal_tp=True, equal_cuts=True, equal_shares=True, equal_recompute=True, cp=True, ep=True, offload=True, hsdp=True,
+    schedules=("gpipe", "1f1b", INTERLEAVED),
 )  # fmt: skip
-"""Trainers of one kind of GPU, which know uneven stages."""
+"""Trainers of one kind of GPU, which know uneven stages; what else each cannot do its own exporter says."""
 ONE_KIND = {"megatron": (0, 1), "megatron-bridge": (0, 1), "torchtitan": (2, 3)}
 """With the state sharding that each has."""
 ORDERS = {"tp-cp-dp-pp": Order.TP_CP_EP_DP_PP, "tp-cp-pp-dp": Order.TP_CP_EP_PP_DP}

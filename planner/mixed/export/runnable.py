@@ -36,6 +36,10 @@ class Limits:
     schedules: tuple[str, ...] = ("gpipe", "1f1b")
     outer: bool = False
     """Local updates are there."""
+    offload: bool = False
+    """Optimizer states can lie on the host."""
+    hsdp: bool = False
+    """States can be shared by a part of the replicas, gradients averaged in two levels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +79,12 @@ def refusal(who: str, layout: MixedLayout, limits: Limits, more: list[str]) -> s
         return f"{text}; plan it again with --trainer torchtitan, which exports local updates, and another --global-batch-size"
     if near is None:
         return f"{text}; plan with fewer kinds, or export to another trainer"
-    return f"{text}. The nearest plan that it runs is {stages_text(near)}{_settings(layout, near)}"
+    again = "; plan --runnable finds the fastest" if layout.outer is None else ""
+    return f"{text}. The nearest plan that it runs is {stages_text(near)}{_settings(layout, near)}{again}"
 
 
 def _settings(layout: MixedLayout, near: MixedLayout) -> str:
-    names = ("cp", "ep", "zero", "schedule")
+    names = ("cp", "ep", "zero", "schedule", "dp_shard")
     changed = [f"{name} {getattr(near, name)}" for name in names if getattr(near, name) != getattr(layout, name)]
     changed += ["without local updates"] if layout.outer and not near.outer else []
     return f", {', '.join(changed)}" if changed else ""
@@ -106,8 +111,10 @@ def _with_stages(layout: MixedLayout, **changed: object) -> MixedLayout:
 
 def _rules(limits: Limits) -> list[_Rule]:
     """Those of a trainer, the least costly to mend first."""
-    found = [_choice("schedule", limits.schedules), _choice("zero", limits.zero)]
+    found = [_schedule(limits.schedules), _zero(limits.zero)]
     found += [] if limits.outer else [_Rule(broken=_outer, mend=lambda one: replace(one, outer=None))]
+    found += [] if limits.offload else [_Rule(broken=_offload, mend=lambda one: None)]
+    found += [] if limits.hsdp else [_Rule(broken=_levels, mend=lambda one: replace(one, dp_shard=0))]
     found += [_Rule(broken=_selective, mend=_without_selective)] if limits.no_selective else []
     found += [_Rule(broken=_recompute, mend=_one_recompute)] if limits.equal_recompute else []
     found += [] if limits.cp else [_degree("cp", "context")]
@@ -125,17 +132,23 @@ def _rules(limits: Limits) -> list[_Rule]:
     return found
 
 
-def _choice(name: str, known: tuple[Any, ...]) -> _Rule:
-    def broken(layout: MixedLayout) -> str:
-        value = getattr(layout, name)
-        return "" if value in known else f"{name} {value}, of which it knows {listed(map(str, known))} here"
+def _schedule(known: tuple[str, ...]) -> _Rule:
+    plain = "1f1b" if "1f1b" in known else known[0]
+    return _Rule(
+        broken=lambda one: _unknown("schedule", one.schedule, known),
+        mend=lambda one: replace(one, schedule=plain, vpp=1),
+    )
 
-    def mend(layout: MixedLayout) -> MixedLayout:
-        value = getattr(layout, name)
-        best = min(known, key=lambda one: (abs(one - value), -one)) if isinstance(value, int) else known[0]
-        return replace(layout, **{name: best})
 
-    return _Rule(broken=broken, mend=mend)
+def _zero(known: tuple[int, ...]) -> _Rule:
+    return _Rule(
+        broken=lambda one: _unknown("zero", one.zero, known),
+        mend=lambda one: replace(one, zero=min(known, key=lambda level: (abs(level - one.zero), -level))),
+    )
+
+
+def _unknown(name: str, value: Any, known: tuple[Any, ...]) -> str:
+    return "" if value in known else f"{name} {value}, of which it knows {listed(map(str, known))} here"
 
 
 def _degree(name: str, words: str) -> _Rule:
@@ -149,6 +162,16 @@ def _degree(name: str, words: str) -> _Rule:
 
 def _outer(layout: MixedLayout) -> str:
     return f"local updates ({layout.outer.method}), which it has not" if layout.outer else ""
+
+
+def _offload(layout: MixedLayout) -> str:
+    share = layout.offload_optimizer
+    return f"{share} % of the optimizer states on the host, which it does not do" if share else ""
+
+
+def _levels(layout: MixedLayout) -> str:
+    some = layout.dp_shard
+    return f"states shared by {some} of {layout.replicas} replicas, and it shares them over all" if some else ""
 
 
 def _selective(layout: MixedLayout) -> str:

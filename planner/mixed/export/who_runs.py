@@ -10,13 +10,19 @@ from planner.mixed.mixed_plan import MixedPlan
 from planner.trainer_options import spelled
 
 
-def who_runs(plan: MixedPlan) -> list[str]:
-    """Sentences: the targets of ``plan export`` that take a plan as it is; where none does, what the nearest one would take."""
-    mixed = MixedExport(job=plan.job(), layout=plan.layout, trainer=plan.trainer)
-    trainer, priced, others = spelled(plan.trainer)[0], list[str](), list[str]()
+def runners(mixed: MixedExport) -> tuple[list[str], list[str]]:
+    """Targets of ``plan export`` that take a layout as it is: of the trainer that it is priced for, and of others."""
+    trainer, priced, others = spelled(mixed.trainer)[0], list[str](), list[str]()
     for name in TARGETS:
         if not _refused(mixed, name):
             (priced if trainer in mixed_target(name, mixed).trainers else others).append(name)
+    return priced, others
+
+
+def who_runs(plan: MixedPlan) -> list[str]:
+    """Sentences: the targets of ``plan export`` that take a plan as it is; where none does, what the nearest one would take."""
+    mixed = MixedExport(job=plan.job(), layout=plan.layout, trainer=plan.trainer)
+    trainer, (priced, others) = spelled(plan.trainer)[0], runners(mixed)
     said = [f"plan export --to {listed(priced)}"] if priced else []
     if others:
         said.append(f"plan export --to {listed(others)}, which is another trainer than {trainer}, for which it is priced")

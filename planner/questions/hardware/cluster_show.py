@@ -83,7 +83,7 @@ def print_cluster(out: Console, data: dict[str, Any]) -> None:
         ">nodes",
         ">GPUs/node",
         "~memory",
-        "~bf16",
+        "~16 bits",
         "~in node/GPU",
         "~network/GPU",
         "~USD/GPU/h",

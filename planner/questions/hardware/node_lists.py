@@ -143,8 +143,10 @@ def _of_scontrol(text: str, where: str) -> Iterator[ListedNode]:
 
 
 def _of_table(text: str, where: str) -> Iterator[ListedNode]:
-    """``sinfo`` with its headings: NODELIST, GRES and perhaps STATE."""
+    """``sinfo`` with its headings, NODELIST, GRES and perhaps STATE; without (-h) where its lines have these in this order."""
     lines = [line for line in text.splitlines() if line.strip()]
+    if lines and all(re.fullmatch(r"\s*\S+\s+(gpu:\S+|\(null\))(\s+\S+)?\s*", line) for line in lines):
+        lines = [" ".join(("NODELIST", "GRES", "STATE")[: len(lines[0].split())]), *lines]
     place = next((number for number, line in enumerate(lines) if "NODELIST" in line.upper().split()), None)
     if place is None:
         raise PlannerError(f"{where}: not a node list that is known; give the output of {COMMANDS}")

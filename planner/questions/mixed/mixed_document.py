@@ -13,10 +13,11 @@ from planner.mixed.export.who_runs import who_runs
 from planner.mixed.local_updates import price_layout
 from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
+from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, priced_plan
-from planner.mixed.mixed_question import Alone, alone_of, shape_text
 from planner.mixed.mixed_search import MixedFinding, MixedPins, search_mixed
 from planner.mixed.mixed_timeline import actions
+from planner.mixed.one_kind import Alone, alone_of
 from planner.questions.mixed.mixed_charts import (
     cluster_chart,
     layers_chart,
@@ -49,7 +50,7 @@ def build_mixed(plan: MixedPlan, spending: Spending, progress: Callable[[str], N
     found, crossing = price_layout(job, plan.layout), plan.between_sites()
     progress("searching")
     finding = search_mixed(job, MixedPins(), ALTERNATIVES, progress=progress)
-    alone = [alone_of(job, kind, progress) for kind in job.kinds]
+    alone = [alone_of(job, kind) for kind in job.kinds]
     charts = [
         cluster_chart(plan), layers_chart(plan), time_chart(plan), lost_chart(plan, found), pipeline_chart(plan, found),
         memory_chart(plan), *([sites_chart(crossing)] if crossing is not None and crossing.traffic else []),

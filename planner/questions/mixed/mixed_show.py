@@ -8,12 +8,15 @@ from rich.text import Text
 
 from planner.cost.estimate import PARTS
 from planner.explain import PART_TEXT
-from planner.mixed.export.who_runs import who_runs
-from planner.mixed.mixed_changes import MixedChanges
-from planner.mixed.mixed_plan import MixedPlan
-from planner.mixed.mixed_question import MixedAnswer, shape_text
+from planner.mixed.export.export_job import MixedExport
+from planner.mixed.export.who_runs import runners, who_runs
+from planner.mixed.mixed_changes import MixedChange, MixedChanges
+from planner.mixed.mixed_layout import shape_text
+from planner.mixed.mixed_plan import MixedPlan, StagePrediction
+from planner.mixed.mixed_question import MixedAnswer
 from planner.questions.mixed.show_sites import print_sites
 from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, risk, samples, seconds, table
+from planner.units import plural
 
 
 def print_answer(console: Console, answer: MixedAnswer) -> None:
@@ -25,10 +28,11 @@ def print_answer(console: Console, answer: MixedAnswer) -> None:
     if answer.plans:
         rows = [
             (str(number), shape_text(one.layout), seconds(one.prediction.step_time_s), f"{one.prediction.tokens_per_second:,.0f}",
-             percent(one.prediction.mfu), risk(one.prediction.out_of_memory_probability))
+             risk(one.prediction.out_of_memory_probability), ", ".join(_runs(one)) or "no trainer")
             for number, one in enumerate(answer.plans, 1)
         ]  # fmt: skip
-        console.print(table(">#", "layout", ">step", ">tok/s", ">MFU", ">runs out", title="Mixed plans", rows=rows))
+        headings = (">#", "layout", ">step", ">tok/s", ">runs out", "runs on")
+        console.print(table(*headings, title="Mixed plans", rows=rows))
     print_alone(console, answer)
     if not answer.plans or not answer.plans[0].why.startswith(answer.verdict):
         console.print(answer.verdict, markup=False, soft_wrap=not console.is_terminal)
@@ -36,6 +40,12 @@ def print_answer(console: Console, answer: MixedAnswer) -> None:
         print_plan(console, answer.plans[0])
     else:
         console.print(assumptions_table(answer.assumptions))
+
+
+def _runs(plan: MixedPlan) -> list[str]:
+    """Targets of ``plan export`` that run a plan as it is."""
+    priced, others = runners(MixedExport(job=plan.job(), layout=plan.layout, trainer=plan.trainer))
+    return priced or others
 
 
 def print_alone(console: Console, answer: MixedAnswer) -> None:
@@ -58,6 +68,8 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
         f"{one.tokens_per_second:,.0f} tokens/s, MFU {percent(one.mfu)}{price}"
     )
     console.print(stages_table(plan, console.width))
+    for text in pipelines_text(plan):
+        console.print(Text(text, style="dim"), soft_wrap=not console.is_terminal)
     times = plain_table("Step time of the slowest pipeline", "left", "right", "right")
     for part in PARTS:
         if one.time_s[part] > 0:
@@ -84,23 +96,39 @@ def print_plan(console: Console, plan: MixedPlan) -> None:
 
 def stages_table(plan: MixedPlan, width: int) -> Table:
     """Who holds what: a line for each stage of each group of equal pipelines."""
-    rows, groups = [], plan.layout.pipelines
-    for one in plan.prediction.stages:
-        group = groups[one.pipeline - 1]
-        last, shape = one.first_layer + one.layers, f"{group.count} x {group.num_microbatches} x {group.micro_batch_size}"
-        rows.append((
-            f"{one.pipeline} ({shape})", one.kind, str(one.gpus), str(one.tp),
-            f"{one.first_layer + 1:.0f}-{last:.0f}" if one.layers else "-", f"{one.layers:.0f}", one.recompute,
-            percent(one.busy_s / plan.prediction.step_time_s), seconds(one.imbalance_s),
-            f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f}", risk(one.out_of_memory_probability),
-        ))  # fmt: skip
-    headings = (
-        "pipeline (count x m x b)", "=kind", ">GPUs", ">tp", ">layers", ">number", "recompute", ">busy", ">waits for others",
-        ">memory, GiB", ">runs out",
-    )  # fmt: skip
-    same = ["recompute"] if {row[6] for row in rows} == {"none"} else []
+    rows = [
+        (str(one.pipeline), one.kind, str(one.gpus), str(one.tp), _layers(plan.layout.vpp, one), one.recompute,
+         percent(one.busy_s / plan.prediction.step_time_s), seconds(one.imbalance_s),
+         f"{one.memory_peak_gib:.1f}/{one.memory_limit_gib:.1f}", risk(one.out_of_memory_probability))
+        for one in plan.prediction.stages
+    ]  # fmt: skip
+    headings = ("=#", "kind", ">GPUs", ">tp", "layers", "recompute", ">busy", ">waits", ">GiB", ">runs out")
     columns = dict(zip(headings, zip(*rows, strict=True), strict=True))
-    return fitted(columns, [">number", *same, ">busy"], width, "Who holds what", least=12)
+    return fitted(columns, ["recompute", ">busy"], width, "Who holds what")
+
+
+def pipelines_text(plan: MixedPlan) -> list[str]:
+    """What the numbers of pipelines stand for, and what a stage waits for."""
+    layout = plan.layout
+    said = [
+        f"pipeline {number}: {plural(one.count, 'replica')}, {one.num_microbatches} microbatches of {one.micro_batch_size}"
+        for number, one in enumerate(layout.pipelines, 1)
+    ]  # fmt: skip
+    more = [f"cp {layout.cp}"] if layout.cp > 1 else []
+    more += [f"ep {layout.ep}"] if layout.ep > 1 else []
+    more += [f"{layout.vpp} virtual stages each, interleaved"] if layout.vpp > 1 else []
+    more += [f"states shared by {layout.dp_shard} replicas, gradients averaged in two levels"] if layout.dp_shard else []
+    more += [f"{layout.offload_optimizer} % of the optimizer states on the host"] if layout.offload_optimizer else []
+    return ["; ".join([*said, *more]), "waits: for the slowest stage of its pipeline; GiB: at the peak, of what the card has"]
+
+
+def _layers(vpp: int, one: StagePrediction) -> str:
+    """Which layers a stage holds, of virtual stages how many each; and its recompute."""
+    if vpp > 1:
+        text = f"{one.layers:.0f} in {vpp} parts"
+    else:
+        text = f"{one.first_layer + 1:.0f}-{one.first_layer + one.layers:.0f} ({one.layers:.0f})" if one.layers else "-"
+    return text if one.recompute == "none" else f"{text}, {one.recompute} recompute"
 
 
 def print_changes(console: Console, found: MixedChanges) -> None:
@@ -108,9 +136,17 @@ def print_changes(console: Console, found: MixedChanges) -> None:
     rows = [("as it is", seconds(found.plan.prediction.step_time_s), *_best(found.plan))]
     for one in found.rows:
         kept = "cannot run" if one.kept_s is None else seconds(one.kept_s)
-        rows.append((one.change, kept, *(_best(one.best) if one.best else ("nothing fits", "-", "-", "-"))))
+        rows.append((one.change, kept, *_planned(one)))
     headings = ("change", ">step, same plan", ">planned again", ">tok/s", ">GPUs", "layout")
     console.print(table(*headings, title="What if", rows=rows))
+
+
+def _planned(one: MixedChange) -> tuple[str, str, str, str]:
+    """What is planned again."""
+    if one.alone is not None and one.alone.step_time_s is not None:
+        rate = f"{one.alone.tokens_per_second:,.0f}"
+        return seconds(one.alone.step_time_s), rate, str(one.alone.gpus), f"{one.alone.kind} alone: {one.alone.layout}"
+    return _best(one.best) if one.best else ("nothing fits", "-", "-", "-")
 
 
 def _best(plan: MixedPlan) -> tuple[str, str, str, str]:

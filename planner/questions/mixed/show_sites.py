@@ -16,7 +16,7 @@ METHODS = {"diloco": "DiLoCo", "streaming_diloco": "streaming DiLoCo", "local_sg
 
 def print_sites(console: Console, report: SiteReport) -> None:
     """Tables of what crosses, what would hide or shrink it, and of local updates."""
-    shown = table("=link", "=dimension", ">per step", ">busy", ">exposed", ">$/1,000 steps", title="Between the sites")
+    shown = table("link", "=dimension", ">per step", ">busy", ">exposed", ">$/1,000 steps", title="Between the sites")
     for one in report.traffic:
         shown.add_row(
             escape(" - ".join(one.between)), one.dimension, format_bytes(one.bytes_per_step), seconds(one.seconds),
@@ -32,8 +32,9 @@ def print_sites(console: Console, report: SiteReport) -> None:
         )
     if report.reductions:
         ways = table("=gradients every step", ">sent per site", ">on the wire", ">kernels")
-        for way in report.reductions:
-            ways.add_row(escape(way.name), format_bytes(way.bytes_per_step), seconds(way.seconds), seconds(way.kernels))
+        for number, way in enumerate(report.reductions):
+            priced = " (priced)" if number == 0 and report.outer is None else ""
+            ways.add_row(escape(way.name) + priced, format_bytes(way.bytes_per_step), seconds(way.seconds), seconds(way.kernels))
         console.print(ways)
     if report.local:
         _print_local(console, report)

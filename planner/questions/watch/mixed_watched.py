@@ -18,8 +18,9 @@ from planner.layout import Layout
 from planner.mixed.export.placement import Placement, place
 from planner.mixed.local_updates import price_layout
 from planner.mixed.mixed_changes import changed_plan
+from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, job_of, usd_per_second
-from planner.mixed.mixed_question import kind_of_node, shape_text, slowed
+from planner.mixed.mixed_question import kind_of_node, slowed
 from planner.plan_file import Assumption
 from planner.questions.watch.replans import LEAST_GAIN, Change, actions_of, in_steps, slower_ranks
 from planner.questions.watch.watched import REMAINING, Costed, Watched

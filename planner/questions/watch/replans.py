@@ -19,8 +19,8 @@ from planner.elastic.shards import Places
 from planner.elastic.stragglers import LEAST, Straggler
 from planner.errors import PlannerError, listed
 from planner.mixed.export.who_runs import who_runs
+from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import job_of, priced_plan
-from planner.mixed.mixed_question import shape_text
 from planner.mixed.mixed_search import search_mixed
 from planner.mixed.shares import Replicas, water_fill
 from planner.units import plural
