@@ -11,11 +11,12 @@ from planner.costs import HOUR, rates_of
 from planner.explain import COMPONENT_TEXT
 from planner.mixed.export.who_runs import who_runs
 from planner.mixed.local_updates import price_layout
+from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, priced_plan
-from planner.mixed.mixed_search import MixedFinding, MixedPins, search_mixed
+from planner.mixed.mixed_search import MixedFinding, search_mixed
 from planner.mixed.mixed_timeline import actions
 from planner.mixed.one_kind import Alone, alone_of
 from planner.questions.mixed.mixed_charts import (
