@@ -22,12 +22,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from tests.proofs.gated_ranks import GATE  # noqa: E402
+
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"),
 ]
 SAME = 1e-12
 STEPS = 24
+ANSWERS = 4
+"""Seconds within which the node that keeps the rendezvous must answer."""
 
 
 @pytest.fixture(scope="module")
@@ -217,20 +221,34 @@ def plan_file(folder: Path) -> Path:
     return folder / "plan.yaml"
 
 
-def started(folder: Path, name: str, *words: str, steps: int) -> subprocess.Popen[bytes]:
+def started(folder: Path, name: str, *words: str, steps: int, program: str = "train.py") -> subprocess.Popen[bytes]:
     """plan run as a process; its output in a file."""
     command = [sys.executable, str(ROOT / "cli.py"), "run", str(folder / "plan.yaml"), "--to", str(folder / name), *words,
-               "--", "train.py", "--device", "cpu", "--double", "--steps", str(steps)]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+               "--", program, "--device", "cpu", "--double", "--steps", str(steps)]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", GATE: str(folder / "upto")}
     with (folder / f"{name}.out").open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
 
 
-def until(file: Path, words: str, process: subprocess.Popen[bytes], seconds: float = 90.0) -> None:
-    """Waits until something is printed."""
+def leave_nothing(folder: Path, *processes: subprocess.Popen[bytes]) -> None:
+    """Ends plan runs and everything that they have started."""
+    from planner.lab.launch.torchrun import end_marked
+
+    for process in processes:
+        process.kill()
+    for file in folder.glob("*/running-*"):
+        end_marked(file.read_text())
+
+
+def until(file: Path, words: str, process: subprocess.Popen[bytes], seconds: float = 240.0, *, other: Path | None = None) -> None:
+    """Waits until something is printed, there or in another file."""
     limit = time.monotonic() + seconds
-    while words not in (file.read_text() if file.exists() else ""):
-        assert time.monotonic() < limit and process.poll() is None, file.read_text()[-3000:]
+
+    def text() -> str:
+        return "".join(one.read_text() for one in (file, other) if one is not None and one.exists())
+
+    while words not in text():
+        assert time.monotonic() < limit and process.poll() is None, text()[-3000:]
         time.sleep(0.05)
 
 
@@ -253,11 +271,64 @@ def test_the_agent_killed_then_a_signal_then_to_the_end(sound: Any, tmp_path: Pa
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) in (143, 0)
     finally:
-        process.kill()
+        leave_nothing(tmp_path, process)
     assert re.search(r"SIGTERM: stopped after step \d+; start the same command again|finished at step", out.read_text())
     process = started(tmp_path, "job", "--gpus", "4", "--every", "4", steps=STEPS)
     assert process.wait(timeout=90) == 0, out.read_text()[-2000:]
     assert compare(sound.final(), max((tmp_path / "job" / "checkpoints").glob("step-*")), SAME).differences == ()
+
+
+def test_two_nodes_one_is_lost_and_comes_back_then_the_one_that_keeps_the_rendezvous(sound: Any, tmp_path: Path) -> None:
+    """Two plan runs of two ranks, --nnodes 1:2. All processes of the second are killed: the first goes on alone, and with it
+    again when it has come back. Those of the first are killed, which keeps the rendezvous: the second ends in its stated time with
+    a sentence. The first, started again, trains to the end; all of it is as if nothing had happened."""
+    from planner.lab.elastic.attempt import _children
+    from planner.lab.elastic.same_tensors import compare
+    from tests.proofs.forked_ranks import free_port
+
+    plan_file(tmp_path)
+    gate, outs, port = tmp_path / "upto", [tmp_path / f"node{number}.out" for number in range(2)], free_port()
+    gate.write_text("10")
+    nodes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(number: int) -> None:
+        conf = f"is_host={int(number == 0)},last_call_timeout=5,read_timeout={ANSWERS}"
+        words = ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", conf,
+                 "--restarts", "1", "--every", "4", "--checkpoints", str(tmp_path / "checkpoints"),
+                 "--target", "pytorch"]  # fmt: skip
+        program = str(ROOT / "tests/proofs/gated_ranks.py")
+        nodes[number] = started(tmp_path, f"node{number}", *words, steps=STEPS, program=program)
+
+    def lose(number: int) -> None:
+        agents = _children(nodes[number].pid)
+        for pid in (nodes[number].pid, *agents, *(rank for agent in agents for rank in _children(agent))):
+            os.kill(pid, signal.SIGKILL)
+        nodes[number].wait()
+
+    try:
+        start(0)
+        start(1)
+        until(outs[0], "checkpoint step-00000008 whole", nodes[0], other=outs[1])  # rank 0 may be on either
+        lose(1)
+        gate.write_text("14")  # a rank notices in its next step
+        until(outs[0], "resumed at step 8 after 96 samples, from step-00000008 of 4 ranks", nodes[0])
+        until(outs[0], "checkpoint step-00000012 whole", nodes[0])
+        assert "attempt 1 failed: a rank has lost another one" in outs[0].read_text()
+        start(1)
+        until(outs[0], "of 2 ranks", nodes[0], other=outs[1])  # saved by the two, read by four
+        gate.write_text("22")
+        until(outs[0], "checkpoint step-00000020 whole", nodes[0], other=outs[1])
+        assert "attempt 3" not in outs[0].read_text()  # torchrun took the second in
+        lose(0)
+        gate.write_text(str(STEPS))
+        [stated] = set(re.findall(rf"nodes (\d+) s for localhost:{port}", outs[1].read_text()))
+        assert nodes[1].wait(timeout=int(stated) + 10) == 2
+        assert "the node that keeps the rendezvous does not answer; its log" in outs[1].read_text()
+        start(0)
+        assert nodes[0].wait(timeout=90) == 0, outs[0].read_text()[-2000:]
+    finally:
+        leave_nothing(tmp_path, *nodes.values())
+    assert compare(sound.final(), max((tmp_path / "checkpoints").glob("step-*")), SAME).differences == ()
 
 
 def test_a_checkpoint_is_rewritten_and_every_tensor_checked(sound: Any, tmp_path: Path) -> None:

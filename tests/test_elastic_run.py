@@ -192,6 +192,12 @@ def test_causes_in_words() -> None:
     assert why_failed(torch.replace("-9", "1") + "ValueError: no\n", 1) == "ValueError: no"
     assert why_failed("", -9) == "torchrun was ended by SIGKILL"
     assert why_failed("", 7) == "exit code 7"
+    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection\n"
+    assert why_failed(f"Traceback\n{lost}", 1) == "the node that keeps the rendezvous does not answer"
+    peer = "RuntimeError: [x/pair.cc:537] Read error [::1]:7: Connection reset by peer"
+    assert why_failed(f"[rank0]: {peer}\n", 1) == f"a rank has lost another one: [rank0]: {peer}"
+    said = "line 5: DATA: set DATA\nE1123 10:09:00.66 7 torch/distributed/elastic/x.py:1] failed\n" + torch.replace("-9", "1")
+    assert why_failed(f"{said}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n", 1) == "line 5: DATA: set DATA"
 
 
 def test_what_a_killed_plan_run_left_is_ended_before_the_next_attempt(tmp_path: Path) -> None:
@@ -251,10 +257,20 @@ def test_commands_of_trainers() -> None:
     assert own == ("train.py --plan plan.json --checkpoint /c --every 0 --interval 100 --timeout 600 --data 'my file' --keep 5")
     theirs = command_line(ADAPTERS["megatron"], ("/m/pretrain_gpt.py", "--data-path", "x"), (), saving(steps=7))
     assert theirs.startswith('/m/pretrain_gpt.py "${ARGUMENTS[@]}" --save /c --load /c --save-interval 7 --ckpt-format torch_dist')
-    assert "--async-save --exit-signal-handler" in theirs and theirs.endswith("--data-path x")
+    assert "--async-save --use-persistent-ckpt-worker --async-strategy mcore --exit-signal-handler" in theirs
+    assert theirs.endswith("--data-path x") and "torch_dist" not in command_line(ADAPTERS["megatron"], (), (), saving(sharded=True))
     titan = command_line(ADAPTERS["torchtitan"], ("-m", "torchtitan.train"), (), saving())
     assert "--checkpoint.interval 33 --checkpoint.async_mode async --checkpoint.keep_latest_k 2" in titan
     assert command_line(ADAPTERS["pytorch"], (), ("train.py", "$DATA"), saving()).split()[:3] == ["train.py", "\\", '"$DATA"']
+
+
+def test_the_split_is_the_folders_unless_it_is_given() -> None:
+    titan = command_line(ADAPTERS["torchtitan"], ("m.py", "--config", "smoke", "--hf_assets_path=x"), (), saving())
+    assert titan.startswith("m.py --module plan_config --checkpoint.enable") and titan.endswith("--config smoke --hf_assets_path=x")
+    assert ADAPTERS["torchtitan"].variables(("mine.py", "--hf_assets_path=/x")) == {"HF_ASSETS": "/x"}
+    assert ADAPTERS["megatron"].variables(("/m/pretrain_gpt.py",)) == {"MEGATRON_LM": "/m"}
+    found = ADAPTERS["torchtitan"].step.search("[titan] - INFO - \x1b[31mstep: 12  \x1b[32mloss: 5.5")
+    assert found and found[1] == "12"
 
 
 def test_which_trainer_a_command_is_of() -> None:
@@ -272,9 +288,13 @@ def test_which_trainer_a_command_is_of() -> None:
 def test_torchrun_of_one_node_and_of_several() -> None:
     one = torchrun(Meeting(), 4, Path("start.sh"), 60.0)
     assert one[one.index("--nnodes") + 1] == "1:1" and one[one.index("--max-restarts") + 1] == "0"
-    several = torchrun(Meeting(least=6, most=8, endpoint="a:1", restarts=3), 8, Path("start.sh"), 60.0)
-    assert several[several.index("--nnodes") + 1] == "6:8" and several[several.index("--max-restarts") + 1] == "3"
-    assert several[-3:] == ["--no-python", "bash", "start.sh"]
+    nodes = Meeting(least=6, most=8, endpoint="a:1", conf="read_timeout=7,is_host=0")
+    several = torchrun(nodes, 8, Path("worker.sh"), 60.0)
+    assert several[several.index("--nnodes") + 1] == "6:8" and several[several.index("--max-restarts") + 1] == "0"
+    assert several[-3:] == ["--no-python", "bash", "worker.sh"]
+    # pytorch/pytorch#135712: the store of the agent keeps addresses of ranks that are gone
+    assert nodes.settings == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} and Meeting().settings == {}
+    assert (nodes.answers, Meeting().answers) == (7.0, 60.0)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -286,14 +306,14 @@ def test_every_world_is_exported(run: Any, plan: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     batches = set()
     for gpus in (2, 3, 4):
-        folder = tmp_path / "job" / "worlds" / str(gpus)
+        folder = tmp_path / "job" / "worlds" / f"gpus-{gpus}"
         one: Plan = load_plan(folder / "plan.yaml")
         assert one.num_gpus == gpus and (folder / "train.py").is_file() and (folder / "saves.py").is_file()
         batches.add(one.workload.global_batch_size)
         assert "--interval 90 --keep 2 --timeout 600 --device cpu --steps 7" in (folder / "rank.sh").read_text()
         assert f"{gpus} GPUs: tp " in result.output
     assert batches == {12}
-    assert load_plan(tmp_path / "job" / "worlds" / "4" / "plan.yaml").layout.to_dict() == load_plan(plan).layout.to_dict()
+    assert load_plan(tmp_path / "job" / "worlds" / "gpus-4" / "plan.yaml").layout.to_dict() == load_plan(plan).layout.to_dict()
     assert "torchrun --nnodes 1:1 --nproc-per-node 4 --rdzv-backend c10d" in result.output
 
 
@@ -302,7 +322,7 @@ def test_the_interval_is_that_of_resilience(run: Any, plan: Path, tmp_path: Path
 
     result = run("run", str(plan), "--to", str(tmp_path / "job"), "--gpus", "4", "--mtbf", "100h", "--print-commands")
     expected = planner.resilience(plan, mtbf="100h").to_dict()["checkpoint"]["interval_s"]
-    found = float((tmp_path / "job/worlds/4/rank.sh").read_text().partition("--interval ")[2].split()[0])
+    found = float((tmp_path / "job/worlds/gpus-4/rank.sh").read_text().partition("--interval ")[2].split()[0])
     assert found == pytest.approx(expected, rel=1e-5)
     assert "Daly's for a failure of the job every 100 h" in result.output
 

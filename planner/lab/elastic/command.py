@@ -59,6 +59,7 @@ def run(file: Path, command: tuple[str, ...], folder: Path, print_commands: bool
     from planner.lab.elastic.loop import keep_training
     from planner.lab.elastic.setting_up import Asked, set_up
     from planner.plan_file import load_plan
+    from planner.trainers.bundle.elastic_folder import folder_name
 
     if not print_commands:
         from planner.lab.launch.torchrun import need_torch
@@ -74,8 +75,9 @@ def run(file: Path, command: tuple[str, ...], folder: Path, print_commands: bool
         ranks = ready.ranks
         click.echo("starts " + " ".join(["torchrun", *torchrun(job.meeting, ranks, job.start, job.grace)[3:]]))
         for gpus, world in sorted(job.worlds.items()):
-            text = (job.start.parent / str(gpus) / "rank.sh").read_text(encoding="utf-8").partition("\nexec ")[2]
-            click.echo(f"each of {gpus} ranks ({world.words}): {' '.join(text.replace(chr(92), ' ').split())}")
+            text = (job.start.parent / folder_name(gpus) / "rank.sh").read_text(encoding="utf-8").partition("\nexec ")[2]
+            words = text.replace("\\\n", " ").removesuffix(' "$@"\n').split()
+            click.echo(f"each of {gpus} ranks ({world.words}): {' '.join(words)}")
         return
     with ready.alone():
         code = keep_training(job, lambda line: click.echo(line, err=False))
