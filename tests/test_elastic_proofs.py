@@ -30,6 +30,7 @@ pytestmark = [
 ]
 SAME = 1e-12
 STEPS = 24
+GATED = str(ROOT / "tests/proofs/gated_ranks.py")
 ANSWERS = 4
 """Seconds within which the node that keeps the rendezvous must answer."""
 
@@ -119,6 +120,27 @@ def test_a_node_of_two_killed(forks: Any, sound: Any, tmp_path: Path) -> None:
     trial = run_job(forks, tmp_path, [plan_of("tp 2 x fsdp 2")], steps=STEPS, strike=strike, strikes=1)
     held_against(sound, trial)
     assert len(trial.groups) == 2 and trial.seconds < 60
+
+
+def test_a_rank_that_hangs_is_ended_in_its_stated_time(forks: Any, sound: Any, tmp_path: Path) -> None:
+    """A rank is stopped, not killed: the others wait for it in a collective, and nothing says so but the missing steps."""
+    from tests.proofs.elastic_faults import plan_of, run_job
+
+    silence, struck, ended = 8.0, [0.0], [0.0]
+
+    def strike(group: Any, log: Path) -> None:
+        while group.code is None and len(re.findall("^step", log.read_text(), re.M)) < 9:
+            time.sleep(0.01)
+        struck[0] = time.monotonic()
+        os.kill(group.ranks[2], signal.SIGSTOP)
+        while group.code is None:
+            time.sleep(0.01)
+        ended[0] = time.monotonic()
+
+    trial = run_job(forks, tmp_path, [plan_of("fsdp 4")], steps=STEPS, strike=strike, strikes=1, silence=silence)
+    held_against(sound, trial)
+    assert any(re.search("attempt 1 hung: no step for [89] s, it was ended", line) for line in trial.said), trial.said
+    assert silence - 1 < ended[0] - struck[0] < silence + 10
 
 
 def test_a_damaged_shard_is_not_loaded(forks: Any, sound: Any, tmp_path: Path) -> None:
@@ -252,30 +274,31 @@ def until(file: Path, words: str, process: subprocess.Popen[bytes], seconds: flo
         time.sleep(0.05)
 
 
-def test_the_agent_killed_then_a_signal_then_to_the_end(sound: Any, tmp_path: Path) -> None:
-    """torchrun is killed and the loop goes on; SIGTERM saves and ends with 143; the same command ends the job."""
+def test_the_agent_is_killed_then_a_signal_comes(tmp_path: Path) -> None:
+    """torchrun is killed and the loop goes on; SIGTERM saves and ends with 143, within the grace time."""
     from planner.lab.elastic.attempt import _children
-    from planner.lab.elastic.same_tensors import compare
+    from planner.trainers.pytorch.good_checkpoints import last_good
 
     plan_file(tmp_path)
     out = tmp_path / "job.out"
-    process = started(tmp_path, "job", "--gpus", "4", "--every", "4", steps=STEPS)
+    (tmp_path / "upto").write_text("6")
+    process = started(tmp_path, "job", "--gpus", "4", "--every", "4", "--target", "pytorch", steps=STEPS, program=GATED)
     try:
         until(out, "checkpoint step-00000004 whole", process)
         [agent] = _children(process.pid)
         ranks = _children(agent)
         os.kill(agent, signal.SIGKILL)
         until(out, "attempt 1 failed: torchrun was ended by SIGKILL", process)
-        until(out, "resumed at step", process)
+        until(out, "resumed at step 4 after 48 samples", process)
         assert len(ranks) == 4 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+        until(out, "step 6 loss", process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) in (143, 0)
+        assert process.wait(timeout=70) == 143  # --grace 60s
     finally:
         leave_nothing(tmp_path, process)
-    assert re.search(r"SIGTERM: stopped after step \d+; start the same command again|finished at step", out.read_text())
-    process = started(tmp_path, "job", "--gpus", "4", "--every", "4", steps=STEPS)
-    assert process.wait(timeout=90) == 0, out.read_text()[-2000:]
-    assert compare(sound.final(), max((tmp_path / "job" / "checkpoints").glob("step-*")), SAME).differences == ()
+    [step] = re.findall(r"^SIGTERM: stopped after step (\d+); start the same command again to go on$", out.read_text(), re.M)
+    last = last_good(tmp_path / "job" / "checkpoints", sums=True)
+    assert last is not None and last.name == f"step-{int(step):08d}" and int(step) <= 9
 
 
 def test_two_nodes_one_is_lost_and_comes_back_then_the_one_that_keeps_the_rendezvous(sound: Any, tmp_path: Path) -> None:
@@ -296,8 +319,7 @@ def test_two_nodes_one_is_lost_and_comes_back_then_the_one_that_keeps_the_rendez
         words = ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", conf,
                  "--restarts", "1", "--every", "4", "--checkpoints", str(tmp_path / "checkpoints"),
                  "--target", "pytorch"]  # fmt: skip
-        program = str(ROOT / "tests/proofs/gated_ranks.py")
-        nodes[number] = started(tmp_path, f"node{number}", *words, steps=STEPS, program=program)
+        nodes[number] = started(tmp_path, f"node{number}", *words, steps=STEPS, program=GATED)
 
     def lose(number: int) -> None:
         agents = _children(nodes[number].pid)

@@ -147,8 +147,8 @@ def run_job(
 ) -> Trial:  # fmt: skip
     """The loop with forked ranks of the exported script, in float64; ``strike`` is called for the first so many attempts.
 
-    ``more``: watched (``gpus`` is asked while it runs, too), restarts, limit (bytes of a file, of attempts that are struck), sleep
-    (seconds of a step).
+    ``more``: watched (``gpus`` is asked while it runs, too), restarts, silence, limit (bytes of a file, of attempts that are
+    struck), sleep (seconds of a step).
     """
     loop.AGAIN, loop.LOOK = 0.05, 0.3
     trial, adapter = Trial(folder=folder), ADAPTERS["pytorch"]
@@ -178,7 +178,7 @@ def run_job(
 
     job = Job(
         worlds=worlds, start=folder / "worlds" / "worker.sh", folder=folder, adapter=adapter,
-        gpus=gpus or (lambda: max(worlds)), grace=20.0, first=60.0, silence=30.0,
+        gpus=gpus or (lambda: max(worlds)), grace=20.0, first=60.0, silence=more.get("silence", 30.0),
         watched=more.get("watched", False), restarts=more.get("restarts", 10), launch=launch,
     )  # fmt: skip
     begun = time.monotonic()

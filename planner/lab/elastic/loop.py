@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.lab.elastic.attempt import Attempt, Meeting, sleep_until, torchrun
 from planner.lab.elastic.run_flags import Adapter
 from planner.lab.elastic.worlds import World
-from planner.lab.launch.torchrun import cause
+from planner.lab.launch.torchrun import AFTERWARDS, cause
 
 STOPPED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C, and after SIGTERM or a notice: start it again to go on."""
@@ -34,6 +34,8 @@ UNWRITABLE = "checkpoints cannot be written"
 """Beginning of the sentence with which the PyTorch script ends because of its storage."""
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 """Of torchrun's report: rank and exit code of the one that failed first."""
+NEVER = (2, 126, 127)
+"""Exit codes of a program that does not start: its arguments are wrong (argparse), it cannot be run, it is not there."""
 RENDEZVOUS = {
     "RendezvousConnectionError": "the node that keeps the rendezvous does not answer",
     "RendezvousClosedError": "the other nodes have just ended",
@@ -125,6 +127,8 @@ class Ended:
     """Mean seconds of its steps after the first."""
     seconds: float = 0.0
     """All of it."""
+    code: int | None = None
+    """Exit code of the rank that failed first, where torchrun says it."""
 
     def did(self, step: int, seconds: float) -> None:
         """A step has ended, so many seconds after the start."""
@@ -195,6 +199,8 @@ def keep_training(job: Job, say: Callable[[str], object]) -> int:
                 continue
             if ended.words.startswith(UNWRITABLE):  # trying again would lose as much again
                 raise PlannerError(ended.words)
+            if ended.code in NEVER and not ended.last_step:
+                raise PlannerError(f"the command does not start: {ended.words}; its log: {log}")
             reached = max(ended.last_step or 0, job.saved())
             failures, best = 1 if reached > best else failures + 1, max(best, reached)
             say(f"attempt {number} {ended.why}: {ended.words}")
@@ -253,6 +259,7 @@ def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str],
     elif not ended.why:
         ended.why = "failed" if group.code else "changed"
         ended.words = why_failed(text, group.code) if group.code else "its ranks were told to stop, not here"
+        ended.code = int(root[2]) if (root := ROOT_CAUSE.search(text)) else None
     return ended
 
 
@@ -315,7 +322,7 @@ def why_failed(text: str, code: int) -> str:
             return f"rank {root[1]} was ended by {signal.Signals(-int(root[2])).name}"
     met = next((words for name, words in RENDEZVOUS.items() if f".{name}: " in text or f"\n{name}: " in text), "")
     last = cause(text)
-    if "ChildFailedError" in last:  # of torchrun: no rank raised anything, so what the ranks printed last
+    if any(word in last for word in AFTERWARDS):  # no rank raised anything: what the ranks printed last
         last = next((line for line in reversed(AGENT.split(text, maxsplit=1)[0].splitlines()) if line.strip()), "")[:300] or last
     gone = "a rank has lost another one: " if PEER_GONE.search(last) else ""
     return said or met or gone + last or f"exit code {code}"

@@ -146,7 +146,9 @@ def command_line(adapter: Adapter, command: Sequence[str], entry: Sequence[str],
     def words(flags: dict[str, str | None]) -> list[str]:
         return [word for flag, value in flags.items() if flag not in given for word in (flag, value) if word is not None]
 
-    more = words(adapter.saving(saving))
+    own = adapter.saving(saving)
+    more = words(own)
     if not command:
-        return f"{shell_command(entry)} {shlex.join(more)}"
+        kept = [one for before, one in pairwise(("", *entry)) if one not in own and own.get(before) is None]
+        return f"{shell_command(tuple(kept))} {shlex.join(more)}"
     return f"{shlex.join(program)} {shell_command(tuple(words(adapter.layout)))} {shlex.join([*more, *rest])}"

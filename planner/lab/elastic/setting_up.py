@@ -15,7 +15,7 @@ from pathlib import Path
 
 from planner import library
 from planner.cluster_file import ClusterFile, read_cluster
-from planner.errors import PlannerError
+from planner.errors import PlannerError, listed
 from planner.lab.elastic.attempt import Meeting
 from planner.lab.elastic.checkpoint_folder import newest_step, set_aside
 from planner.lab.elastic.loop import Job, patience
@@ -23,7 +23,7 @@ from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import Adapter, Saving, adapter_of, command_line
 from planner.lab.elastic.save_interval import Interval, best_interval_of
 from planner.lab.elastic.worlds import World, worlds_of
-from planner.plan_file import Plan
+from planner.plan_file import Plan, load_plan
 from planner.trainers.bundle.elastic_folder import write_worlds
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.megatron.core_settings import fully_sharded
@@ -127,6 +127,7 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     folder = asked.folder.resolve()
     checkpoints = (asked.checkpoints or folder / "checkpoints").resolve()
     _make(folder, checkpoints)
+    _same_job(plan, folder, checkpoints)
 
     def line(one: ExportJob, entry: Sequence[str]) -> str:
         saving = Saving(folder=os.fspath(checkpoints), interval=interval.seconds, steps=asked.every, keep=asked.keep,
@@ -200,6 +201,20 @@ def _make(*folders: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PlannerError(f"{folder}: cannot be made ({error.strerror})") from error
+
+
+def _same_job(plan: Plan, folder: Path, checkpoints: Path) -> None:
+    """Keeps what the folder trains. Raises PlannerError where it has begun with something else."""
+    kept = folder / "plan.yaml"
+    if library.is_file(kept) and (newest_step(checkpoints) or library.is_file(folder / "history.json")):
+        before, now = load_plan(kept).workload.to_dict(), plan.workload.to_dict()
+        if changed := [name for name in now if now[name] != before.get(name)]:
+            raise PlannerError(
+                f"{folder} has begun with another job, whose plan has another "
+                f"{listed([name.replace('_', ' ') for name in changed], 'and')}; "
+                "choose another --to, or remove the folder"
+            )
+    plan.save(kept)
 
 
 def _found_program(command: tuple[str, ...]) -> tuple[str, ...]:
