@@ -88,7 +88,8 @@ def test_torchtitan_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path) ->
     def started(name: str) -> subprocess.Popen[bytes]:
         words = [sys.executable, str(ROOT / "cli.py"), "run", str(path), "--to", str(tmp_path / name), "--gpus", "2",
                  "--every", "10", "--target", "torchtitan",
-                 "--", str(ROOT / "tests/trainers/torchtitan_on_cpu.py"), "--config", "smoke", "--training.steps", str(STEPS), "--compile.no-enable", "--parallelism.spmd_backend", "partial_dtensor",
+                 "--", str(ROOT / "tests/trainers/torchtitan_on_cpu.py"), "--config", "smoke",
+                 "--training.steps", str(STEPS), "--compile.no-enable", "--parallelism.spmd_backend", "partial_dtensor",
                  "--hf_assets_path", ".", "--checkpoint.no-last_save_model_only"]  # fmt: skip
         own = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
         with (tmp_path / f"{name}.out").open("wb") as file:
