@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,10 +18,9 @@ from planner.lab.elastic.attempt import Attempt, Meeting, torchrun
 from planner.lab.elastic.loop import Job, keep_training, why_failed
 from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import ADAPTERS, Saving, adapter_of, command_line
-from planner.lab.elastic.setting_up import between
+from planner.lab.elastic.setting_up import Asked, between, set_up
 from planner.lab.elastic.worlds import World
 from planner.plan_file import Plan, load_plan
-from planner.trainers.pytorch import good_checkpoints as good
 
 TINY = (
     "name: tiny\nnum_layers: 4\nhidden_size: 32\nnum_heads: 4\nnum_kv_heads: 2\nhead_dim: 8\nffn_size: 64\nvocab_size: 128\n"
@@ -115,6 +115,21 @@ def test_failures_go_on_while_there_is_progress_and_end_where_there_is_none(star
     assert len(gpus) == 2 and "2 attempts in a row failed without a step further than 5" in code
     code, _, _ = started(*(Scripted("RuntimeError: always", 1) for _ in range(3)), restarts=2)
     assert code.startswith("3 attempts in a row failed without a step further than 0; the last: RuntimeError: always; its log: ")
+
+
+def test_a_command_that_does_not_start_ends_at_once(started: Any) -> None:
+    said = "train.py: error: unrecognized arguments: --bogus\nE1123 10:09:00.66 7 torch/distributed/elastic/x.py:1] failed\n"
+    root = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 7)\n"
+    code, _, gpus = started(Scripted(*said.splitlines(), *root.splitlines(), 1), Scripted("finished at step 1", 0))
+    assert code.startswith("the command does not start: train.py: error: unrecognized arguments: --bogus; its log: ")
+    assert len(gpus) == 1
+
+
+def test_a_newer_checkpoint_is_progress_where_another_node_prints_the_steps(started: Any) -> None:
+    failing = [Scripted("RuntimeError: lost", 1) for _ in range(4)]
+    saved = iter([0, 4, 8, 12, 16])
+    code, _, gpus = started(*failing, Scripted("finished at step 9", 0), restarts=1, saved=lambda: next(saved))
+    assert (code, len(gpus)) == (0, 5)
 
 
 def test_another_number_of_gpus_is_taken_after_a_save(started: Any) -> None:
@@ -345,6 +360,30 @@ def test_wrong_input_is_one_sentence(run: Any, plan: Path, tmp_path: Path, words
     assert result.exit_code == 2 and says in " ".join(result.output.split()), result.output
 
 
+def test_a_folder_of_another_job_is_refused(run: Any, plan: Path, tmp_path: Path) -> None:
+    words = ["--to", str(tmp_path / "job"), "--gpus", "4", "--print-commands"]
+    assert run("run", str(plan), *words).exit_code == 0
+    other = load_plan(plan)
+    dataclasses.replace(other, workload=other.workload.replace(sequence_length=64)).save(tmp_path / "other.yaml")
+    assert run("run", str(tmp_path / "other.yaml"), *words).exit_code == 0  # nothing has begun
+    (tmp_path / "job" / "checkpoints" / "step-00000004").mkdir()
+    result = run("run", str(plan), *words)
+    assert result.exit_code == 2, result.output
+    assert "another job, whose plan has another sequence length; choose another --to" in " ".join(result.output.split())
+
+
+def test_a_variable_that_is_needed_is_asked_for(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ASSETS", raising=False)
+
+    def ready(*words: str) -> Any:
+        return set_up(Asked(plan=load_plan(plan), command=("-m", "torchtitan.train", *words), folder=tmp_path, counts="4"), print)
+
+    with pytest.raises(PlannerError, match=r"HF_ASSETS \(folder with the tokenizer .*\) is not set"), ready().alone():
+        pass
+    with ready("--hf_assets_path", "x").alone():
+        assert f"export HF_ASSETS={os.path.abspath('x')}" in (tmp_path / "worlds/gpus-4/rank.sh").read_text()
+
+
 def test_nodes_go_on_only_where_every_number_has_a_plan(run: Any, plan: Path, tmp_path: Path) -> None:
     nodes = ["--nnodes", "1:4", "--nproc-per-node", "1", "--rdzv-endpoint", "a:1"]
     words = ["--to", str(tmp_path / "job"), *nodes, "--print-commands", "--", "-m", "torchtitan.train"]
@@ -352,51 +391,3 @@ def test_nodes_go_on_only_where_every_number_has_a_plan(run: Any, plan: Path, tm
     assert result.exit_code == 0, result.output
     assert "torchrun --nnodes 4:4" in result.output  # torchtitan keeps dp 4
     assert "reads its data on with the same dp only" in result.output
-
-
-# ------------------------------------------------------------------------------------------------ whole checkpoints
-
-
-def written(root: Path, step: int, *, marked: bool = True) -> Path:
-    """A checkpoint of two files."""
-    folder = good.folder_of(root, step)
-    folder.mkdir(parents=True)
-    for name in (".metadata", "__0_0.distcp"):
-        (folder / name).write_bytes(f"{name} of {step}".encode() * 50)
-    if marked:
-        files = {one.name: good.size_and_sum(one) for one in folder.iterdir()}
-        good.mark(folder, {"step": step, "samples": 12 * step, "world": 1}, files)
-    return folder
-
-
-def test_torn_checkpoints_are_seen(tmp_path: Path) -> None:
-    whole, cut, flipped, unmarked = (written(tmp_path, step, marked=step != 4) for step in (1, 2, 3, 4))
-    with (cut / "__0_0.distcp").open("r+b") as file:
-        file.truncate(7)
-    with (flipped / "__0_0.distcp").open("r+b") as file:
-        file.write(b"X")
-    assert good.torn(whole) == ""
-    assert good.torn(cut) == "__0_0.distcp has 7 of 850 bytes"
-    assert good.torn(flipped) == "the bytes of __0_0.distcp are not those that were written"
-    assert good.torn(flipped, sums=False) == ""
-    assert good.torn(unmarked) == "it was not written to its end"
-    assert (good.last_good(tmp_path, sums=True), good.last_good(tmp_path)) == (whole, flipped)
-    (flipped / "__0_0.distcp").unlink()
-    assert good.torn(flipped).startswith("__0_0.distcp cannot be read")
-    for text in ("", "[]", '{"version": 1}', '{"version": 1, "step": 1, "samples": 2, "files": {"../x": [1, 2]}}', '{"version":'):
-        (whole / good.MARKER).write_text(text)
-        assert good.torn(whole) == "it was not written to its end"
-
-
-def test_ranks_share_the_files(tmp_path: Path) -> None:
-    folder = written(tmp_path, 1)
-    (folder / "__0_0.distcp").write_bytes(b"")
-    assert [bool(good.torn(folder, rank, 2)) for rank in range(2)].count(True) == 1
-
-
-def test_the_last_whole_ones_stay(tmp_path: Path) -> None:
-    for step in range(1, 7):
-        written(tmp_path, step, marked=step not in (2, 6))
-    good.forget(tmp_path, 2)
-    assert [one.name for one in good.checkpoints(tmp_path)] == ["step-00000006", "step-00000005", "step-00000004"]
-    assert good.checkpoints(tmp_path / "nowhere") == [] and good.last_good(tmp_path / "nowhere") is None

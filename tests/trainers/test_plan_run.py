@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from planner import library
 from planner.commands.main import main
 from planner.lab.elastic.attempt import _children
 from planner.lab.launch.torchrun import end_marked
@@ -38,7 +37,7 @@ STEPS = 40
 def saved(plan: Plan, folder: Path) -> Path:
     """The plan as a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    library.write_whole(folder / "plan.yaml", library.dump_yaml(plan.to_dict()))
+    plan.save(folder / "plan.yaml")
     return folder / "plan.yaml"
 
 

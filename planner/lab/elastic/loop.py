@@ -322,7 +322,7 @@ def why_failed(text: str, code: int) -> str:
             return f"rank {root[1]} was ended by {signal.Signals(-int(root[2])).name}"
     met = next((words for name, words in RENDEZVOUS.items() if f".{name}: " in text or f"\n{name}: " in text), "")
     last = cause(text)
-    if any(word in last for word in AFTERWARDS):  # no rank raised anything: what the ranks printed last
+    if not last or any(word in last for word in AFTERWARDS):  # no rank raised anything: what the ranks printed last
         last = next((line for line in reversed(AGENT.split(text, maxsplit=1)[0].splitlines()) if line.strip()), "")[:300] or last
     gone = "a rank has lost another one: " if PEER_GONE.search(last) else ""
     return said or met or gone + last or f"exit code {code}"
