@@ -19,6 +19,7 @@ from planner.lab.elastic.checkpoint_folder import held_by, recognise
 from planner.lab.elastic.inert_pickle import Record, read_pickle
 from planner.lab.elastic.reshard import elsewhere, reshard
 from planner.plan_file import load_plan
+from planner.trainers.pytorch import good_checkpoints as good
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "data" / "checkpoints"
@@ -62,7 +63,7 @@ def test_steps_of_torchtitan(folder: Path) -> None:
     assert recognise(folder / "titan").step == 20
     (folder / "titan" / "step-20" / "__1_0.distcp").unlink()
     assert formats.set_aside(folder / "titan") == ["checkpoint step-20 is torn, set aside: __1_0.distcp is missing"]
-    assert sorted(one.name for one in (folder / "titan").iterdir()) == ["step-10", "step-30", "torn-step-20"]
+    assert sorted(one.name for one in (folder / "titan").iterdir()) == ["step-10", "step-30", "torn-20"]
     assert formats.set_aside(folder / "titan") == formats.set_aside(folder / "nowhere") == []
 
 
@@ -222,3 +223,51 @@ def test_reshape_counts_the_real_bytes(plan: Path, folder: Path) -> None:
     computed, real = (planner.reshape(plan, gpus=8, **more).to_dict() for more in ({}, {"checkpoint": folder / "universal"}))
     read = [one["to"]["move"] for one in (computed, real)]
     assert read[0] != read[1]
+
+
+# ------------------------------------------------------------------------------------------------ whole checkpoints
+
+
+def written(root: Path, step: int, *, marked: bool = True) -> Path:
+    """A checkpoint of two files."""
+    folder = good.folder_of(root, step)
+    folder.mkdir(parents=True)
+    for name in (".metadata", "__0_0.distcp"):
+        (folder / name).write_bytes(f"{name} of {step}".encode() * 50)
+    if marked:
+        files = {one.name: good.size_and_sum(one) for one in folder.iterdir()}
+        good.mark(folder, {"step": step, "samples": 12 * step, "world": 1}, files)
+    return folder
+
+
+def test_torn_checkpoints_are_seen(tmp_path: Path) -> None:
+    whole, cut, flipped, unmarked = (written(tmp_path, step, marked=step != 4) for step in (1, 2, 3, 4))
+    with (cut / "__0_0.distcp").open("r+b") as file:
+        file.truncate(7)
+    with (flipped / "__0_0.distcp").open("r+b") as file:
+        file.write(b"X")
+    assert good.torn(whole) == ""
+    assert good.torn(cut) == "__0_0.distcp has 7 of 850 bytes"
+    assert good.torn(flipped) == "the bytes of __0_0.distcp are not those that were written"
+    assert good.torn(flipped, sums=False) == ""
+    assert good.torn(unmarked) == "it was not written to its end"
+    assert (good.last_good(tmp_path, sums=True), good.last_good(tmp_path)) == (whole, flipped)
+    (flipped / "__0_0.distcp").unlink()
+    assert good.torn(flipped).startswith("__0_0.distcp cannot be read")
+    for text in ("", "[]", '{"version": 1}', '{"version": 1, "step": 1, "samples": 2, "files": {"../x": [1, 2]}}', '{"version":'):
+        (whole / good.MARKER).write_text(text)
+        assert good.torn(whole) == "it was not written to its end"
+
+
+def test_ranks_share_the_files(tmp_path: Path) -> None:
+    folder = written(tmp_path, 1)
+    (folder / "__0_0.distcp").write_bytes(b"")
+    assert [bool(good.torn(folder, rank, 2)) for rank in range(2)].count(True) == 1
+
+
+def test_the_last_whole_ones_stay(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        written(tmp_path, step, marked=step not in (2, 6))
+    good.forget(tmp_path, 2)
+    assert [one.name for one in good.checkpoints(tmp_path)] == ["step-00000006", "step-00000005", "step-00000004"]
+    assert good.checkpoints(tmp_path / "nowhere") == [] and good.last_good(tmp_path / "nowhere") is None

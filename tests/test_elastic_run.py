@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,10 +18,9 @@ from planner.lab.elastic.attempt import Attempt, Meeting, torchrun
 from planner.lab.elastic.loop import Job, keep_training, why_failed
 from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import ADAPTERS, Saving, adapter_of, command_line
-from planner.lab.elastic.setting_up import between
+from planner.lab.elastic.setting_up import Asked, between, set_up
 from planner.lab.elastic.worlds import World
 from planner.plan_file import Plan, load_plan
-from planner.trainers.pytorch import good_checkpoints as good
 
 TINY = (
     "name: tiny\nnum_layers: 4\nhidden_size: 32\nnum_heads: 4\nnum_kv_heads: 2\nhead_dim: 8\nffn_size: 64\nvocab_size: 128\n"
@@ -117,6 +117,21 @@ def test_failures_go_on_while_there_is_progress_and_end_where_there_is_none(star
     assert code.startswith("3 attempts in a row failed without a step further than 0; the last: RuntimeError: always; its log: ")
 
 
+def test_a_command_that_does_not_start_ends_at_once(started: Any) -> None:
+    said = "train.py: error: unrecognized arguments: --bogus\nE1123 10:09:00.66 7 torch/distributed/elastic/x.py:1] failed\n"
+    root = "Root Cause (first observed failure):\n[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 2 (pid: 7)\n"
+    code, _, gpus = started(Scripted(*said.splitlines(), *root.splitlines(), 1), Scripted("finished at step 1", 0))
+    assert code.startswith("the command does not start: train.py: error: unrecognized arguments: --bogus; its log: ")
+    assert len(gpus) == 1
+
+
+def test_a_newer_checkpoint_is_progress_where_another_node_prints_the_steps(started: Any) -> None:
+    failing = [Scripted("RuntimeError: lost", 1) for _ in range(4)]
+    saved = iter([0, 4, 8, 12, 16])
+    code, _, gpus = started(*failing, Scripted("finished at step 9", 0), restarts=1, saved=lambda: next(saved))
+    assert (code, len(gpus)) == (0, 5)
+
+
 def test_another_number_of_gpus_is_taken_after_a_save(started: Any) -> None:
     here = iter([4, 3, 3, 3, 4])  # before the first, while it runs, before the second, while it runs, ...
     code, lines, gpus = started(
@@ -192,6 +207,12 @@ def test_causes_in_words() -> None:
     assert why_failed(torch.replace("-9", "1") + "ValueError: no\n", 1) == "ValueError: no"
     assert why_failed("", -9) == "torchrun was ended by SIGKILL"
     assert why_failed("", 7) == "exit code 7"
+    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection\n"
+    assert why_failed(f"Traceback\n{lost}", 1) == "the node that keeps the rendezvous does not answer"
+    peer = "RuntimeError: [x/pair.cc:537] Read error [::1]:7: Connection reset by peer"
+    assert why_failed(f"[rank0]: {peer}\n", 1) == f"a rank has lost another one: [rank0]: {peer}"
+    said = "line 5: DATA: set DATA\nE1123 10:09:00.66 7 torch/distributed/elastic/x.py:1] failed\n" + torch.replace("-9", "1")
+    assert why_failed(f"{said}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n", 1) == "line 5: DATA: set DATA"
 
 
 def test_what_a_killed_plan_run_left_is_ended_before_the_next_attempt(tmp_path: Path) -> None:
@@ -251,10 +272,20 @@ def test_commands_of_trainers() -> None:
     assert own == ("train.py --plan plan.json --checkpoint /c --every 0 --interval 100 --timeout 600 --data 'my file' --keep 5")
     theirs = command_line(ADAPTERS["megatron"], ("/m/pretrain_gpt.py", "--data-path", "x"), (), saving(steps=7))
     assert theirs.startswith('/m/pretrain_gpt.py "${ARGUMENTS[@]}" --save /c --load /c --save-interval 7 --ckpt-format torch_dist')
-    assert "--async-save --exit-signal-handler" in theirs and theirs.endswith("--data-path x")
+    assert "--async-save --use-persistent-ckpt-worker --async-strategy mcore --exit-signal-handler" in theirs
+    assert theirs.endswith("--data-path x") and "torch_dist" not in command_line(ADAPTERS["megatron"], (), (), saving(sharded=True))
     titan = command_line(ADAPTERS["torchtitan"], ("-m", "torchtitan.train"), (), saving())
     assert "--checkpoint.interval 33 --checkpoint.async_mode async --checkpoint.keep_latest_k 2" in titan
     assert command_line(ADAPTERS["pytorch"], (), ("train.py", "$DATA"), saving()).split()[:3] == ["train.py", "\\", '"$DATA"']
+
+
+def test_the_split_is_the_folders_unless_it_is_given() -> None:
+    titan = command_line(ADAPTERS["torchtitan"], ("m.py", "--config", "smoke", "--hf_assets_path=x"), (), saving())
+    assert titan.startswith("m.py --module plan_config --checkpoint.enable") and titan.endswith("--config smoke --hf_assets_path=x")
+    assert ADAPTERS["torchtitan"].variables(("mine.py", "--hf_assets_path=/x")) == {"HF_ASSETS": "/x"}
+    assert ADAPTERS["megatron"].variables(("/m/pretrain_gpt.py",)) == {"MEGATRON_LM": "/m"}
+    found = ADAPTERS["torchtitan"].step.search("[titan] - INFO - \x1b[31mstep: 12  \x1b[32mloss: 5.5")
+    assert found and found[1] == "12"
 
 
 def test_which_trainer_a_command_is_of() -> None:
@@ -272,9 +303,13 @@ def test_which_trainer_a_command_is_of() -> None:
 def test_torchrun_of_one_node_and_of_several() -> None:
     one = torchrun(Meeting(), 4, Path("start.sh"), 60.0)
     assert one[one.index("--nnodes") + 1] == "1:1" and one[one.index("--max-restarts") + 1] == "0"
-    several = torchrun(Meeting(least=6, most=8, endpoint="a:1", restarts=3), 8, Path("start.sh"), 60.0)
-    assert several[several.index("--nnodes") + 1] == "6:8" and several[several.index("--max-restarts") + 1] == "3"
-    assert several[-3:] == ["--no-python", "bash", "start.sh"]
+    nodes = Meeting(least=6, most=8, endpoint="a:1", conf="read_timeout=7,is_host=0")
+    several = torchrun(nodes, 8, Path("worker.sh"), 60.0)
+    assert several[several.index("--nnodes") + 1] == "6:8" and several[several.index("--max-restarts") + 1] == "0"
+    assert several[-3:] == ["--no-python", "bash", "worker.sh"]
+    # pytorch/pytorch#135712: the store of the agent keeps addresses of ranks that are gone
+    assert nodes.settings == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} and Meeting().settings == {}
+    assert (nodes.answers, Meeting().answers) == (7.0, 60.0)
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -286,14 +321,14 @@ def test_every_world_is_exported(run: Any, plan: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     batches = set()
     for gpus in (2, 3, 4):
-        folder = tmp_path / "job" / "worlds" / str(gpus)
+        folder = tmp_path / "job" / "worlds" / f"gpus-{gpus}"
         one: Plan = load_plan(folder / "plan.yaml")
         assert one.num_gpus == gpus and (folder / "train.py").is_file() and (folder / "saves.py").is_file()
         batches.add(one.workload.global_batch_size)
         assert "--interval 90 --keep 2 --timeout 600 --device cpu --steps 7" in (folder / "rank.sh").read_text()
         assert f"{gpus} GPUs: tp " in result.output
     assert batches == {12}
-    assert load_plan(tmp_path / "job" / "worlds" / "4" / "plan.yaml").layout.to_dict() == load_plan(plan).layout.to_dict()
+    assert load_plan(tmp_path / "job" / "worlds" / "gpus-4" / "plan.yaml").layout.to_dict() == load_plan(plan).layout.to_dict()
     assert "torchrun --nnodes 1:1 --nproc-per-node 4 --rdzv-backend c10d" in result.output
 
 
@@ -302,7 +337,7 @@ def test_the_interval_is_that_of_resilience(run: Any, plan: Path, tmp_path: Path
 
     result = run("run", str(plan), "--to", str(tmp_path / "job"), "--gpus", "4", "--mtbf", "100h", "--print-commands")
     expected = planner.resilience(plan, mtbf="100h").to_dict()["checkpoint"]["interval_s"]
-    found = float((tmp_path / "job/worlds/4/rank.sh").read_text().partition("--interval ")[2].split()[0])
+    found = float((tmp_path / "job/worlds/gpus-4/rank.sh").read_text().partition("--interval ")[2].split()[0])
     assert found == pytest.approx(expected, rel=1e-5)
     assert "Daly's for a failure of the job every 100 h" in result.output
 
@@ -325,6 +360,30 @@ def test_wrong_input_is_one_sentence(run: Any, plan: Path, tmp_path: Path, words
     assert result.exit_code == 2 and says in " ".join(result.output.split()), result.output
 
 
+def test_a_folder_of_another_job_is_refused(run: Any, plan: Path, tmp_path: Path) -> None:
+    words = ["--to", str(tmp_path / "job"), "--gpus", "4", "--print-commands"]
+    assert run("run", str(plan), *words).exit_code == 0
+    other = load_plan(plan)
+    dataclasses.replace(other, workload=other.workload.replace(sequence_length=64)).save(tmp_path / "other.yaml")
+    assert run("run", str(tmp_path / "other.yaml"), *words).exit_code == 0  # nothing has begun
+    (tmp_path / "job" / "checkpoints" / "step-00000004").mkdir()
+    result = run("run", str(plan), *words)
+    assert result.exit_code == 2, result.output
+    assert "another job, whose plan has another sequence length; choose another --to" in " ".join(result.output.split())
+
+
+def test_a_variable_that_is_needed_is_asked_for(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ASSETS", raising=False)
+
+    def ready(*words: str) -> Any:
+        return set_up(Asked(plan=load_plan(plan), command=("-m", "torchtitan.train", *words), folder=tmp_path, counts="4"), print)
+
+    with pytest.raises(PlannerError, match=r"HF_ASSETS \(folder with the tokenizer .*\) is not set"), ready().alone():
+        pass
+    with ready("--hf_assets_path", "x").alone():
+        assert f"export HF_ASSETS={os.path.abspath('x')}" in (tmp_path / "worlds/gpus-4/rank.sh").read_text()
+
+
 def test_nodes_go_on_only_where_every_number_has_a_plan(run: Any, plan: Path, tmp_path: Path) -> None:
     nodes = ["--nnodes", "1:4", "--nproc-per-node", "1", "--rdzv-endpoint", "a:1"]
     words = ["--to", str(tmp_path / "job"), *nodes, "--print-commands", "--", "-m", "torchtitan.train"]
@@ -332,51 +391,3 @@ def test_nodes_go_on_only_where_every_number_has_a_plan(run: Any, plan: Path, tm
     assert result.exit_code == 0, result.output
     assert "torchrun --nnodes 4:4" in result.output  # torchtitan keeps dp 4
     assert "reads its data on with the same dp only" in result.output
-
-
-# ------------------------------------------------------------------------------------------------ whole checkpoints
-
-
-def written(root: Path, step: int, *, marked: bool = True) -> Path:
-    """A checkpoint of two files."""
-    folder = good.folder_of(root, step)
-    folder.mkdir(parents=True)
-    for name in (".metadata", "__0_0.distcp"):
-        (folder / name).write_bytes(f"{name} of {step}".encode() * 50)
-    if marked:
-        files = {one.name: good.size_and_sum(one) for one in folder.iterdir()}
-        good.mark(folder, {"step": step, "samples": 12 * step, "world": 1}, files)
-    return folder
-
-
-def test_torn_checkpoints_are_seen(tmp_path: Path) -> None:
-    whole, cut, flipped, unmarked = (written(tmp_path, step, marked=step != 4) for step in (1, 2, 3, 4))
-    with (cut / "__0_0.distcp").open("r+b") as file:
-        file.truncate(7)
-    with (flipped / "__0_0.distcp").open("r+b") as file:
-        file.write(b"X")
-    assert good.torn(whole) == ""
-    assert good.torn(cut) == "__0_0.distcp has 7 of 850 bytes"
-    assert good.torn(flipped) == "the bytes of __0_0.distcp are not those that were written"
-    assert good.torn(flipped, sums=False) == ""
-    assert good.torn(unmarked) == "it was not written to its end"
-    assert (good.last_good(tmp_path, sums=True), good.last_good(tmp_path)) == (whole, flipped)
-    (flipped / "__0_0.distcp").unlink()
-    assert good.torn(flipped).startswith("__0_0.distcp cannot be read")
-    for text in ("", "[]", '{"version": 1}', '{"version": 1, "step": 1, "samples": 2, "files": {"../x": [1, 2]}}', '{"version":'):
-        (whole / good.MARKER).write_text(text)
-        assert good.torn(whole) == "it was not written to its end"
-
-
-def test_ranks_share_the_files(tmp_path: Path) -> None:
-    folder = written(tmp_path, 1)
-    (folder / "__0_0.distcp").write_bytes(b"")
-    assert [bool(good.torn(folder, rank, 2)) for rank in range(2)].count(True) == 1
-
-
-def test_the_last_whole_ones_stay(tmp_path: Path) -> None:
-    for step in range(1, 7):
-        written(tmp_path, step, marked=step not in (2, 6))
-    good.forget(tmp_path, 2)
-    assert [one.name for one in good.checkpoints(tmp_path)] == ["step-00000006", "step-00000005", "step-00000004"]
-    assert good.checkpoints(tmp_path / "nowhere") == [] and good.last_good(tmp_path / "nowhere") is None

@@ -242,7 +242,7 @@ def test_elastic_folder_goes_on_with_the_plan_of_its_world(plan: Path, tmp_path:
         assert done[0] == str(folder / f"gpus-{world}") and done[1:3] == ["-m", "torchtitan.train"]
         assert done[-2:] == ["--checkpoint.folder", "a b"]
     other = started("worker.sh", WORLD_SIZE="40")
-    assert other.returncode == 1 and "no plan for 40 GPUs" in other.stderr
+    assert other.returncode == 2 and "no plan for 40 GPUs" in other.stderr
 
 
 def test_nothing_fits(plan: Path, tmp_path: Path) -> None:

@@ -22,12 +22,15 @@ from planner.hardware import load_hardware
 from planner.lab.elastic import loop
 from planner.lab.elastic.loop import Job, keep_training
 from planner.lab.elastic.run_flags import ADAPTERS, Saving, command_line
-from planner.lab.elastic.worlds import World, write_worlds
+from planner.lab.elastic.worlds import World
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.plan_file import Plan, predict
 from planner.rules import Job as RulesJob
 from planner.trainer import load_trainer
+from planner.trainers.bundle.elastic_folder import folder_name, write_worlds
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.targets import load_target
 from planner.workload import Workload
 from tests.proofs.elastic_ranks import ForkedGroup, Forks
 
@@ -144,8 +147,8 @@ def run_job(
 ) -> Trial:  # fmt: skip
     """The loop with forked ranks of the exported script, in float64; ``strike`` is called for the first so many attempts.
 
-    ``more``: watched (``gpus`` is asked while it runs, too), restarts, limit (bytes of a file, of attempts that are struck), sleep
-    (seconds of a step).
+    ``more``: watched (``gpus`` is asked while it runs, too), restarts, silence, limit (bytes of a file, of attempts that are
+    struck), sleep (seconds of a step).
     """
     loop.AGAIN, loop.LOOK = 0.05, 0.3
     trial, adapter = Trial(folder=folder), ADAPTERS["pytorch"]
@@ -157,14 +160,15 @@ def run_job(
         saving = Saving(folder=str(folder / "checkpoints"), interval=0.0, steps=every, step_time=1.0, keep=2, timeout=30.0)
         return command_line(adapter, words, (), saving)
 
-    start = write_worlds(worlds, folder / "worlds", adapter, line)
+    jobs = [ExportJob.of(plan) for plan in plans]
+    write_worlds(load_target(adapter.target), jobs, folder / "worlds", line, force=True)
     threads: list[threading.Thread] = []
 
     def launch(ranks: int, log: Path) -> ForkedGroup:
         limit = more.get("limit") if len(threads) < strikes else None
         sleep = more.get("sleep", 0.0)
         group = ForkedGroup(
-            forks, folder / "worlds" / str(ranks), ranks, log, shlex.split(line()), limit=limit, sleep=sleep
+            forks, folder / "worlds" / folder_name(ranks), ranks, log, shlex.split(line()), limit=limit, sleep=sleep
         )
         trial.groups.append(group)
         if len(threads) < strikes:
@@ -173,8 +177,9 @@ def run_job(
         return group
 
     job = Job(
-        worlds=worlds, start=start, folder=folder, adapter=adapter, gpus=gpus or (lambda: max(worlds)), grace=20.0, first=60.0,
-        silence=30.0, watched=more.get("watched", False), restarts=more.get("restarts", 10), launch=launch,
+        worlds=worlds, start=folder / "worlds" / "worker.sh", folder=folder, adapter=adapter,
+        gpus=gpus or (lambda: max(worlds)), grace=20.0, first=60.0, silence=more.get("silence", 30.0),
+        watched=more.get("watched", False), restarts=more.get("restarts", 10), launch=launch,
     )  # fmt: skip
     begun = time.monotonic()
     try:

@@ -8,15 +8,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from planner import library
 from planner.lab.launch.torchrun import MARK, end_all, end_marked
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN"}
 """Of the ranks, where the user has not set them."""
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Of several nodes: ranks meet in a new store each time. The store of the agent, which they would share, keeps the addresses of
+ranks that are gone, and a node that comes later is not told where it is.  [torch 2.13: elastic/rendezvous/dynamic_rendezvous.py,
+next_rendezvous; pytorch/pytorch#135712]"""
 MARKED = re.compile(r"(?:[0-9a-f]{16})+")
 POLL = 0.1
 """Seconds between two looks at the processes."""
@@ -36,19 +41,27 @@ class Meeting:
     """Of the job; the same on all nodes."""
     conf: str = ""
     """--rdzv-conf of torchrun, like last_call_timeout=60; "" = its defaults."""
-    restarts: int = 3
-    """Times that torchrun itself meets anew after a failure, where there are several nodes."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Variables of torchrun."""
+        return OWN_STORE if self.most > 1 else {}
+
+    @property
+    def answers(self) -> float:
+        """Seconds within which the node that keeps the rendezvous must answer.  [torch 2.13: c10d_rendezvous_backend.py]"""
+        said = re.search(r"\bread_timeout=(\d+)", self.conf)
+        return float(said[1]) if said else 60.0
 
 
 def torchrun(meeting: Meeting, ranks: int, start: Path, grace: float) -> list[str]:
-    """torchrun with the c10d rendezvous. One node: its failures end torchrun, and plan run decides. Several nodes: torchrun itself
-    goes on with those that are left, or with one that came back.  [torch.distributed.run, torch 2.13]"""
-    several = meeting.most > 1
+    """torchrun with the c10d rendezvous. A failure ends it on each node, and plan run starts it again: it meets with those that are
+    left. A node that comes later is taken in by the torchrun that runs.  [torch.distributed.run, torch 2.13]"""
     return [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", f"{meeting.least}:{meeting.most}",
         "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting.endpoint,
         "--rdzv-id", meeting.name, *(["--rdzv-conf", meeting.conf] if meeting.conf else []),
-        "--max-restarts", str(meeting.restarts if several else 0), "--monitor-interval", str(POLL),
+        "--max-restarts", "0", "--monitor-interval", str(POLL),
         "--shutdown-timeout", str(max(1, round(grace))), "--no-python", "bash", os.fspath(start),
     ]  # fmt: skip
 
@@ -56,9 +69,9 @@ def torchrun(meeting: Meeting, ranks: int, start: Path, grace: float) -> list[st
 class Attempt:
     """A group of processes that trains, and what it prints."""
 
-    def __init__(self, words: Sequence[str], log: Path) -> None:
-        """Starts it; both streams go to ``log``. What an attempt in the same folder has left behind, whose plan run was killed, is
-        ended first. Raises OSError."""
+    def __init__(self, words: Sequence[str], log: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Starts it with more variables; both streams go to ``log``. What an attempt in the same folder has left behind,
+        whose plan run was killed, is ended first. Raises OSError."""
         self._mark = f"{os.environ.get(MARK, '')}{os.urandom(8).hex()}"
         running = log.with_name(f"running-{socket.gethostname()}")
         with contextlib.suppress(OSError):
@@ -69,7 +82,7 @@ class Attempt:
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 list(words), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**SETTINGS, **os.environ, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
+                env={**SETTINGS, **settings, **os.environ, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
     def lines(self) -> list[str]:

@@ -118,7 +118,8 @@ def held_by(folder: Path, say: Callable[[str], object]) -> tuple[float, int | No
 
 
 def set_aside(root: Path) -> list[str]:
-    """Renames torn checkpoints of torchtitan, which would be loaded: step-30 becomes torn-step-30. What is said of each."""
+    """Renames torn checkpoints of torchtitan, which would be loaded: step-30 becomes torn-30, as it looks
+    for step-N anywhere in a name. What is said of each."""
     said = []
     for one in sorted(root.glob("step-*")) if root.is_dir() else ():
         try:
@@ -127,9 +128,15 @@ def set_aside(root: Path) -> list[str]:
         except PlannerError as error:
             problem = str(error)
         if problem:
-            one.rename(one.with_name(f"torn-{one.name}"))
+            one.rename(one.with_name(f"torn-{one.name[5:]}"))
             said.append(f"checkpoint {one.name} is torn, set aside: {problem}")
     return said
+
+
+def newest_step(root: Path) -> int:
+    """The highest step of the checkpoints of torchtitan, Megatron or the PyTorch script, torn ones too; 0 = there are none."""
+    names = [one.name for one in root.iterdir()] if root.is_dir() else []
+    return max((int(found[1]) for name in names if (found := re.fullmatch(r"(?:step-|iter_)(\d+)", name))), default=0)
 
 
 def _size(folder: Path) -> int:

@@ -19,7 +19,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--nproc-per-node", type=click.IntRange(1, 4096), metavar="N", help="Ranks of a node. [by the plan]")
 @click.option("--rdzv-endpoint", metavar="HOST:PORT", help="The node that keeps the rendezvous, where there are several.")
 @click.option("--rdzv-id", default="plan-run", metavar="NAME", help="Name of the job for the rendezvous. [plan-run]")
-@click.option("--rdzv-conf", metavar="K=V,...", help="Of torchrun: last_call_timeout, keep_alive_interval. [torchrun's]")
+@click.option("--rdzv-conf", metavar="K=V,...", help="Of torchrun: last_call_timeout, read_timeout. [torchrun's]")
 @click.option("--world", metavar="FILE|CMD", help="A file with the number of GPUs to use now, or a command that prints it.")
 @click.option("--notice", metavar="FILE|CMD", help="Save and stop when the file is there, or when the command ends with 0.")
 @click.option("--interval", default="auto", metavar="TIME|auto", help="Between checkpoints; auto: Daly's, by --mtbf. [auto]")
@@ -59,6 +59,7 @@ def run(file: Path, command: tuple[str, ...], folder: Path, print_commands: bool
     from planner.lab.elastic.loop import keep_training
     from planner.lab.elastic.setting_up import Asked, set_up
     from planner.plan_file import load_plan
+    from planner.trainers.bundle.elastic_folder import folder_name
 
     if not print_commands:
         from planner.lab.launch.torchrun import need_torch
@@ -74,8 +75,9 @@ def run(file: Path, command: tuple[str, ...], folder: Path, print_commands: bool
         ranks = ready.ranks
         click.echo("starts " + " ".join(["torchrun", *torchrun(job.meeting, ranks, job.start, job.grace)[3:]]))
         for gpus, world in sorted(job.worlds.items()):
-            text = (job.start.parent / str(gpus) / "rank.sh").read_text(encoding="utf-8").partition("\nexec ")[2]
-            click.echo(f"each of {gpus} ranks ({world.words}): {' '.join(text.replace(chr(92), ' ').split())}")
+            text = (job.start.parent / folder_name(gpus) / "rank.sh").read_text(encoding="utf-8").partition("\nexec ")[2]
+            words = text.replace("\\\n", " ").removesuffix(' "$@"\n').split()
+            click.echo(f"each of {gpus} ranks ({world.words}): {' '.join(words)}")
         return
     with ready.alone():
         code = keep_training(job, lambda line: click.echo(line, err=False))

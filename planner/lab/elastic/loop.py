@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.lab.elastic.attempt import Attempt, Meeting, sleep_until, torchrun
 from planner.lab.elastic.run_flags import Adapter
 from planner.lab.elastic.worlds import World
-from planner.lab.launch.torchrun import cause
+from planner.lab.launch.torchrun import AFTERWARDS, cause
 
 STOPPED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C, and after SIGTERM or a notice: start it again to go on."""
@@ -34,6 +34,20 @@ UNWRITABLE = "checkpoints cannot be written"
 """Beginning of the sentence with which the PyTorch script ends because of its storage."""
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 """Of torchrun's report: rank and exit code of the one that failed first."""
+NEVER = (2, 126, 127)
+"""Exit codes of a program that does not start: its arguments are wrong (argparse), it cannot be run, it is not there."""
+RENDEZVOUS = {
+    "RendezvousConnectionError": "the node that keeps the rendezvous does not answer",
+    "RendezvousClosedError": "the other nodes have just ended",
+    "RendezvousTimeoutError": "fewer nodes have come than --nnodes needs",
+}
+"""What torchrun's exceptions about the rendezvous say in words.  [torch 2.13: elastic/rendezvous/api.py]"""
+AGENT = re.compile(r"^[EWI]\d{4} \d\d:.*?/elastic/|^Traceback", re.MULTILINE)
+"""Beginning of what torchrun prints itself."""
+PEER_GONE = re.compile(r"Connection (reset|closed) by peer")
+"""Of gloo, where the process at the other end has ended."""
+AGENT_STARTS = 20.0
+"""Seconds that torchrun has to start, nearly all imports."""
 SHOWN = ("step ", "checkpoint ", "resumed ", "stopped ", "finished ", "pipeline rank")
 """Beginnings of lines of the PyTorch script that are its progress."""
 
@@ -75,6 +89,8 @@ class Job:
     """Why the machine is about to be taken away; "" = it is not."""
     before: Callable[[], list[str]] = list
     """Called before each attempt; what it says."""
+    saved: Callable[[], int] = lambda: 0
+    """Step of the newest checkpoint: ranks of another node may print the steps."""
     meeting: Meeting = field(default_factory=Meeting)
     """Of several nodes."""
     grace: float = 60.0
@@ -111,6 +127,8 @@ class Ended:
     """Mean seconds of its steps after the first."""
     seconds: float = 0.0
     """All of it."""
+    code: int | None = None
+    """Exit code of the rank that failed first, where torchrun says it."""
 
     def did(self, step: int, seconds: float) -> None:
         """A step has ended, so many seconds after the start."""
@@ -161,7 +179,7 @@ def keep_training(job: Job, say: Callable[[str], object]) -> int:
 
     ``say`` gets lines of progress. Raises PlannerError where no plan is small enough for the GPUs that are there.
     """
-    failures, number, best = 0, len(_history(job.folder)), 0
+    failures, number, best = 0, len(_history(job.folder)), job.saved()
     with heeding() as said:
         while True:
             number += 1
@@ -181,8 +199,10 @@ def keep_training(job: Job, say: Callable[[str], object]) -> int:
                 continue
             if ended.words.startswith(UNWRITABLE):  # trying again would lose as much again
                 raise PlannerError(ended.words)
-            failures = 1 if (ended.last_step or 0) > best else failures + 1
-            best = max(best, ended.last_step or 0)
+            if ended.code in NEVER and not ended.last_step:
+                raise PlannerError(f"the command does not start: {ended.words}; its log: {log}")
+            reached = max(ended.last_step or 0, job.saved())
+            failures, best = 1 if reached > best else failures + 1, max(best, reached)
             say(f"attempt {number} {ended.why}: {ended.words}")
             if failures > job.restarts:
                 raise PlannerError(
@@ -192,6 +212,12 @@ def keep_training(job: Job, say: Callable[[str], object]) -> int:
             _pause(AGAIN * failures, said)
             if said.why:
                 return said.codes[said.why]
+
+
+def patience(job: Job) -> float:
+    """Seconds within which all attempts have failed where the node that keeps the rendezvous does not answer."""
+    waits = AGAIN * job.restarts * (job.restarts + 1) / 2
+    return (job.restarts + 1) * (job.meeting.answers + AGENT_STARTS) + waits
 
 
 def _fitting(job: Job) -> int:
@@ -212,7 +238,8 @@ def _world(job: Job, gpus: int) -> int:
 
 def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str], object]) -> Ended:
     """One attempt, from its start to its end."""
-    launch = job.launch or (lambda ranks, file: Attempt(torchrun(job.meeting, ranks, job.start, job.grace), file))
+    launch = job.launch or (lambda ranks, file: Attempt(
+        torchrun(job.meeting, ranks, job.start, job.grace), file, job.meeting.settings))  # fmt: skip
     for line in job.before():
         say(f"  {line}")
     begun, ended = time.monotonic(), Ended(gpus=gpus, started=time.time())
@@ -232,6 +259,7 @@ def _attempt(job: Job, gpus: int, log: Path, said: Signals, say: Callable[[str],
     elif not ended.why:
         ended.why = "failed" if group.code else "changed"
         ended.words = why_failed(text, group.code) if group.code else "its ranks were told to stop, not here"
+        ended.code = int(root[2]) if (root := ROOT_CAUSE.search(text)) else None
     return ended
 
 
@@ -244,7 +272,7 @@ def _watch(job: Job, group: Group, ended: Ended, said: Signals, say: Callable[[s
         for line in group.lines():
             tail = f"{tail}{line}\n"[-TAIL:]
             found = job.adapter.step.search(line)
-            if found or line.startswith(SHOWN):
+            if line.startswith(SHOWN) or (found and int(found[1]) != ended.last_step):  # ranks may print the same
                 say(f"  {line}")
             if found:
                 stepped = time.monotonic()
@@ -292,7 +320,12 @@ def why_failed(text: str, code: int) -> str:
     if not said and root is not None and int(root[2]) < 0:
         with contextlib.suppress(ValueError):
             return f"rank {root[1]} was ended by {signal.Signals(-int(root[2])).name}"
-    return said or cause(text) or f"exit code {code}"
+    met = next((words for name, words in RENDEZVOUS.items() if f".{name}: " in text or f"\n{name}: " in text), "")
+    last = cause(text)
+    if not last or any(word in last for word in AFTERWARDS):  # no rank raised anything: what the ranks printed last
+        last = next((line for line in reversed(AGENT.split(text, maxsplit=1)[0].splitlines()) if line.strip()), "")[:300] or last
+    gone = "a rank has lost another one: " if PEER_GONE.search(last) else ""
+    return said or met or gone + last or f"exit code {code}"
 
 
 def _said(text: str, words: str) -> bool:

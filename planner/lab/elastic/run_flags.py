@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planner.errors import PlannerError, listed
 from planner.trainers.bundle.quoting import shell_command
@@ -27,6 +28,8 @@ class Saving:
     """Whole checkpoints that stay."""
     timeout: float
     """Seconds that ranks wait for each other."""
+    sharded: bool = False
+    """Megatron-FSDP: its checkpoints have a format of their own, which the plan's arguments name."""
 
     @property
     def every(self) -> int:
@@ -40,20 +43,20 @@ class Adapter:
 
     target: str
     """Its target of ``plan export``."""
-    program_words: int
-    """Words of a command that name its program."""
-    layout: tuple[str, ...]
-    """Words that take the split from the exported folder."""
+    layout: dict[str, str | None]
+    """Words that take the split from the exported folder, with their values; None = it has none."""
+    variables: Callable[[Sequence[str]], dict[str, str]]
+    """Variables of the exported folder that a command says: name -> value."""
     saving: Callable[[Saving], dict[str, str | None]]
     """Its flags for checkpoints with their values; None = a switch."""
     step: re.Pattern[str]
     """A line that says that a step is done; its first group is the number."""
-    steps: str
-    """Its flag for the number of steps of the whole job."""
     stops: bool
     """It saves and ends in order on SIGTERM."""
     reshards_data: bool
     """Its data position is of the job, not of each data-parallel rank."""
+    forgets: bool = True
+    """It removes older checkpoints itself."""
 
 
 def _pytorch(one: Saving) -> dict[str, str | None]:
@@ -63,9 +66,11 @@ def _pytorch(one: Saving) -> dict[str, str | None]:
 
 
 def _megatron(one: Saving) -> dict[str, str | None]:
-    return {"--save": one.folder, "--load": one.folder, "--save-interval": str(one.every), "--ckpt-format": "torch_dist",
-            "--dist-ckpt-optim-fully-reshardable": None, "--async-save": None, "--exit-signal-handler": None,
-            "--distributed-timeout-minutes": str(math.ceil(one.timeout / 60))}  # fmt: skip
+    form = {} if one.sharded else {"--ckpt-format": "torch_dist", "--dist-ckpt-optim-fully-reshardable": None}
+    # Without its persistent worker it saves at once; its other strategy, nvrx, needs nvidia-resiliency-ext.
+    return {"--save": one.folder, "--load": one.folder, "--save-interval": str(one.every), **form,
+            "--async-save": None, "--use-persistent-ckpt-worker": None, "--async-strategy": "mcore",
+            "--exit-signal-handler": None, "--distributed-timeout-minutes": str(math.ceil(one.timeout / 60))}  # fmt: skip
 
 
 def _torchtitan(one: Saving) -> dict[str, str | None]:
@@ -73,22 +78,33 @@ def _torchtitan(one: Saving) -> dict[str, str | None]:
             "--checkpoint.async_mode": "async", "--checkpoint.keep_latest_k": str(max(one.keep, 2))}  # fmt: skip
 
 
+def _assets(command: Sequence[str]) -> dict[str, str]:
+    """The tokenizer's folder, where the command names it."""
+    flag = "--hf_assets_path"
+    said = [after for one, after in pairwise(command) if one == flag]
+    said += [one.removeprefix(f"{flag}=") for one in command if one.startswith(f"{flag}=")]
+    return {"HF_ASSETS": os.path.abspath(said[-1])} if said else {}
+
+
 ADAPTERS = {
     one.target: one
     for one in (
         Adapter(
-            target="pytorch", program_words=1, layout=("--plan", "plan.json"), saving=_pytorch,
-            step=re.compile(r"^step (\d+) loss"), steps="--steps", stops=True, reshards_data=True,
+            target="pytorch", layout={"--plan": "plan.json"}, variables=lambda _: {}, saving=_pytorch,
+            step=re.compile(r"^step (\d+) loss"), stops=True, reshards_data=True,
         ),
         # consumed_train_samples of the checkpoint gives the data position  [Megatron-LM, training/checkpointing.py]
         Adapter(
-            target="megatron", program_words=1, layout=("${ARGUMENTS[@]}",), saving=_megatron,
-            step=re.compile(r"iteration\s+(\d+)\s*/"), steps="--train-iters", stops=True, reshards_data=True,
+            target="megatron", layout={"${ARGUMENTS[@]}": None}, saving=_megatron,
+            variables=lambda command: {"MEGATRON_LM": os.path.dirname(command[0])} if command else {},
+            step=re.compile(r"iteration\s+(\d+)\s*/"), stops=True, reshards_data=True, forgets=False,
         ),
-        # "dataloader resharding is not supported yet"  [torchtitan, components/dataloader.py]; no handler of SIGTERM
+        # no handler of SIGTERM; colours in its logs; "dataloader resharding is not supported yet"  [torchtitan,
+        # components/dataloader.py]
         Adapter(
-            target="torchtitan", program_words=2, layout=("--module", "plan_config", "--config", "plan"),
-            saving=_torchtitan, step=re.compile(r"\bstep:\s*(\d+)"), steps="--training.steps", stops=False, reshards_data=False,
+            target="torchtitan", saving=_torchtitan, variables=_assets,
+            layout={"--module": "plan_config", "--config": "plan", "--hf_assets_path": "$HF_ASSETS"},
+            step=re.compile(r"(?:\b|\d+m)step:\s*(\d+)"), stops=False, reshards_data=False,
         ),
     )
 }  # fmt: skip
@@ -123,11 +139,16 @@ def command_line(adapter: Adapter, command: Sequence[str], entry: Sequence[str],
     """A line of bash: the program, the words that take the split from the exported folder and name its variables, the flags
     for checkpoints, the user's own words as they are. A flag that the user gives stays as given. Without a command the
     ``entry`` of the export takes the place of the program and its words."""
-    rest = tuple(command[adapter.program_words :])
+    names = 2 if command[:1] == ("-m",) else 1
+    program, rest = command[:names], command[names:]
     given = {one.split("=")[0] for one in rest}
-    more = [word for flag, value in adapter.saving(saving).items() if flag not in given
-            for word in ((flag,) if value is None else (flag, value))]  # fmt: skip
+
+    def words(flags: dict[str, str | None]) -> list[str]:
+        return [word for flag, value in flags.items() if flag not in given for word in (flag, value) if word is not None]
+
+    own = adapter.saving(saving)
+    more = words(own)
     if not command:
-        return f"{shell_command(entry)} {shlex.join(more)}"
-    program = shlex.join(command[: adapter.program_words])
-    return f"{program} {shell_command(adapter.layout)} {shlex.join([*more, *rest])}"
+        kept = [one for before, one in pairwise(("", *entry)) if one not in own and own.get(before) is None]
+        return f"{shell_command(tuple(kept))} {shlex.join(more)}"
+    return f"{shlex.join(program)} {shell_command(tuple(words(adapter.layout)))} {shlex.join([*more, *rest])}"

@@ -4,8 +4,10 @@ import contextlib
 import fcntl
 import math
 import os
+import shlex
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,15 +15,19 @@ from pathlib import Path
 
 from planner import library
 from planner.cluster_file import ClusterFile, read_cluster
-from planner.errors import PlannerError
+from planner.errors import PlannerError, listed
 from planner.lab.elastic.attempt import Meeting
-from planner.lab.elastic.checkpoint_folder import set_aside
-from planner.lab.elastic.loop import Job
+from planner.lab.elastic.checkpoint_folder import newest_step, set_aside
+from planner.lab.elastic.loop import Job, patience
 from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import Adapter, Saving, adapter_of, command_line
 from planner.lab.elastic.save_interval import Interval, best_interval_of
-from planner.lab.elastic.worlds import World, worlds_of, write_worlds
-from planner.plan_file import Plan
+from planner.lab.elastic.worlds import World, worlds_of
+from planner.plan_file import Plan, load_plan
+from planner.trainers.bundle.elastic_folder import write_worlds
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.megatron.core_settings import fully_sharded
+from planner.trainers.targets import load_target
 from planner.units import format_seconds, parse
 
 PREDICTED = 10.0
@@ -74,10 +80,15 @@ class Ready:
     """Of this node, at most."""
     lines: list[str] = field(default_factory=list)
     """What is said before the start: plans, interval, limits."""
+    needed: dict[str, str] = field(default_factory=dict)
+    """Variables that the user must set, and what they are."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside the block nobody else runs this job in its folder; raises PlannerError where somebody does."""
+        """Inside the block nobody else runs this job in its folder; raises PlannerError where somebody does, or a variable that is
+        needed is not set."""
+        if missing := [f"{name} ({what})" for name, what in self.needed.items() if not os.environ.get(name)]:
+            raise PlannerError(f"{', '.join(missing)} is not set; export it and start again")
         path = self.job.folder / f"lock-{socket.gethostname()}"
         with path.open("w") as file:
             try:
@@ -116,21 +127,25 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     folder = asked.folder.resolve()
     checkpoints = (asked.checkpoints or folder / "checkpoints").resolve()
     _make(folder, checkpoints)
+    _same_job(plan, folder, checkpoints)
 
-    def line(one: Plan, entry: Sequence[str]) -> str:
+    def line(one: ExportJob, entry: Sequence[str]) -> str:
         saving = Saving(folder=os.fspath(checkpoints), interval=interval.seconds, steps=asked.every, keep=asked.keep,
-                        step_time=one.prediction.step_time_s, timeout=silence)  # fmt: skip
-        return command_line(adapter, command, entry, saving)
+                        step_time=one.plan.prediction.step_time_s, timeout=silence, sharded=fully_sharded(one))  # fmt: skip
+        return f"{shlex.quote(sys.executable)} {command_line(adapter, command, entry, saving)}"
 
-    start = write_worlds(worlds, folder / "worlds", adapter, line)
+    jobs, known = [ExportJob.of(world.plan) for world in worlds.values()], adapter.variables(command)
+    bundles = write_worlds(load_target(adapter.target), jobs, folder / "worlds", line, variables=known, force=True)
     job = Job(
-        worlds=worlds, start=start, folder=folder, adapter=adapter, gpus=gpus_here(asked.world, ranks),
+        worlds=worlds, start=folder / "worlds" / "worker.sh", folder=folder, adapter=adapter, gpus=gpus_here(asked.world, ranks),
         watched=asked.world is not None, notice=taken_away(asked.notice, NOTICE_EVERY), meeting=meeting, grace=grace,
-        before=partial(set_aside, checkpoints) if adapter.target == "torchtitan" else list,
+        before=partial(set_aside, checkpoints) if adapter.target == "torchtitan" else list, saved=partial(newest_step, checkpoints),
         first=math.inf if several else first + silence, silence=math.inf if several else silence, restarts=asked.restarts,
     )  # fmt: skip
-    lines = [*_about(worlds, missing, adapter), _saved(asked, interval, checkpoints), _limits(job, silence)]
-    return Ready(job=job, ranks=ranks, lines=lines)
+    lines = [*_about(worlds, missing, adapter), _saved(asked, interval, checkpoints, adapter), _limits(job, silence)]
+    needed = {name: rendered.variables[name].why for rendered in (one.rendered for one in bundles.values())
+              for name in rendered.needed if name not in known}  # fmt: skip
+    return Ready(job=job, ranks=ranks, lines=lines, needed=needed)
 
 
 def _counts(asked: Asked) -> tuple[Meeting, int, list[int]]:
@@ -150,7 +165,7 @@ def _counts(asked: Asked) -> tuple[Meeting, int, list[int]]:
     if most - least >= MOST_WORLDS:
         raise PlannerError(f"--nnodes {asked.nnodes}: {most - least + 1} plans are too many; at most {MOST_WORLDS}")
     meeting = Meeting(
-        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, conf=asked.rdzv_conf, restarts=asked.restarts,
+        least=least, most=most, endpoint=asked.rdzv_endpoint, name=asked.rdzv_id, conf=asked.rdzv_conf
     )  # fmt: skip
     return meeting, ranks, [ranks * nodes for nodes in range(least, most + 1)]
 
@@ -188,6 +203,20 @@ def _make(*folders: Path) -> None:
             raise PlannerError(f"{folder}: cannot be made ({error.strerror})") from error
 
 
+def _same_job(plan: Plan, folder: Path, checkpoints: Path) -> None:
+    """Keeps what the folder trains. Raises PlannerError where it has begun with something else."""
+    kept = folder / "plan.yaml"
+    if library.is_file(kept) and (newest_step(checkpoints) or library.is_file(folder / "history.json")):
+        before, now = load_plan(kept).workload.to_dict(), plan.workload.to_dict()
+        if changed := [name for name in now if now[name] != before.get(name)]:
+            raise PlannerError(
+                f"{folder} has begun with another job, whose plan has another "
+                f"{listed([name.replace('_', ' ') for name in changed], 'and')}; "
+                "choose another --to, or remove the folder"
+            )
+    plan.save(kept)
+
+
 def _found_program(command: tuple[str, ...]) -> tuple[str, ...]:
     """The command with its program by its whole path: ranks start elsewhere. train.py is that of the export where there is none."""
     if not command or command[0] == "-m":
@@ -209,14 +238,16 @@ def _about(worlds: dict[int, World], missing: list[str], adapter: Adapter) -> li
     return lines
 
 
-def _saved(asked: Asked, interval: Interval, checkpoints: Path) -> str:
+def _saved(asked: Asked, interval: Interval, checkpoints: Path, adapter: Adapter) -> str:
     how = f"every {asked.every} steps" if asked.every else f"every {format_seconds(interval.seconds)}, {interval.why}"
-    return f"checkpoints: {how}, the last {asked.keep} whole ones stay in {checkpoints}"
+    stay = f"the last {asked.keep} whole ones stay" if adapter.forgets else f"{adapter.target} keeps all of them"
+    return f"checkpoints: {how}, {stay} in {checkpoints}"
 
 
 def _limits(job: Job, timeout: float) -> str:
     steps = f"first step within {format_seconds(job.first)}, each further one within {format_seconds(timeout)}"
     if not math.isfinite(job.first):
-        steps = f"ranks wait {format_seconds(timeout)} for each other"
+        meeting = f"nodes {format_seconds(patience(job))} for {job.meeting.endpoint}"
+        steps = f"ranks wait {format_seconds(timeout)} for each other, {meeting}"
     saved = f"saved within {format_seconds(job.grace)} of a notice"
     return f"limits: {steps}, {saved}, {job.restarts} failures in a row without progress"

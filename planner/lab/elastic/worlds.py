@@ -1,14 +1,9 @@
 """The plans of a job for every number of GPUs that it may get, exported before it starts: a failure does not wait for a search."""
 
 import dataclasses
-import os
-import shlex
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from planner import library
 from planner.cost.estimate import Estimate
 from planner.elastic.moves import nesting
 from planner.elastic.reshape import EQUAL
@@ -19,28 +14,12 @@ from planner.layout import Layout
 from planner.plan_file import Plan, predict
 from planner.questions.best_plan import best_of, on_cluster, resolved_of
 from planner.search import Finding, Pins
-from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import refusals_of
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import load_target
 
 CANDIDATES = 20
 """Plans that a search gives, of which the best one that the target runs is taken."""
-RANK = """#!/usr/bin/env bash
-# One rank of this split, started by torchrun.
-set -euo pipefail
-cd "$(dirname "$0")"
-# shellcheck disable=SC1091
-source ./environment.sh
-{prepare}
-exec {python} {command}
-"""
-START = """#!/usr/bin/env bash
-# Started by torchrun for every rank: the split for as many GPUs as have met.
-folder={folder}/"$WORLD_SIZE"
-[ -f "$folder/rank.sh" ] || {{ echo "no plan keeps the batch on $WORLD_SIZE GPUs; there are plans for {known}" >&2; exit 2; }}
-exec bash "$folder/rank.sh"
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,20 +96,3 @@ def _nesting_first(plan: Plan, found: Finding) -> list[tuple[Layout, Estimate]]:
 def _changes(old: Plan, new: Plan) -> str:
     before, after = old.layout.to_dict(), new.layout.to_dict()
     return ", ".join(f"{name} {after[name]} instead of {before[name]}" for name in after if after[name] != before.get(name))
-
-
-def write_worlds(
-    worlds: dict[int, World], folder: Path, adapter: Adapter, command: Callable[[Plan, Sequence[str]], str]
-) -> Path:
-    """Exports every plan to ``folder``/GPUs; the script that torchrun starts for each rank. ``command``: the line that starts the
-    program, of a plan and the entry of its export. Raises PlannerError."""
-    target = load_target(adapter.target)
-    for gpus, world in worlds.items():
-        job = ExportJob.of(world.plan)
-        bundle = make_bundle(target, job, "torchrun")
-        prepare = "\n".join(bundle.rendered.prepare)
-        rank = RANK.format(prepare=prepare, python=shlex.quote(sys.executable), command=command(world.plan, bundle.rendered.entry))
-        write_bundle(dataclasses.replace(bundle, files={**bundle.files, "rank.sh": rank}), folder / str(gpus), force=True)
-    known = ", ".join(map(str, sorted(worlds)))
-    library.write_whole(folder / "start.sh", START.format(folder=shlex.quote(os.fspath(folder.resolve())), known=known))
-    return folder / "start.sh"

@@ -232,12 +232,15 @@ def end_all(process: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def end_marked(mark: str) -> None:
-    """End by force everything that carries a mark."""
+    """End by force everything that carries a mark. Looks twice: a process that is just replaced by another program (exec) shows
+    no environment."""
     wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if any(one.startswith(wanted) for one in entry.read_bytes().split(b"\0")):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
+    for pause in (0.0, POLL):
+        time.sleep(pause)
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if any(one.startswith(wanted) for one in entry.read_bytes().split(b"\0")):
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
 @contextlib.contextmanager
