@@ -174,6 +174,13 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     return each * nodes if each else None
 
 
+def processes(script: Script, command: Command) -> int | None:
+    """Processes that a command starts, where launcher and variables say how many."""
+    place = next((i for i, word in enumerate(command.words) if word in ("-m", "--module") or word.endswith(".py")), 0)
+    before = command.words[:place]
+    return _gpus(before, _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(before))}), script)
+
+
 def _variable(script: Script, name: str) -> int | None:
     text = script.variables.text(name) or ""
     return int(text) if re.fullmatch(r"\d{1,6}", text) else None

@@ -12,6 +12,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.python_text import default_of, is_main, option_names, targets, tree_of
+from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
 UNNAMED = "?"
@@ -65,6 +66,8 @@ class Script:
         self._fields: dict[str, list[ast.expr | None]] = {}
         self._options: dict[str, ast.Call] = {}
         self._calls: dict[str, list[ast.Call]] = {}
+        self._stored: dict[str, list[ast.expr | None]] = {}
+        self._classes: set[str] = set()
         self._steps = 0
         try:
             self._walk()
@@ -83,6 +86,8 @@ class Script:
             value = self.value(one.value)
             if one.arg is not None:
                 found[one.arg] = _called(value, one.arg)
+            elif waits(value):
+                found["per_device_train_batch_size"] = value
             elif isinstance(value, dict):
                 found |= {str(name): inner for name, inner in value.items()}
             else:
@@ -152,6 +157,7 @@ class Script:
         elif isinstance(node, _Function):
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
+            self._classes.add(node.name)
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                     self._fields.setdefault(one.target.id, []).append(one.value)
@@ -163,6 +169,8 @@ class Script:
                 self._names.setdefault((id(home), target.id), []).append(bound)
             elif isinstance(target, ast.Attribute):
                 self._attributes.setdefault(ast.unparse(target), []).append(bound)
+            elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                self._stored.setdefault(str(target.slice.value), []).append(value)
 
     # ---------------------------------------------------------------------------------------------------------- the values
 
@@ -249,6 +257,9 @@ class Script:
             return value_of(said)
         if (some := self._attributes.get(ast.unparse(node))) is not None:
             return self._decided(some, name)
+        owner = self._value(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else None
+        if waits(owner) or (isinstance(owner, FileSettings) and name in owner):
+            return self._kept(owner, name)
         if name in self._options:
             return self._option(self._options[name], name)
         fields = self._fields.get(name, [])
@@ -276,11 +287,22 @@ class Script:
 
     def _of_subscript(self, node: ast.Subscript) -> Any:
         owner, key = self._value(node.value), self._value(node.slice)
+        if waits(owner) or (isinstance(owner, FileSettings) and str(key) in owner):
+            return self._kept(owner, str(key))
         if isinstance(owner, dict) and str(key) in owner:
             return owner[str(key)]
         if isinstance(owner, list) and isinstance(key, int) and not isinstance(key, bool) and -len(owner) <= key < len(owner):
             return owner[key]
         return gap([key if isinstance(key, str) and re.fullmatch(r"\w{1,60}", key) else UNNAMED])
+
+    def _kept(self, owner: FileSettings | str, key: str, default: Any = None) -> Any:
+        """What a file of settings says, unless the script puts something else in its place."""
+        if isinstance(owner, str):
+            return owner
+        put = [self._value(one) if one is not None else gap([key]) for one in self._stored.get(key, [])]
+        found = owner.get(key, default)
+        found = FileSettings(found) if isinstance(found, dict) else found
+        return found if all(one is None or one == found for one in put) else gap([key])
 
     def _of_joinedstr(self, node: ast.JoinedStr) -> Any:
         parts = [self._value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
@@ -297,8 +319,8 @@ class Script:
     def _of_binop(self, node: ast.BinOp) -> Any:
         left, right = self._value(node.left), self._value(node.right)
         open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
-        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
-            return (left + right)[:10000]
+        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add | ast.Div):
+            return (left + ("" if isinstance(node.op, ast.Add) else "/") + right)[:10000]
         if open_:
             return gap(open_)
         numbers = all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right))
@@ -353,8 +375,10 @@ class Script:
             return value_of(said) if said is not None else self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
         if last == "join" and name.endswith("path.join") and node.args:
             return "/".join(str(self._value(one)) for one in node.args)[:1000]
-        if name == "dict":
+        if name == "dict" and not node.args:
             return self.keywords(node)
+        if (given := self._passed(node, name)) is not None:
+            return given[0]
         if (name in CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:
             value = self._value(node.args[0])
             if name not in CONVERSIONS or (isinstance(value, str) and is_open(value)):
@@ -364,6 +388,33 @@ class Script:
             except (TypeError, ValueError, OverflowError):
                 return gap([UNNAMED])
         return gap([UNNAMED])
+
+
+    def _passed(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        """What a call gives that reads a file of settings, looks into one, or gives on what it is given; None = another call."""
+        last, owner = last_name(node.func), getattr(node.func, "value", None)
+        words = [one.value for one in node.keywords if one.arg is not None]
+        if last in self.functions and len(self._calls.get(last, [])) == 1:
+            returns = [one for one in ast.walk(self.functions[last]) if isinstance(one, ast.Return) and one.value is not None]
+            found = self._value(returns[0].value) if len(returns) == 1 and returns[0].value is not None else None
+            return (found,) if isinstance(found, FileSettings) or waits(found) else None
+        if last == "get" and owner is not None and 1 <= len(node.args) <= 2:
+            held, key = self._value(owner), str(self._value(node.args[0]))
+            default = self._value(node.args[1]) if len(node.args) > 1 else None
+            if isinstance(held, FileSettings) or waits(held):
+                return (self._kept(held, key, default),)
+            return (held.get(key, default),) if isinstance(held, dict) else None
+        if last in (*HOLDERS, *self._classes) and len(node.keywords) == 1 and node.keywords[0].arg is None and not node.args:
+            return (self._value(node.keywords[0].value),)
+        first = (node.args or words or [None])[0]
+        if PASSES.fullmatch(name or last):
+            inner = owner if isinstance(node.func, ast.Attribute) and last not in ("to_container", "create", "deepcopy") else first
+            inner = first if isinstance(inner, ast.Name) and inner.id in ("io", "codecs", "os", "path") else inner
+            return (self._value(inner),) if inner is not None else None
+        if first is not None and READS.fullmatch(name or ast.unparse(node.func)[:200]):
+            value = self._value(first)
+            return (settings_in(self.path, value, self.said),) if reads(node, name, value) else None
+        return None
 
 
 def _called(value: Any, name: str) -> Any:

@@ -56,6 +56,8 @@ def targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.target, node.value
     elif isinstance(node, ast.AugAssign | ast.For):
         yield node.target, None
+    elif isinstance(node, ast.With):
+        yield from ((one.optional_vars, one.context_expr) for one in node.items if one.optional_vars is not None)
 
 
 def option_names(call: ast.Call) -> Iterator[str]:

@@ -9,7 +9,7 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
@@ -51,7 +51,8 @@ class Settings:
         value = self.data.get(name, self.usual.get(name))
         if isinstance(value, str) and is_open(value):
             for one in roots(value) or (f"{self.place}{name}",):
-                self.ask(Question(name=one, about="" if one == f"{self.place}{name}" else f"of {self.place}{name}"))
+                about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
+                self.ask(Question(name=one, about="YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about))
             value = None
         return default if value is None or value == "" else value
 

@@ -8,6 +8,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python import Script, last_name
+from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 
@@ -32,7 +33,7 @@ MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVi
 def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]]:
     """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes). Raises
     PlannerError."""
-    script = Script(path, said)
+    script = Running(path, said)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
@@ -53,7 +54,8 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= _cut(script)
     if data.get("gradient_checkpointing") is None and switched_on(script):
-        data["gradient_checkpointing"] = True
+        sure = any(script.runs(one) for one in script.calls(*CHECKPOINTS))
+        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"])
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     old = "max_seq_length" in data and not unsloth
@@ -195,6 +197,9 @@ def _cut(script: Script) -> dict[str, Any]:
     cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
            if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+CHECKPOINTS = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
 
 
 def switched_on(script: Script) -> bool:

@@ -3,12 +3,14 @@
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
 from planner.layout import Recompute
+from planner.trainers.reading.commands import processes
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.named_models import preset_of
@@ -21,6 +23,8 @@ from planner.trainers.torchtitan.export import CONVERTERS
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
+TRAINS = r"torchtitan\S*train\b"
+"""torchtitan's program, as a module or a file."""
 _CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
 SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "model", "optimizer", "compile", "float8", "quantize", "experimental",
@@ -281,7 +285,12 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     data: dict[str, Any] = {}
     questions: dict[str, str] = {}
     words = [word for command in script.commands for word in command.words]
+    registered: Sections = {}
+    gpus: int | None = None
     for command in script.commands:
+        registered = registered or _registered(path, command.words, given)
+        if any(re.search(TRAINS, one) for one in command.words):
+            gpus = processes(script, command)
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
             if section == "job" and key == "config_file" and values and not under:
@@ -301,6 +310,9 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         ask(
             str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
         )
+    if registered:
+        over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
+        return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism"):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
     converters = _table(data, "model").get("converters")
@@ -311,7 +323,35 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     for word in words:  # of a union of classes, since 0.3
         if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
-    return found
+    return {**found, "started": {"gpus": gpus}}
+
+
+def _registered(path: Path, words: list[str], given: Given) -> Sections:
+    """What the function says that --module llama3 --config llama3_8b name, in a module of the same repository; {} where a
+    command names none. Raises PlannerError where it is not there."""
+    named = {name: values[0] for name, values, _ in options(words_of(words)) if values and name in ("module", "config")}
+    if not any(re.search(TRAINS, one) for one in words) or len(named) < 2:
+        return {}
+    module, config = (given.setting(one) or named[one] for one in ("module", "config"))
+    if is_open(module + config):
+        ask(str(path), [Question(name=one, about="--module and --config") for one in roots(module + config)])
+    folder = module.replace(".", "/")
+    places = [f"{one}{folder}/config_registry.py" for one in ("", "torchtitan/models/", "torchtitan/experiments/")]
+    file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
+    if file is None:
+        raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")
+    settings = {**given.settings, "config": config}
+    return _python(file, read_text(file), replace(given, settings=settings))
+
+
+def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) -> Sections:
+    """Sections that flags say over those of a function."""
+    found = tables(path, given.filled(data))
+    said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
+    names = {"activation_checkpoint": ("recompute", "layers"), "optimizer": ("optimizer",), "compile": ("compile",),
+             "precision": ("precision",)}  # fmt: skip
+    kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
+    return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 
 
 def _file(path: Path, name: str) -> dict[str, Any]:

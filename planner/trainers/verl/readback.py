@@ -19,7 +19,7 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import percent, quotient
 
-PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
+PROGRAM = r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
 LENGTHS = ("max_prompt_length", "max_response_length")
 OWN = re.compile(r"main_\w+_ppo")
 """Programs that make their own rounds of verl's parts."""

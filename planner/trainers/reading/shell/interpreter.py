@@ -14,7 +14,7 @@ from planner.trainers.reading.shell.conditions import Verdict, both, either, jud
 from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
-from planner.trainers.reading.shell.starting import batch_options, launcher_variables, place_of_file, script_place
+from planner.trainers.reading.shell.starting import batch_options, launcher_variables, place_of_file, script_place, without_env
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
@@ -276,7 +276,9 @@ class _Follower:
         for text, literal in node.documents:
             target = joined(node.target, self.variables)
             self.script.documents.append((target, text if literal else document(text, self.variables)))
-        words = [one for raw in node.words for one in expanded(raw, self.variables)]
+        given, words = without_env([one for raw in node.words for one in expanded(raw, self.variables)])
+        for name, value in given.items():
+            self.variables.put(name, value)
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return
         name, rest = words[0], words[1:]
@@ -359,9 +361,12 @@ class _Follower:
         self.deeper(parse(cleaned(read_text(path)), str(path)))
 
     def file(self, name: str) -> Path | None:
-        """A script that lies in the folder of this one or above."""
+        """A script that lies in the folder of this one or above; of a path of another machine its end counts."""
         folders = [] if self.directory is None else [self.directory, *list(self.directory.resolve().parents)[:4]]
-        return next((one / name for one in folders if not is_open(name) and library.is_file(one / name)), None)
+        parts = [one for one in name.rpartition(CLOSE)[2].split("/") if one]
+        ends = ["/".join(parts[i:]) for i in range(len(parts))] if is_open(name) or name.startswith("/") else []
+        tried = [one / end for end in ([] if is_open(name) else [name]) + ends for one in folders]
+        return next((one for one in tried if library.is_file(one)), None)
 
     def started(self, file: Path, arguments: list[str]) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
