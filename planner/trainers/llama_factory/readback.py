@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
@@ -35,9 +36,17 @@ QUIET = re.compile(
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory")), said=said), said.num_gpus)
+        data = _own_section(file_settings(path, "a configuration of LLaMA-Factory"))
+        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
     return parse(with_files(path, found, said), said.num_gpus or found.num_gpus or found.visible, found.sharding, script=True)
+
+
+def _own_section(data: dict[str, Any]) -> dict[str, Any]:
+    """The section that holds the settings of LLaMA-Factory, where a file has more than these."""
+    names = {"stage", "finetuning_type", "cutoff_len", "model_name_or_path"}
+    inner = [one for one in data.values() if isinstance(one, dict) and len(names & one.keys()) > 1]
+    return inner[0] if len(inner) == 1 and not names & data.keys() else data
 
 
 def parse(

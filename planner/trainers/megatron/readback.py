@@ -59,7 +59,8 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         found = of_mapping(mapping_of(text, where), where, given)
         ask_for_gaps(found, None)
         return found
-    if re.search(r"^system:", text, re.MULTILINE) and re.search(r"^model:", text, re.MULTILINE):
+    sections = ("language_model", "model_parallel") if re.search(r"^language_model:", text, re.MULTILINE) else ("system", "model")
+    if all(re.search(rf"^{one}:", text, re.MULTILINE) for one in sections):  # of --yaml-cfg, or of FlagScale
         found = of_mapping(of_sections(mapping_of(text, where)), where, given)
         ask_for_gaps(found, None)
         return found
