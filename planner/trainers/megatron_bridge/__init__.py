@@ -16,5 +16,6 @@ READ_FIRST = True
 FORM = (
     "py sh bash slurm sbatch txt yaml yml",
     r"megatron\.bridge|run_recipe\.py|scripts/performance/\w+\.py|setup_experiment\.py|(?s:\A(?=.*^recipe:[ \t]*$)(?=.*^train:))"
-    r"|(?s:\A(?!.*^(MODEL_ARGS|modules|system|trainer|defaults):)(?=.*^model:[ \t]*$)(?=.*^train:[ \t]*$)(?=.*^  (train_iters|global_batch_size):))",
+    r"|(?s:\A(?!.*^(MODEL_ARGS|modules|system|trainer|defaults):)(?=.*^model:[ \t]*$)(?=.*^train:[ \t]*$)"
+    r"(?=.*^  (train_iters|global_batch_size):))",
 )

@@ -1,7 +1,6 @@
 """What a Python script says in its text: literals, followed through names, defaults and options. Nothing is executed."""
 
 import ast
-import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
-from planner.trainers.reading.python_text import default_of, is_main, option_names, targets, tree_of
+from planner.trainers.reading.python_text import is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
@@ -19,19 +19,6 @@ UNNAMED = "?"
 """What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""
 MOST_STEPS = 4000
 """Nodes that one value may cost: names that double each other would cost more than a file of any size is worth."""
-LARGEST = 10**15
-DTYPES = ("bfloat16", "float16", "float32", "half", "float")
-CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool}
-YES = ("is_bfloat16_supported", "is_bf16_supported", "is_bfloat16_available")
-"""Questions about the GPU that every one of the library answers with yes, Volta and Turing apart."""
-ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
-}  # fmt: skip
-COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne, ast.Lt: operator.lt,
-    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -57,7 +44,7 @@ class Script:
     """Options and fields that were taken at their defaults."""
 
     def __post_init__(self) -> None:
-        self.tree = tree_of(self.path)
+        self.tree = python_text.tree_of(self.path)
         self._home: dict[int, _Function | None] = {}
         self._names: dict[tuple[int, str], list[_Bound]] = {}
         self._attributes: dict[str, list[_Bound]] = {}
@@ -238,8 +225,8 @@ class Script:
             return None
         if len(calls) == 1:
             given = next((one.value for one in calls[0].keywords if one.arg == name), None)
-            place = names.index(name)
-            if given is None and place < min(len(calls[0].args), len(positional)):
+            place = names.index(name) - (names[0] in ("self", "cls"))
+            if given is None and 0 <= place < min(len(calls[0].args), len(positional)):
                 given = calls[0].args[place]
             itself = isinstance(given, ast.Name) and given.id == name and self._home.get(id(given)) is function
             if given is not None and not itself:
@@ -250,7 +237,7 @@ class Script:
 
     def _of_attribute(self, node: ast.Attribute) -> Any:
         name = node.attr
-        if isinstance(node.value, ast.Name) and node.value.id in ("torch", "jnp") and name in DTYPES:
+        if isinstance(node.value, ast.Name) and node.value.id in ("torch", "jnp") and name in python_text.DTYPES:
             return {"half": "float16", "float": "float32"}.get(name, name)
         said = self.said.setting(name)
         if said is not None:
@@ -268,7 +255,7 @@ class Script:
             default = given[0] if given and ast.unparse(given[0]) != ast.unparse(node) else fields[0]
             if default is not None:
                 self.defaults.append(name)
-                return self._value(default_of(default))
+                return self._value(python_text.default_of(default))
         return gap([name])
 
     def _option(self, call: ast.Call, name: str) -> Any:
@@ -305,8 +292,7 @@ class Script:
         return found if all(one is None or one == found for one in put) else gap([key])
 
     def _of_joinedstr(self, node: ast.JoinedStr) -> Any:
-        parts = [self._value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
-        return "".join(str(one)[:1000] for one in parts)
+        return "".join(str(self._value(one.value if isinstance(one, ast.FormattedValue) else one))[:1000] for one in node.values)
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Any:
         value = self._value(node.operand)
@@ -323,12 +309,8 @@ class Script:
             return (left + ("" if isinstance(node.op, ast.Add) else "/") + right)[:10000]
         if open_:
             return gap(open_)
-        numbers = all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right))
-        if numbers and isinstance(node.op, ast.Pow) and abs(left) <= 1000 and 0 <= right <= 15:
-            return left**right
-        if not numbers or type(node.op) not in ARITHMETIC or (right == 0 and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod)):
-            return gap([UNNAMED])
-        return ARITHMETIC[type(node.op)](left, right)
+        found = python_text.computed(node.op, left, right)
+        return gap([UNNAMED]) if found is None else found
 
     def _of_boolop(self, node: ast.BoolOp) -> Any:
         value: Any = None
@@ -345,15 +327,8 @@ class Script:
         open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
         if open_ or len(node.ops) > 1:
             return gap(open_ or [UNNAMED])
-        if isinstance(node.ops[0], ast.In | ast.NotIn) and isinstance(right, str | list | dict):
-            try:
-                return (left in right) is isinstance(node.ops[0], ast.In)
-            except TypeError:
-                return gap([UNNAMED])
-        try:
-            return COMPARISONS[type(node.ops[0])](left, right)
-        except (KeyError, TypeError):
-            return gap([UNNAMED])
+        found = python_text.compared(node.ops[0], left, right)
+        return gap([UNNAMED]) if found is None else found
 
     def _of_ifexp(self, node: ast.IfExp) -> Any:
         test = self._value(node.test)
@@ -365,7 +340,7 @@ class Script:
     def _of_call(self, node: ast.Call) -> Any:
         name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
         last = name.rpartition(".")[2]
-        if last in YES:
+        if last in python_text.YES:
             return True
         if last == "device_count" and self.said.num_gpus is not None:
             return self.said.num_gpus
@@ -379,12 +354,12 @@ class Script:
             return self.keywords(node)
         if (given := self._passed(node, name)) is not None:
             return given[0]
-        if (name in CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:
+        if (name in python_text.CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:
             value = self._value(node.args[0])
-            if name not in CONVERSIONS or (isinstance(value, str) and is_open(value)):
+            if name not in python_text.CONVERSIONS or (isinstance(value, str) and is_open(value)):
                 return value
             try:
-                return CONVERSIONS[name](value)
+                return python_text.CONVERSIONS[name](value)
             except (TypeError, ValueError, OverflowError):
                 return gap([UNNAMED])
         return gap([UNNAMED])
@@ -420,8 +395,3 @@ class Script:
 def _called(value: Any, name: str) -> Any:
     """A value whose gap, where it has no name of its own, is called by its keyword."""
     return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value
-
-
-def last_name(node: ast.AST) -> str:
-    """The last part of a dotted name."""
-    return str(getattr(node, "attr", getattr(node, "id", "")))

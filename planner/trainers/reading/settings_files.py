@@ -15,7 +15,9 @@ READS = re.compile(
     r"|(\w+\.)*_?(load|read|parse|get)_(\w+_)?(config|cfg|settings|params|yaml|json|toml)(uration)?(_file|_from_\w+)?"
 )
 """Functions that give what a file of settings says."""
-PASSES = re.compile(r"(\w+\.)*(open|read|read_text|resolve|absolute|expanduser|abspath|realpath|to_container|create|deepcopy|as_posix)")
+PASSES = re.compile(
+    r"(\w+\.)*(open|read|read_text|resolve|absolute|expanduser|abspath|realpath|to_container|create|deepcopy|as_posix)"
+)
 """Functions that give what they are given, or what they are of, as far as a file of settings goes."""
 HOLDERS = ("Namespace", "SimpleNamespace", "DictConfig", "EasyDict", "edict", "Box", "Munch", "AttrDict")
 """Classes that hold a mapping as it is."""

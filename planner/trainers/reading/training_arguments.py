@@ -259,7 +259,8 @@ def _objective(given: Settings, script: str) -> str:
         foreign = foreign or (None if named == "dpo" else NOT_LM.get(named, named))
         words = [*words, named]
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
-        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are")
+        also = "; --from rl:trl reads it as an RL plan" if foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml") else ""
+        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

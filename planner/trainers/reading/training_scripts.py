@@ -7,7 +7,8 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Script, last_name
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open

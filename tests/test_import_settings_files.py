@@ -1,0 +1,155 @@
+"""Settings that Python scripts read from files of their own, and what else scripts of public projects showed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.layout import Recompute
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading, to_plan
+from planner.trainers.reading.given import Given, OpenQuestionsError
+from planner.trainers.reading.shell import evaluate
+
+PROGRAM = """
+import argparse, yaml
+from pathlib import Path
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+def load(path):
+    with open(path) as file:
+        return yaml.safe_load(file) or {}
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", DEFAULT)
+    args = parser.parse_args()
+    cfg = load(Path(args.config))
+    OVERRIDE
+    model = AutoModelForCausalLM.from_pretrained(cfg["model"]["name"], torch_dtype="bfloat16")
+    if cfg["train"].get("checkpointing", False):
+        model.gradient_checkpointing_enable()
+    lora = LoraConfig(r=int(cfg["lora"]["r"]), target_modules=list(cfg["lora"]["targets"]), lora_dropout=0.0)
+    arguments = TrainingArguments(bf16=cfg["train"].get("bf16", True), **cfg["trainer"])
+    tokenizer(text, truncation=True, max_length=cfg["train"]["length"])
+    Trainer(model=model, args=arguments).train()
+"""
+SETTINGS = """
+model: {name: meta-llama/Llama-3.1-8B}
+lora: {r: 24, targets: [q_proj, v_proj]}
+train: {checkpointing: CHECKPOINTING, length: 1024}
+trainer: {per_device_train_batch_size: 3, gradient_accumulation_steps: 4, learning_rate: 1.0e-4}
+"""
+
+
+DEFAULT = 'default="configs/a.yaml"'
+
+
+def job(folder: Path, default: str = DEFAULT, override: str = "", checkpointing: str = "true", **given: str) -> Reading:
+    (folder / "configs").mkdir(exist_ok=True)
+    (folder / "configs" / "a.yaml").write_text(SETTINGS.replace("CHECKPOINTING", checkpointing))
+    (folder / "train.py").write_text(PROGRAM.replace("DEFAULT", default).replace("OVERRIDE", override))
+    return read(folder / "train.py", None, Given(num_gpus=1, settings=given))
+
+
+def test_a_script_reads_its_settings_from_a_file(tmp_path: Path) -> None:
+    found = job(tmp_path)
+    assert found.model is not None and found.model.name == "llama-3.1-8b"
+    assert (found.lora_rank, found.lora_targets, found.sequence_length, found.global_batch_size) == (24, "qv", 1024, 12)
+    assert found.fields["recompute"] == int(Recompute.FULL)
+    assert job(tmp_path, checkpointing="false").fields["recompute"] == int(Recompute.NONE), "under its condition"
+
+
+def test_a_file_that_is_not_named_is_one_question(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match=r"say --set config_file=VALUE \(YAML, JSON or TOML that its program reads\)$"):
+        to_plan(job(tmp_path, "required=True"))
+    assert job(tmp_path, "required=True", config_file="configs/a.yaml").lora_rank == 24
+    assert job(tmp_path, "required=True", config="configs/a.yaml").lora_rank == 24
+
+
+def test_what_a_script_puts_over_its_file_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match="--set r=VALUE"):
+        to_plan(job(tmp_path, override='cfg["lora"]["r"] = choose()'))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'env A=1 run --x 3 2>&1 | tail -5', '(cd x && env -u B run --x 3) | tee log', 'tmux new-session -d -s a "run --x 3"',
+        'tmux send-keys -t a "cd x && run --x 3" C-m', "ROOT=${ROOT:?}\nbash ${ROOT}/scripts/inner.sh",
+        "bash /elsewhere/project/scripts/inner.sh",
+    ],
+)  # fmt: skip
+def test_ways_to_start_a_command(text: str, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "inner.sh").write_text("run --x 3\n")
+    words = [one.words[-3:] for one in evaluate(text, "a.sh", {}, tmp_path).commands]
+    assert ["run", "--x", "3"] in words
+
+
+def test_a_command_of_torchtitan_names_a_function_of_the_repository(tmp_path: Path) -> None:
+    folder = tmp_path / "torchtitan" / "models" / "llama3"
+    folder.mkdir(parents=True)
+    (folder / "config_registry.py").write_text(
+        "def llama3_8b():\n    return Trainer.Config(hf_assets_path='./assets/hf/Llama-3.1-8B', training=TrainingConfig("
+        "local_batch_size=1, seq_len=8192), parallelism=ParallelismConfig(), activation_checkpoint=FullAC.Config())\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config ${CONFIG:-llama3_8b}"
+                      " --parallelism.tensor_parallel_degree 2\n")  # fmt: skip
+    found = read(script, None, Given())
+    assert found.model is not None and found.model.name == "llama-3.1-8b" and found.num_gpus == 8
+    assert (found.fields["tp"], found.fields["dp"], found.sequence_length) == (2, 4, 8192)
+    assert found.fields["recompute"] == int(Recompute.FULL)
+
+
+def test_the_sft_trainer_of_verl_over_megatron(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc_per_node=16 -m verl.trainer.sft_trainer data.train_batch_size=48 data.micro_batch_size_per_gpu=1 "
+        "data.use_dynamic_bsz=False data.max_length=4096 model.path=Qwen/Qwen3-32B engine=megatron "
+        "engine.tensor_model_parallel_size=4 engine.pipeline_model_parallel_size=2 engine.context_parallel_size=2 "
+        "+engine.override_transformer_config.recompute_granularity=full "
+        "+optim.override_optimizer_config.optimizer_cpu_offload=true\n"
+    )
+    found = read(script, None, Given())
+    assert [found.fields[one] for one in ("tp", "pp", "cp", "dp", "num_microbatches")] == [4, 2, 2, 1, 48]
+    assert found.fields["offload_optimizer"] == 100 and found.trainer.startswith("megatron")
+    script.write_text(script.read_text().replace("engine=megatron", "engine=fsdp").replace("engine.t", "engine.x_t"))
+    assert read(script, None, Given()).trainer.startswith("verl")
+
+
+def test_settings_over_a_recipe_that_is_not_named(tmp_path: Path) -> None:
+    file = tmp_path / "over.yaml"
+    file.write_text("model:\n  tensor_model_parallel_size: 2\ntrain:\n  train_iters: 20\n  global_batch_size: 8\n")
+    with pytest.raises(OpenQuestionsError, match="--set recipe=VALUE"):
+        to_plan(read(file, None, Given()))
+    found = read(file, None, Given(num_gpus=8, settings={"recipe": "llama3_8b_pretrain_config"}))
+    assert (found.fields["tp"], found.global_batch_size) == (2, 8)
+
+
+def test_a_recipe_with_a_layout_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python run_recipe.py --recipe deepseek_v3_pretrain_1024gpu_h100_bf16_config\n")
+    found = read(tmp_path / "run.sh", None, Given(num_gpus=2048))
+    assert (found.fields["pp"], found.fields["first_stage_layers"], found.fields["last_stage_layers"]) == (16, 4, 1)
+
+
+def test_a_step_of_ones_own_is_refused_by_its_word(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    text = "training_method: STEP\nper_device_train_batch_size: 4\nbase_model: meta-llama/Llama-3.1-8B\nbf16: true\n"
+    file.write_text(text.replace("STEP", "REFUEL"))
+    with pytest.raises(Exception, match="refuel is not modelled"):
+        read(file, None, Given())
+    file.write_text(text.replace("STEP", "DPO"))
+    assert read(file, None, Given()).objective == "dpo"
+
+
+def test_a_key_twice_with_one_value_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("model_name_or_path: Qwen/Qwen3-8B\nbf16: true\nbf16: true\nper_device_train_batch_size: 1\n")
+    assert read(file, None, Given()).precision == "bf16"
+    file.write_text(file.read_text() + "bf16: false\n")
+    with pytest.raises(Exception, match="'bf16' is given twice"):
+        read(file, None, Given())
