@@ -153,3 +153,54 @@ def test_a_key_twice_with_one_value_is_no_mistake(tmp_path: Path) -> None:
     file.write_text(file.read_text() + "bf16: false\n")
     with pytest.raises(Exception, match="'bf16' is given twice"):
         read(file, None, Given())
+
+
+def test_a_class_keeps_the_settings_that_it_is_made_with(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "class Own:\n"
+        "    def __init__(self, config):\n"
+        "        self.config = config\n"
+        "    def train(self):\n"
+        "        self.model = AutoModelForCausalLM.from_pretrained(self.config['name'], torch_dtype='bfloat16')\n"
+        "        arguments = TrainingArguments(per_device_train_batch_size=self.config['batch'], bf16=torch.cuda.is_available(),\n"
+        "                                      gradient_accumulation_steps=self.config['steps'])\n"
+        "        Trainer(model=self.model, args=arguments).train()\n"
+        "Own({'name': 'Qwen/Qwen3-8B', 'batch': 3, 'length': 512}).train()\n"
+    )
+    given = Given(num_gpus=1, sequence_length=512, settings={"steps": "5"})
+    found = read(tmp_path / "train.py", None, given)
+    assert found.model is not None and found.model.name == "qwen3-8b" and found.precision == "bf16_true"
+    assert (found.fields["micro_batch_size"], found.global_batch_size) == (3, 15), "what stands nowhere is answered by its key"
+
+
+def test_adapters_on_some_layers_are_refused(tmp_path: Path) -> None:
+    text = ("from unsloth import FastLanguageModel\nfrom trl import SFTTrainer, SFTConfig\n"
+            "model, tokenizer = FastLanguageModel.from_pretrained(model_name='unsloth/Qwen3-8B', max_seq_length=512)\n"
+            "model = FastLanguageModel.get_peft_model(model, r=8, layers_to_transform=[30, 31])\n"
+            "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2)).train()\n")  # fmt: skip
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(Exception, match="layers_to_transform decides memory or degrees and is not priced"):
+        read(tmp_path / "train.py", None, Given())
+    assert read(tmp_path / "train.py", None, Given(settings={"layers_to_transform": "false"})).lora_rank == 8
+
+
+def test_values_that_a_script_asks_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "model.yaml").write_text("training: {num_layers: 24, rope: null}\n")
+    text = "F=./configs/model.yaml\nL=$(yq '.training.num_layers' $F)\n"
+    text += "H=$(cat Llama-3.3-70B-Instruct/config.json | jq -r '.hidden_size')\n"
+    words = evaluate(f"{text}run --layers $L --hidden $H", str(tmp_path / "a.sh"), {}, tmp_path).commands[-1].words
+    assert words == ["run", "--layers", "24", "--hidden", "8192"]
+    unknown = evaluate("L=$(yq '.a' nothing.yaml)\nrun --layers $L", str(tmp_path / "a.sh"), {}, tmp_path).commands[-1].words
+    assert unknown[-1] != "24"
+
+
+def test_weights_in_fp8_are_refused_where_they_are_trained_in_fp8(tmp_path: Path) -> None:
+    sizes = ("--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 "
+             "--micro-batch-size 1 --global-batch-size 8 --vocab-size 32000 --swiglu --bf16 --fp8-param-gather")  # fmt: skip
+    (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --fp8-format hybrid\n")
+    with pytest.raises(Exception, match="--set fp8_param_gather=False imports the job without it"):
+        read(tmp_path / "a.sh", None, Given())
+    (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes}\n")
+    assert read(tmp_path / "a.sh", None, Given()).precision == "bf16"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError
-from planner.trainers.reading.given import Given, Question, ask
+from planner.errors import PlannerError, shown
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
@@ -229,10 +229,10 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         if name in found.written and name.endswith((".yaml", ".yml")):
             data |= library.parse_yaml(found.written[name], f"{path}: {name}")
             continue
-        file = beside(path, name)
+        file = beside(path, said.setting(CONFIG_FILE) or name)
         if file is None:
-            called = shown_text(name)
-            raise PlannerError(f"{path}: it names {called}, which is not there; put it beside the script, or import that file")
+            about = f"it names {shown(shown_text(name))}, which is not there; or import that file"
+            ask(str(path), [Question(name=CONFIG_FILE, about=about, choices=("FILE",))])
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     return Settings(path, said.filled({**data, **found.settings}), said=said)

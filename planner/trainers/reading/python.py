@@ -55,6 +55,7 @@ class Script:
         self._calls: dict[str, list[ast.Call]] = {}
         self._stored: dict[str, list[ast.expr | None]] = {}
         self._classes: set[str] = set()
+        self._made_by: dict[int, str] = {}  # a function that makes an object -> the class that is called for it
         self._steps = 0
         try:
             self._walk()
@@ -145,6 +146,7 @@ class Script:
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             self._classes.add(node.name)
+            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, _Function) and one.name == "__init__"}
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                     self._fields.setdefault(one.target.id, []).append(one.value)
@@ -217,7 +219,7 @@ class Script:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
-        calls = self._calls.get(function.name, [])
+        calls = self._calls.get(self._made_by.get(id(function), function.name), [])
         if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
             rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
             return ({str(one.arg): self._value(one.value) for one in rest},)
@@ -280,7 +282,9 @@ class Script:
             return owner[str(key)]
         if isinstance(owner, list) and isinstance(key, int) and not isinstance(key, bool) and -len(owner) <= key < len(owner):
             return owner[key]
-        return gap([key if isinstance(key, str) and re.fullmatch(r"\w{1,60}", key) else UNNAMED])
+        known = isinstance(key, str) and re.fullmatch(r"\w{1,60}", key)
+        said = self.said.setting(key) if known else None
+        return gap([key if known else UNNAMED]) if said is None else value_of(said)
 
     def _kept(self, owner: FileSettings | str, key: str, default: Any = None) -> Any:
         """What a file of settings says, unless the script puts something else in its place."""
@@ -316,9 +320,7 @@ class Script:
         value: Any = None
         for one in node.values:
             value = self._value(one)
-            if isinstance(value, str) and is_open(value):
-                return value
-            if bool(value) is isinstance(node.op, ast.Or):
+            if (isinstance(value, str) and is_open(value)) or bool(value) is isinstance(node.op, ast.Or):
                 return value
         return value
 
@@ -340,9 +342,9 @@ class Script:
     def _of_call(self, node: ast.Call) -> Any:
         name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
         last = name.rpartition(".")[2]
-        if last in python_text.YES:
+        if last in python_text.YES or name.endswith("cuda.is_available"):
             return True
-        if last == "device_count" and self.said.num_gpus is not None:
+        if last == "device_count" and self.said.num_gpus:
             return self.said.num_gpus
         if name in ("os.getenv", "os.environ.get", "environ.get", "getenv") and node.args:
             variable = str(self._value(node.args[0]))

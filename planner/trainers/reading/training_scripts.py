@@ -12,6 +12,7 @@ from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.values import not_priced
 
 CONFIGS = ("SFTConfig", "DPOConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
 TRAINERS = ("SFTTrainer", "DPOTrainer", "Trainer", "Seq2SeqTrainer", "UnslothTrainer")
@@ -55,8 +56,8 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= _cut(script)
     if data.get("gradient_checkpointing") is None and switched_on(script):
-        sure = any(script.runs(one) for one in script.calls(*CHECKPOINTS))
-        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"])
+        sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
+        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     old = "max_seq_length" in data and not unsloth
@@ -175,6 +176,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     words = script.keywords(calls[0])
     if words.get("use_dora"):
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
+    if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
+        raise not_priced(str(script.path), ["layers_to_transform"], ["layers_to_transform"])
     found: dict[str, Any] = {
         "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
     }  # fmt: skip

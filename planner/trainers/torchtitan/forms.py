@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainers.reading.commands import processes
-from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.settings import beside, parsed
@@ -46,6 +46,9 @@ def sections(path: Path, text: str, given: Given) -> Sections:
         return _python(path, text, given)
     if path.suffix == ".toml":
         data = library.parse_toml(text, str(path))
+        for name in given.settings:  # sections that the file leaves out
+            if name.partition(".")[0] in SECTIONS:
+                data.setdefault(name.partition(".")[0], {})
         return tables(path, given.filled(data))
     if path.suffix == ".json":
         data = json_mapping(path, text, "a configuration saved by torchtitan")
@@ -294,7 +297,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
             if section == "job" and key == "config_file" and values and not under:
-                data = merged(_file(path, values[0]), data)
+                data = merged(_file(path, values[0], given), data)
             if section not in SECTIONS or not key or key.startswith(PATHS):
                 continue
             value = values[0] if values else "true"
@@ -354,11 +357,12 @@ def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) 
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
 
 
-def _file(path: Path, name: str) -> dict[str, Any]:
-    """The TOML that a command names; folders in front of it may be unknown. Raises PlannerError where it is not there."""
+def _file(path: Path, name: str, given: Given) -> dict[str, Any]:
+    """The TOML that a command names; folders in front of it may be unknown. Raises OpenQuestionsError where it is not there."""
+    called, name = name, given.setting(CONFIG_FILE) or name
     name = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
     file = beside(path, name, (".toml",))
     if file is None:
-        raise PlannerError(f"{path}: it names {name}, which is not there; put it next to the script, or import that file")
+        ask(str(path), [Question(name=CONFIG_FILE, about=f"it names {shown(called)}, which is not there", choices=("FILE",))])
     return library.parse_toml(read_text(file), str(file))
 
