@@ -204,3 +204,55 @@ def test_weights_in_fp8_are_refused_where_they_are_trained_in_fp8(tmp_path: Path
         read(tmp_path / "a.sh", None, Given())
     (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes}\n")
     assert read(tmp_path / "a.sh", None, Given()).precision == "bf16"
+
+
+def test_a_recipe_that_is_built_of_functions_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a_1b.py").write_text(
+        "LENGTH: int = 8192\n"
+        "def model_config(tensor_parallelism: int = 1, context_parallelism: int = 1):\n"
+        "    return QwenModelProvider1B(tensor_model_parallel_size=tensor_parallelism, context_parallel_size=context_parallelism)\n"
+        "def pretrain_config(tensor_parallelism: int = 2, global_batch_size: int = 64, precision_config='bf16_mixed'):\n"
+        "    model_cfg = model_config(tensor_parallelism=tensor_parallelism)\n"
+        "    cfg = ConfigContainer(model=model_cfg, mixed_precision=precision_config,\n"
+        "        dataset=GPTDatasetConfig(sequence_length=LENGTH),\n"
+        "        train=TrainingConfig(global_batch_size=global_batch_size, micro_batch_size=2))\n"
+        "    return cfg\n"
+        "# megatron.bridge recipes\n"
+    )
+    said = Given(num_gpus=8, model="qwen2.5-1.5b")
+    found = read(tmp_path / "a_1b.py", "megatron-bridge", said)
+    assert [found.fields[one] for one in ("tp", "cp", "dp", "micro_batch_size", "num_microbatches")] == [2, 1, 4, 2, 8]
+    assert found.sequence_length == 8192
+    (tmp_path / "b.py").write_text(
+        "from recipes import a_1b\n"
+        "def pretrain_config(context_parallelism: int = 4):\n"
+        "    config = a_1b.pretrain_config(context_parallelism=context_parallelism, micro_batch_size=1)\n"
+        "    return config\n"
+    )
+    found = read(tmp_path / "b.py", "megatron-bridge", Given(num_gpus=8, model="qwen2.5-1.5b"))
+    assert (found.fields["tp"], found.fields["cp"], found.fields["micro_batch_size"], found.global_batch_size) == (2, 4, 1, 64)
+
+
+def test_a_launcher_that_a_branch_puts_before_a_command(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(
+        'for one in $*; do if [[ $one == --bind* ]]; then BIND=${one#*=}; fi; done\nDP=$((WORLD / 2))\n'
+        'APP="python3 -u pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 512 '
+        '--max-position-embeddings 512 --micro-batch-size 1 --tensor-model-parallel-size 2 --bf16 --vocab-size 32000 '
+        '--world-size ${WORLD} --global-batch-size $((8 * DP))"\n'
+        'if [[ $profiling == torch ]]; then APP+=" --profile"; elif [[ $profiling == other ]]; then APP="prof -d x ${APP}"; fi\n'
+        "${BIND} ${APP}\n"
+    )
+    found = read(file, None, Given(settings={"WORLD": "8"}))
+    assert (found.fields["tp"], found.num_gpus, found.global_batch_size) == (2, 8, 32)
+
+
+def test_a_launcher_does_not_hide_what_its_program_is_told(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    command = "accelerate launch --multi_gpu --num_processes 8 train.py --model_name_or_path Qwen/Qwen2.5-7B --bf16 True \\\n"
+    file = tmp_path / "a.sh"
+    words = "  --per_device_train_batch_size 1 --model_max_length 2048 --deepspeed ~/project/configs/ds.json"
+    file.write_text(command + words)
+    found = read(file, None, Given(settings={"use_peft": "false"}))
+    assert (found.fields["zero"], found.num_gpus) == (3, 8)

@@ -75,7 +75,8 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found["seq_length" if name == "sequence_length" else name] = str(value)
     waiting = bool(found.questions)
     readable(found)
-    gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
+    world = found.number("world_size") if str(found.get("world_size")).isdigit() else 0
+    gpus = given.num_gpus or world or (int(header.group(1)) if header else found.num_gpus)
     try:
         translate(found, gpus)
         model = model_of(found, given, header.group(4) if header else "")

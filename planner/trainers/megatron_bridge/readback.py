@@ -23,6 +23,7 @@ from planner.trainers.megatron_bridge.recipes import (
     published,
     script_settings,
     settings_of,
+    with_modules_beside,
 )
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -114,6 +115,8 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
 def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[str, Any]:
     """Settings of the one recipe of a module, or of the one that is named."""
     recipes = [name for name in functions(tree) if name.endswith("_config") and not name.startswith("_")]
+    if "pretrain_config" in recipes:  # the first recipes, whose parts are functions of their own
+        recipes = [name for name in recipes if name in ("pretrain_config", "finetune_config")]
     asked = said.setting("recipe")
     if asked is not None and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
@@ -122,7 +125,7 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
         return script_settings(tree, known)
-    return settings_of(tree, asked or recipes[0], known)
+    return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
 
 
 def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",

@@ -186,6 +186,10 @@ def _variable(script: Script, name: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,6}", text) else None
 
 
+SHARDS = ("deepspeed", "fsdp", "fsdp_config")
+"""Arguments of the program itself that shard it, whatever its launcher says."""
+
+
 def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Sharding | None:
     """What options of accelerate say."""
     file = launcher.text("config_file")
@@ -215,7 +219,7 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         return Sharding(kind="deepspeed", fields={**fields, **host}, precision=precision)
     if "use_fsdp" in given:
         return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
-    if "multi_gpu" in given:
+    if "multi_gpu" in given and not any(name in settings for name in SHARDS):
         return Sharding(fields={"zero": 0}, precision=precision)
     return None
 
@@ -232,7 +236,10 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         file = beside(path, said.setting(CONFIG_FILE) or name)
         if file is None:
             about = f"it names {shown(shown_text(name))}, which is not there; or import that file"
-            ask(str(path), [Question(name=CONFIG_FILE, about=about, choices=("FILE",))])
+            waiting = [Question(name=CONFIG_FILE, about=about, choices=("FILE",))]
+            if isinstance(found.settings.get("accelerate"), str):  # asked for in the same sentence
+                waiting.append(Question(name="accelerate", about="the configuration that launches it", choices=("FILE",)))
+            ask(str(path), waiting)
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     return Settings(path, said.filled({**data, **found.settings}), said=said)

@@ -246,7 +246,7 @@ class Script:
             return value_of(said)
         if (some := self._attributes.get(ast.unparse(node))) is not None:
             return self._decided(some, name)
-        owner = self._value(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else None
+        owner: Any = self._value(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else None
         if waits(owner) or (isinstance(owner, FileSettings) and name in owner):
             return self._kept(owner, name)
         if name in self._options:
@@ -383,7 +383,7 @@ class Script:
             return (held.get(key, default),) if isinstance(held, dict) else None
         if last in (*HOLDERS, *self._classes) and len(node.keywords) == 1 and node.keywords[0].arg is None and not node.args:
             return (self._value(node.keywords[0].value),)
-        first = (node.args or words or [None])[0]
+        first = next(iter(node.args or words), None)
         if PASSES.fullmatch(name or last):
             inner = owner if isinstance(node.func, ast.Attribute) and last not in ("to_container", "create", "deepcopy") else first
             inner = first if isinstance(inner, ast.Name) and inner.id in ("io", "codecs", "os", "path") else inner

@@ -163,12 +163,16 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
 
 
 def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".yml")) -> Path | None:
-    """A file that another one names: from its folder or one above, or of the same name beside it; None = not there."""
+    """A file that another one names: from its folder or one above, by the end of a path on the author's machine, or of the same
+    name beside it; None = not there."""
     asked = Path(name)
     if len(name) > 500 or "\0" in name:
         return None
     folder = path.resolve().parent
-    places = [asked] if asked.is_absolute() else [one / asked for one in (folder, *list(folder.parents)[:6])]
+    above = (folder, *list(folder.parents)[:6])
+    rooted = asked.is_absolute() or name.startswith("~")
+    ends = [Path(*asked.parts[one:]) for one in range(1, len(asked.parts) - 1)] if rooted else [asked]
+    places = [*([asked] if rooted else ()), *(one / end for end in ends for one in above)]
     for place in [*places, folder / asked.name]:
         if library.is_file(place) and place.suffix.lower() in endings:
             return place

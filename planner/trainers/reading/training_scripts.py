@@ -197,12 +197,17 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
 
 
 def _cut(script: Script) -> dict[str, Any]:
-    """The length at which the tokenizer cuts, where it is one."""
+    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
     cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
            if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    if not cut:
+        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
 
 
+LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
+"""Variables that scripts keep the length of a sequence in."""
 CHECKPOINTS = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
 
 

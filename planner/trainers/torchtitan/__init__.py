@@ -10,6 +10,6 @@ SOURCE = (
 )
 FORM = (
     "py toml json any",
-    r"ParallelismConfig|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan\.train\b|data_parallel_(shard_)?degree",
+    r"ParallelismConfig|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan\.train(er)?\b|data_parallel_(shard_)?degree",
 )
 NO_WORD = ("fp8_row",)

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,11 @@ def _mode(path: Path, mode: object) -> Recompute:
 # -------------------------------------------------------------------------------------------------------------- Python
 
 
+def _public(names: Iterable[str]) -> tuple[str, ...]:
+    """Names that others may call, where there are any."""
+    return tuple(one for one in names if not one.startswith("_")) or tuple(names)
+
+
 def _python(path: Path, text: str, given: Given) -> Sections:
     """A module of configurations is read, not run: one function with its ParallelismConfig and TrainingConfig, what it changes
     of another one, constants of the module."""
@@ -155,7 +160,7 @@ def _python(path: Path, text: str, given: Given) -> Sections:
             f"{path}: no function {asked} that returns a configuration; it has {', '.join(functions) or 'none'}"
         )
     if asked is None and len(functions) > 1:
-        ask(str(path), [Question(name="config", about="which of its functions is trained", choices=tuple(functions))])
+        ask(str(path), [Question(name="config", about="which of its functions is trained", choices=_public(functions))])
     chosen = asked or next(iter(functions), None)
     found: Sections = {"other": {"notes": []}}
     if chosen is not None:
