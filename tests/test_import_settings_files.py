@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from planner.errors import PlannerError
 from planner.layout import Recompute
+from planner.serving.readback.serve_reading import starts_servers
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -256,3 +258,65 @@ def test_a_launcher_does_not_hide_what_its_program_is_told(tmp_path: Path) -> No
     file.write_text(command + words)
     found = read(file, None, Given(settings={"use_peft": "false"}))
     assert (found.fields["zero"], found.num_gpus) == (3, 8)
+
+
+def test_a_batch_script_with_another_ending_goes_to_its_own_reader(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: full\nenable_liger_kernel: true\nbf16: true\n"
+        "cutoff_len: 8192\n"
+    )
+    file = tmp_path / "a.sbatch"
+    file.write_text(
+        "python scripts/watch.py --cutoff_len 10 --train_accuracy_batch_size 2 &\n"
+        "accelerate launch --num_processes 4 src/train.py a.yaml per_device_train_batch_size=2 deepspeed=zero3\n"
+    )
+    found = read(file, None, Given(settings={"deepspeed": "zero3"}))
+    assert (found.num_gpus, found.fields["zero"], found.fields["micro_batch_size"]) == (4, 3, 2)
+    assert "fused_linear" in found.trainer and not found.unread
+
+
+def test_the_length_that_an_older_llama_factory_takes(tmp_path: Path) -> None:
+    words = "--stage sft --model_name_or_path meta-llama/Llama-2-7b-hf --do_train --finetuning_type lora --lora_target all --fp16"
+    file = tmp_path / "a.sh"
+    file.write_text(f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {words}")
+    assert read(file, None, Given(num_gpus=1)).sequence_length == 1024
+    place = tmp_path / "src" / "llmtuner" / "hparams"
+    place.mkdir(parents=True)
+    (place / "data_args.py").write_text("class A:\n    cutoff_len: Optional[int] = field(\n        default=512,\n    )\n")
+    assert read(file, None, Given(num_gpus=1)).sequence_length == 512
+
+
+def test_a_quantised_model_without_adapters_is_not_trained(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from unsloth import FastLanguageModel\nfrom trl import SFTTrainer, SFTConfig\n"
+        "model, tokenizer = FastLanguageModel.from_pretrained(model_name='unsloth/Llama-3.2-3B-Instruct', load_in_4bit=True)\n"
+        "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, max_length=512)).train()\n"
+        "print('vllm serve it')\n"
+    )
+    with pytest.raises(PlannerError, match="loads its model quantised and makes no adapters"):
+        read(file)
+    assert not starts_servers(file)
+
+
+def test_sections_of_a_fork_of_torchtitan_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(
+        "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size = 2\nseq_len = 2048\n[freezing]\nfreeze = true\n"
+        "[activation_checkpoint]\nmode = 'none'\n"
+        "[parallelism]\ndata_parallel_shard_degree = 4\n"
+    )
+    assert "freezing" in " ".join(read(file).notes)
+
+
+def test_a_program_of_its_own_with_overrides_of_verl_behind_its_options(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(
+        "python3 scripts/train.py --condition $CONDITION data.train_batch_size=64 data.max_prompt_length=512 "
+        "data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.rollout.n=4 custom.path=a/b.py "
+        "trainer.n_gpus_per_node=4 trainer.nnodes=1\n"
+    )
+    found = read(file)
+    assert (found.num_gpus, found.fields["micro_batch_size"], found.global_batch_size) == (4, 2, 256)

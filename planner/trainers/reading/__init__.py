@@ -55,7 +55,12 @@ def _once(questions: Sequence[Question]) -> list[Question]:
     return list({one.name: one for one in questions}.values())
 
 
+SHELL = ("sh", "bash", "slurm", "sbatch")
+"""Endings of shell scripts: what reads one reads all."""
+
+
 def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:
-    endings, expression = form
-    fits = "any" in endings.split() or path.suffix.removeprefix(".").lower() in endings.split()
+    endings, expression = form[0].split(), form[1]
+    ending = path.suffix.removeprefix(".").lower()
+    fits = "any" in endings or ending in endings or (ending in SHELL and "sh" in endings)
     return fits and re.search(expression, text, re.MULTILINE) is not None

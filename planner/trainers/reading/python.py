@@ -366,7 +366,6 @@ class Script:
                 return gap([UNNAMED])
         return gap([UNNAMED])
 
-
     def _passed(self, node: ast.Call, name: str) -> tuple[Any] | None:
         """What a call gives that reads a file of settings, looks into one, or gives on what it is given; None = another call."""
         last, owner = last_name(node.func), getattr(node.func, "value", None)
@@ -375,6 +374,8 @@ class Script:
             returns = [one for one in ast.walk(self.functions[last]) if isinstance(one, ast.Return) and one.value is not None]
             found = self._value(returns[0].value) if len(returns) == 1 and returns[0].value is not None else None
             return (found,) if isinstance(found, FileSettings) or waits(found) else None
+        if last == "split" and owner is not None and isinstance(text := self._value(owner), str) and not is_open(text):
+            return (text.split(str(self._value(node.args[0])) if node.args else None),)
         if last == "get" and owner is not None and 1 <= len(node.args) <= 2:
             held, key = self._value(owner), str(self._value(node.args[0]))
             default = self._value(node.args[1]) if len(node.args) > 1 else None

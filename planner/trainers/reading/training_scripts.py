@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, value_of
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -60,6 +60,12 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
         data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
+    bits = "use_peft" not in data and any(data.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
+    if bits and value_of(said.setting("use_peft") or "false") is not True:
+        raise PlannerError(
+            f"{path}: it loads its model quantised and makes no adapters here, which transformers does not train; "
+            "--set use_peft=true imports it with adapters"
+        )
     old = "max_seq_length" in data and not unsloth
     kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
     if kind == "trl" and (old or "TrainingArguments" in kinds):

@@ -67,6 +67,14 @@ def _plain(data: Mapping[str, Any]) -> Sections:
 # ---------------------------------------------------------------------------------------------------------------- TOML
 
 
+TABLES = (
+    "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "checkpoint", "validation",
+    "comm", "activation_checkpoint", "compile", "float8", "mx", "quantize", "experimental", "fault_tolerance", "memory_estimation",
+    "debug", "dataloader", "tokenizer", "loss", "model_spec", "model_converters",
+)
+"""Tables of a configuration of torchtitan, of all its versions."""
+
+
 def tables(path: Path, data: dict[str, Any]) -> Sections:
     """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
     found = _plain(data)
@@ -80,7 +88,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
                 found["training"].pop(name, None)
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
-    other: dict[str, Any] = {"notes": [], "own_settings": (experimental or {}).get("custom_args_module")}
+    foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
+    foreign += [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
+    other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
     other["recompute"] = _mode(path, checkpoint.get("mode", "selective"))
     if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":
@@ -297,7 +308,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     gpus: int | None = None
     for command in script.commands:
         registered = registered or _registered(path, command.words, given)
-        if any(re.search(TRAINS, one) for one in command.words):
+        if any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words):
             gpus = processes(script, command)
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")

@@ -53,7 +53,10 @@ def read(path: Path, said: Given) -> Reading:
     try:
         found = launched(path, said, PROGRAM)
     except PlannerError:  # a program of its own, known by its overrides
-        found = launched(path, said, r"\S+\.py", r"(?s)[+~]*\w+(\.\w+)+=.*", modules=True)
+        try:
+            found = launched(path, said, r"[^\s=]+\.py", r"(?s)[+~]*\w+(\.\w+)+=.*", modules=True)
+        except PlannerError:  # behind options of its own
+            found = launched(path, said, r"[^\s=]*train\w*\.py")
         if not any(one.startswith("actor_rollout_ref.") for one in found.words):
             raise
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}

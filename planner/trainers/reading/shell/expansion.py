@@ -238,7 +238,7 @@ class Expansion:
 
 _COUNTED = re.compile(
     r"""\s*echo\s+("?\$\{?\w+\}?"?)\s*\|\s*(?:awk\s+-F\s*['"]?([,: ])['"]?\s+'\{\s*print\s+NF;?\s*\}'"""
-    r"""|tr\s+['"]?([,: ])['"]?\s+['"]\\n['"]\s*\|\s*wc\s+-l)\s*"""
+    r"""|tr\s+['"]?([,: ])['"]?\s+['"]\\n['"]\s*\|\s*(?:wc\s+-l|grep\s+-c\s+['"]?[.^]['"]?))\s*"""
 )
 """How many parts a list has, as scripts count the GPUs that they name."""
 
