@@ -320,3 +320,36 @@ def test_a_program_of_its_own_with_overrides_of_verl_behind_its_options(tmp_path
     )
     found = read(file)
     assert (found.num_gpus, found.fields["micro_batch_size"], found.global_batch_size) == (4, 2, 256)
+
+
+def test_gpus_that_a_script_shows_behind_its_training(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: full\ndeepspeed: z3.json\n")
+    file = tmp_path / "a.sh"
+    file.write_text("FORCE_TORCHRUN=1 llamafactory-cli train a.yaml\nexport CUDA_VISIBLE_DEVICES=0\npython -m lm_eval --model hf\n")
+    assert read(file, None, Given(settings={"deepspeed": "zero3"})).num_gpus is None
+    file.write_text("export CUDA_VISIBLE_DEVICES=0,1\n" + file.read_text())
+    assert read(file, None, Given(settings={"deepspeed": "zero3"})).num_gpus == 2
+
+
+def test_the_method_of_a_program_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    words = "accelerate launch --num_processes 1 -m mine.train --base_model Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16 "
+    file.write_text(words + "--max_seq_len 1024 --peft_method pissa")
+    with pytest.raises(PlannerError, match="pissa is not modelled"):
+        read(file)
+    file.write_text(words + "--max_seq_len 1024 --peft_method lora --lora_r 8 --lora_target_modules q_proj,v_proj")
+    assert read(file, None, Given(num_gpus=1, settings={"torch_dtype": "bfloat16"})).lora_rank == 8
+
+
+def test_a_model_that_something_else_makes_may_have_adapters(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from transformers import Trainer, TrainingArguments\nfrom mine import build\n_ = TrainingArguments('.')\nmodel = build()\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=3, gradient_checkpointing=True, bf16=True)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+    open_ = read(file, None, Given(num_gpus=1, model="qwen2.5-7b", sequence_length=1024)).questions
+    assert [one.name for one in open_] == ["torch_dtype", "use_peft"]
+    said = {"use_peft": "false", "torch_dtype": "float32"}
+    found = read(file, None, Given(num_gpus=1, model="qwen2.5-7b", sequence_length=1024, settings=said))
+    assert found.fields["micro_batch_size"] == 3 and found.fields["recompute"] == Recompute.FULL

@@ -78,7 +78,14 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
     if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) for word in first.words[place + 1 :]):
         raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
+    _as_it_runs(script, first)
     return _launch(path, first.words, place, script, notes)
+
+
+def _as_it_runs(script: Script, command: Command) -> None:
+    """Takes back what a script changes of the GPUs it shows behind a command."""
+    if command in script.commands:
+        script.variables.values["CUDA_VISIBLE_DEVICES"] = command.seen
 
 
 def _training(commands: Iterable[Command], program: str, mode: str, modules: bool) -> list[tuple[Command, int]]:
@@ -178,6 +185,7 @@ def processes(script: Script, command: Command) -> int | None:
     """Processes that a command starts, where launcher and variables say how many."""
     place = next((i for i, word in enumerate(command.words) if word in ("-m", "--module") or word.endswith(".py")), 0)
     before = command.words[:place]
+    _as_it_runs(script, command)
     return _gpus(before, _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(before))}), script)
 
 

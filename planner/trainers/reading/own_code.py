@@ -18,6 +18,7 @@ from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
+    BATCH,
     CHECKPOINTS,
     CONFIGS,
     FOREIGN,
@@ -30,7 +31,6 @@ from planner.trainers.reading.training_scripts import (
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
-BATCH = "per_device_train_batch_size"
 ASKED = (BATCH, "gradient_accumulation_steps")
 """Arguments that a program computes: they are asked for where it cannot be followed."""
 MERGES = ("merge_and_unload", "merge_adapter")

@@ -48,7 +48,7 @@ SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|sta
 QUANTISED = ("q_lora", "use_qlora", "qlora")
 SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
 """What programs call the switch of adapters, and of adapters of a quantised model."""
-MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type")
+MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type", "peft_method", "peft_type", "tuning_type")
 """What programs call the way they train: lora, qlora or full."""
 WHOLE = ("full_finetune", "full_finetuning")
 BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits", "quantization")

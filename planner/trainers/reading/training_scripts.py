@@ -26,6 +26,8 @@ FOREIGN_ADAPTERS = (
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""
+BATCH = "per_device_train_batch_size"
+"""What the configuration of a trainer that trains says; one without it is made for something else."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
@@ -41,7 +43,7 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
     data = model_arguments(script, loads, unsloth, notes)
-    configs = script.calls(*CONFIGS)
+    configs = sorted(script.calls(*CONFIGS), key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS)
@@ -168,7 +170,7 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
         return {}
     # A model that something else has loaded.
     elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
-    return {"model_name_or_path": value, **({"torch_dtype": gap(["torch_dtype"])} if elsewhere else {})}
+    return {"model_name_or_path": value, **({name: gap([name]) for name in ("torch_dtype", "use_peft")} if elsewhere else {})}
 
 
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:

@@ -61,6 +61,8 @@ class Command:
     words: list[str]
     under: tuple[str, ...] = ()
     """Variables that decide whether it runs; () = it does."""
+    seen: str = ""
+    """CUDA_VISIBLE_DEVICES when it runs; '' = not set by then."""
 
 
 @dataclass
@@ -208,7 +210,7 @@ class _Follower:
             self.script.commands += outcomes[0][1]
             return
         for _, commands in outcomes:
-            self.script.commands += [Command(one.words, (*names, *one.under) or ("",)) for one in commands]
+            self.script.commands += [Command(one.words, (*names, *one.under) or ("",), one.seen) for one in commands]
         self.script.variables = merged(self.variables, [variables for variables, _ in outcomes], names)
 
     def aside(self, body: Nodes) -> tuple[Variables, list[Command], bool]:
@@ -319,7 +321,7 @@ class _Follower:
             inner = len(self.script.commands)
             self.nested(words[place])
             started = self.script.commands[inner:]
-            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under) for one in started]
+            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under, one.seen) for one in started]
             return
         written = dict(self.script.documents)
         for i, word in enumerate(words[1:], 1):
@@ -328,11 +330,11 @@ class _Follower:
                 inner = len(self.script.commands)
                 self.nested(written[word])
                 launched = self.script.commands[inner:]
-                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
+                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under, one.seen) for one in launched]
                 return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
-            self.script.commands.append(Command(words))
+            self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
     def nested(self, text: str) -> None:
         """Follows a text as a script of its own."""
