@@ -35,23 +35,8 @@ DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
 _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
 _QUIET = (
-    "echo",
-    "printf",
-    "cat",
-    "mkdir",
-    "cd",
-    "rm",
-    "cp",
-    "ls",
-    "set",
-    "read",
-    "wait",
-    "trap",
-    "sleep",
-    "chmod",
-    "grep",
-    "sed",
-)
+    "echo", "printf", "cat", "mkdir", "cd", "rm", "cp", "ls", "set", "read", "wait", "trap", "sleep", "chmod", "grep", "sed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
