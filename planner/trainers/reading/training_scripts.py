@@ -60,6 +60,8 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     if data.get("gradient_checkpointing") is None and switched_on(script):
         sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
         data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
+    if (said_so := said.setting("gradient_checkpointing")) is not None and is_open(str(data.get("gradient_checkpointing"))):
+        data["gradient_checkpointing"] = value_of(said_so)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     bits = "use_peft" not in data and any(data.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
