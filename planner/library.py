@@ -41,14 +41,15 @@ _KINDS = {
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """Refuses a key that is given twice: YAML would silently take the last."""
+    """Refuses a key that is given twice with different values: YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key.value, str) and key.value in seen:
+        seen: dict[str, object] = {}
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            text = (value.tag, value.value) if isinstance(value, yaml.ScalarNode) else value
+            if isinstance(key.value, str) and seen.get(key.value, text) != text:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
-            seen.add(str(key.value))
+            seen[str(key.value)] = text
         return super().construct_mapping(node, deep)
 
 

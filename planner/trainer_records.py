@@ -118,6 +118,7 @@ class Legal:
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
     offload_saved_tensors = _named("offload", "saved_tensors")
+    offload_frozen_tables = _named("offload", "frozen_tables")
     offload_parameters = _named("offload", "parameters")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
 

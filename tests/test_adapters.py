@@ -72,6 +72,17 @@ def test_tables_trained_as_a_whole_by_hand(whole: str, tables: int, frozen: str)
     assert more.time["optimizer"][0] > plain.time["optimizer"][0]
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_unsloth_trains_tables_in_bf16_and_moves_the_frozen_ones(moved: bool) -> None:
+    """Two tables: a copy of 2 bytes each; with its own checkpointing the frozen originals wait on the disk."""
+    layout = ALONE.replace(zero=0, offload_activations=int(moved))
+    work: dict[str, Any] = {"lora_rank": 8, "frozen_weights": "nf4_dq"}
+    plain, more = (priced(asked("unsloth", lora_whole=one, **work), layout) for one in ("none", "both"))
+    added = {name: float(more.memory[name][0] - plain.memory[name][0]) for name in ("weights", "optimizer_states")}
+    assert added["weights"] == pytest.approx(0.0 if moved else 2 * 2 * V * H)
+    assert added["optimizer_states"] == pytest.approx(4 * 2 * V * H)
+
+
 def test_tables_are_trained_beside_adapters_alone() -> None:
     with pytest.raises(PlannerError, match="lora_whole is head, but without adapters every weight is trained"):
         asked(lora_whole="head")

@@ -238,7 +238,7 @@ def test_experts_of_a_megatron_without_an_argument_for_their_number_per_token(tm
 def test_a_program_of_a_family_builds_what_its_arguments_do_not_say(tmp_path: Path) -> None:
     text = f"torchrun --nproc_per_node 8 pretrain_llama.py {SIZES.replace('--swiglu', '')}"
     (tmp_path / "train.sh").write_text(text)
-    with pytest.raises(PlannerError, match="pretrain_llama.py is an architecture that its sizes do not tell"):
+    with pytest.raises(PlannerError, match=r"--model NAME \(pretrain_llama.py builds layers that its arguments do not tell"):
         read(tmp_path / "train.sh", None, Given())
     (tmp_path / "train.sh").write_text(f"{text} --swiglu")
     assert read(tmp_path / "train.sh", None, Given()).model.gated

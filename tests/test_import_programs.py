@@ -230,7 +230,7 @@ def test_flags_of_torchtitan_go_over_the_file_that_they_name(tmp_path: Path) -> 
     names = ("tp", "dp", "micro_batch_size", "recompute")
     assert [found.fields[name] for name in names] == [2, 64, 4, 0] and found.sequence_length == 8192
     file.write_text("torchrun -m torchtitan.train --job.config_file=other.toml\n")
-    with pytest.raises(PlannerError, match="it names other.toml, which is not there"):
+    with pytest.raises(PlannerError, match="it names 'other.toml', which is not there"):
         read(file, None, Given())
 
 

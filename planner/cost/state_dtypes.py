@@ -70,14 +70,18 @@ def frozen_other(workload: Workload) -> float:
     return 4.0 if workload.frozen_weights == "fp32" else workload.element
 
 
-def whole_bytes(workload: Workload) -> tuple[float, float, float]:
+def whole_bytes(workload: Workload, trainer: Trainer) -> tuple[float, float, float]:
     """Weight, gradient and optimizer states per parameter of a table that is trained as a whole beside adapters.
 
     It is a copy of the frozen table in the dtype of that (fp32 beside a base of 4 or 8 bits), and gradients and moments have the
     dtype of their parameter.  [peft, utils/other.py: ModulesToSaveWrapper.update, a deep copy, prepare_model_for_kbit_training;
-    tuners_utils.py: cast_adapter_dtype, of adapters alone]
+    tuners_utils.py: cast_adapter_dtype, of adapters alone]  unsloth prepares no base in fp32: its copies are in bf16, and beside
+    fp16 in fp32.  [unsloth, models/llama.py: _offload_frozen_module_for_training; unsloth_zoo, training_utils.py]
     """
-    each = 4.0 if dequantised(workload) else frozen_other(workload)
+    if trainer.legal.offload_frozen_tables:
+        each = 4.0 if workload.precision == "fp16" else frozen_other(workload)
+    else:
+        each = 4.0 if dequantised(workload) else frozen_other(workload)
     return each, each, PURE_STATES[workload.optimizer] * each / 2.0
 
 

@@ -30,10 +30,11 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
             f"trainer {trainer.name} has no frozen weights in {workload.frozen_weights}; it knows "
             f"{', '.join(trainer.legal.frozen_weights)}"
         )
-    if workload.lora_whole != "none" and not (trainer.kernels.separate_projections and "int8" in trainer.legal.frozen_weights):
+    peft = trainer.kernels.separate_projections and "int8" in trainer.legal.frozen_weights
+    if workload.lora_whole != "none" and not (peft or trainer.legal.offload_frozen_tables):
         raise PlannerError(  # peft alone copies them, where Hugging Face's layers and bitsandbytes are
             f"trainer {trainer.name} trains adapters alone; tables beside them are modelled for trl, axolotl, llama-factory, "
-            "ms-swift, fsdp and deepspeed"
+            "ms-swift, unsloth, fsdp and deepspeed"
         )
     if workload.objective not in ("lm", *trainer.legal.fine_tuning.objectives):
         raise PlannerError(

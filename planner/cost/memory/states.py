@@ -22,7 +22,7 @@ from planner.cost.pipeline.partition import (
     shard_groups,
 )
 from planner.cost.price.state_traffic import bucket_bytes
-from planner.cost.state_dtypes import whole_bytes
+from planner.cost.state_dtypes import frozen_other, whole_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import PAGED, Workload
@@ -114,8 +114,9 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     }  # fmt: skip
     if workload.lora_whole == "none":
         return held
-    levels, others = (trainer.stored.weight_sharding_level, 2, 1), (0.0, gradient_bytes, optimizer_bytes)
-    for name, level, own, other in zip(held, levels, whole_bytes(workload), others, strict=True):
+    moved = trainer.legal.offload_frozen_tables * column(layout.offload_activations) * frozen_other(workload)
+    levels, others = (trainer.stored.weight_sharding_level, 2, 1), (moved, gradient_bytes, optimizer_bytes)
+    for name, level, own, other in zip(held, levels, whole_bytes(workload, trainer), others, strict=True):
         held[name] = held[name] + per_rank(parameters.whole, np.zeros_like(parameters.expert), level) * (own - other)
     return held
 

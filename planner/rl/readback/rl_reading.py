@@ -22,7 +22,7 @@ from planner.trainers.reading.values import read_text
 
 FORMS = {
     "areal": r"max_head_offpolicyness|^gconfig\s*:", "prime-rl": r"^\[orchestrator|^\[\[orchestrator",
-    "openrlhf": r"openrlhf\.cli\.train_ppo|^\s*--(vllm|rollout)\.\w+",
+    "openrlhf": r"openrlhf\.cli\.train_ppo|^[ \t]*+--(vllm|rollout)\.\w+",
     "slime": r"--rollout-num-gpus|--n-samples-per-prompt|--rollout-batch-size",
     "verl": r"actor_rollout_ref", "nemo-rl": r"^grpo\s*:|^grpo\.num_prompts_per_step|run_grpo\.py",
     "trl": r"^num_generations\s*:",

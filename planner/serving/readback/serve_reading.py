@@ -56,7 +56,9 @@ class ServeRead:
     notes: tuple[str, ...]
 
 
-TRAINS = r"\btorchrun\b|\baccelerate launch\b|\bdeepspeed\s|\bmegatron\b|verl\.trainer"
+TRAINS = (
+    r"\btorchrun\b|\baccelerate launch\b|\bdeepspeed\s|\bmegatron\b|verl\.trainer|\w(Trainer|TrainingArguments)\(|\bSFTConfig\("
+)
 """What stands in a file that trains, though it may start a server for its samples."""
 NAMES = ("vllm", "sglang", "trtllm", "dynamo")
 """Words after --from that mean a server."""

@@ -62,7 +62,7 @@ def find_servers(path: Path, said: Given) -> Found:
     """The servers that a script or a manifest starts. Raises PlannerError when there is none."""
     text = read_text(path)
     found = Found()
-    if re.search(r"^\s*kind:\s*DynamoGraphDeployment", text, re.MULTILINE):
+    if re.search(r"^[ \t]*+kind:\s*DynamoGraphDeployment", text, re.MULTILINE):
         _manifest(path, text, said, found)
     else:
         _script(path, text, said, found)

@@ -9,5 +9,5 @@ LEVEL = "groups built"
 SOURCE = (
     "accelerate 1.15.0: commands/launch.py, utils/launch.py, parallelism_config.py; transformers 5.23.0; TRL 1.16.0"
 )
-FORM = ("yaml yml json", r"^\s*[\"']?distributed_type[\"']?\s*:")
+FORM = ("yaml yml json", r"^[ \t]*+[\"']?distributed_type[\"']?\s*:")
 READ_FIRST = True

@@ -10,4 +10,8 @@ LEVEL = "validated"
 SOURCE = (
     "axolotl 0.19.0: utils/schemas/config.py, utils/schemas/fsdp.py, utils/schemas/validation.py, utils/distributed.py"
 )
-FORM = ("yaml yml sh bash slurm", r"^base_model\s*:|\baxolotl(\.cli\.|\s+)train\b")
+FORM = (
+    "yaml yml sh bash slurm",
+    r"(?s:\A(?=(.*\n)?base_model\s*:)(?=(.*\n)?(datasets|sequence_len|micro_batch_size|num_epochs|val_set_size|adapter|rl)\s*:))"
+    r"|\baxolotl(\.cli\.|\s+)train\b",
+)

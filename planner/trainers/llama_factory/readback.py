@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
@@ -11,6 +12,7 @@ from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_ta
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.values import read_text
 
 OBJECTIVES = {"pt": "lm", "sft": "lm", "dpo": "dpo"}
 NO_REFERENCE = ("orpo", "simpo")
@@ -32,16 +34,39 @@ QUIET = re.compile(
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
 
+LENGTH, OLD_LENGTH = 2048, 1024
+"""Tokens at which sequences are cut where nothing is said: since 0.9.1, and while its program was called train_bash.py."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
-        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LLaMA-Factory")), said=said), said.num_gpus)
+        data = _own_section(file_settings(path, "a configuration of LLaMA-Factory"))
+        return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
-    return parse(with_files(path, found, said), said.num_gpus or found.num_gpus or found.visible, found.sharding, script=True)
+    gpus = said.num_gpus or found.num_gpus or found.visible
+    length = OLD_LENGTH if found.program.endswith("train_bash.py") else LENGTH
+    return parse(with_files(path, found, said), gpus, found.sharding, script=True, length=length)
+
+
+def _own_length(path: Path) -> int | None:
+    """The length that the LLaMA-Factory takes in whose folder a file lies."""
+    for folder in list(path.resolve().parents)[:6]:
+        for file in sorted(folder.glob("src/*/hparams/data_args.py"))[:1]:
+            found = re.search(r"\bcutoff_len: [^=\n]{1,80}=\s*field\(\s*default=(\d{1,7}),", read_text(file))
+            return int(found[1]) if found else None
+    return None
+
+
+def _own_section(data: dict[str, Any]) -> dict[str, Any]:
+    """The section that holds the settings of LLaMA-Factory, where a file has more than these."""
+    names = {"stage", "finetuning_type", "cutoff_len", "model_name_or_path"}
+    inner = [one for one in data.values() if isinstance(one, dict) and len(names & one.keys()) > 1]
+    return inner[0] if len(inner) == 1 and not names & data.keys() else data
 
 
 def parse(
-    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False
+    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False, length: int = LENGTH
 ) -> Reading:
     """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names. Raises PlannerError."""
     for name, what in FOREIGN.items():
@@ -69,7 +94,7 @@ def parse(
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
-        sequence_length=given.size("cutoff_len", 2048), precision=precision, half_weights=half,
+        sequence_length=given.size("cutoff_len", _own_length(given.path) or length), precision=precision, half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
         recompute=not given.flag("disable_gradient_checkpointing"), offload_activations=given.flag("use_unsloth_gc"),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,

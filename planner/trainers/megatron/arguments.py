@@ -116,10 +116,17 @@ def of_mapping(data: Mapping[str, Any], where: str, given: Given) -> Arguments:
 
 
 def of_sections(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments in the sections of FlagScale's YAML (system, model, data, and sections inside of them) as one mapping."""
+    """Arguments in the sections of FlagScale's YAML (system, model, data, and sections inside of them), or of --yaml-cfg, as one
+    mapping.  [megatron/training/yaml_arguments.py]"""
     found: dict[str, Any] = {}
     for name, value in data.items():
         found |= of_sections(value) if isinstance(value, Mapping) else {str(name): value}
+    if found.get("activation_func") == "swiglu":
+        found["swiglu"] = True
+    if not found.get("cpu_offloading"):  # what it would move
+        found = {name: value for name, value in found.items() if not name.startswith("cpu_offloading_")}
+    if "num_moe_experts" in found:
+        found["num_experts"] = found.pop("num_moe_experts")
     return found
 
 

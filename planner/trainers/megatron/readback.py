@@ -59,7 +59,8 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         found = of_mapping(mapping_of(text, where), where, given)
         ask_for_gaps(found, None)
         return found
-    if re.search(r"^system:", text, re.MULTILINE) and re.search(r"^model:", text, re.MULTILINE):
+    sections = ("language_model", "model_parallel") if re.search(r"^language_model:", text, re.MULTILINE) else ("system", "model")
+    if all(re.search(rf"^{one}:", text, re.MULTILINE) for one in sections):  # of --yaml-cfg, or of FlagScale
         found = of_mapping(of_sections(mapping_of(text, where)), where, given)
         ask_for_gaps(found, None)
         return found
@@ -74,7 +75,8 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
             found["seq_length" if name == "sequence_length" else name] = str(value)
     waiting = bool(found.questions)
     readable(found)
-    gpus = given.num_gpus or found.number("world_size") or (int(header.group(1)) if header else found.num_gpus)
+    world = found.number("world_size") if str(found.get("world_size")).isdigit() else 0
+    gpus = given.num_gpus or world or (int(header.group(1)) if header else found.num_gpus)
     try:
         translate(found, gpus)
         model = model_of(found, given, header.group(4) if header else "")

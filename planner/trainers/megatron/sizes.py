@@ -58,7 +58,11 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     names = DUMPED_MODELS if found.dumped else OTHER_MODELS
     other = [one for one in names if found.get(one) not in (None, False, "0", "0.0", "null")]
     built = FAMILIES.match(found.program.lower()) and not any(found.get(one) for one in ("swiglu", "normalization"))
-    if (other or built or PROGRAMS.match(found.program)) and said is None:
+    if built and said is None and not (other or PROGRAMS.match(found.program)):
+        about = f"{found.program} builds layers that its arguments do not tell; the nearest preset"
+        found.questions.append(Question(name="--model NAME", about=about))
+        return None
+    if (other or PROGRAMS.match(found.program)) and said is None:
         why = found.spelled(other[0]) if other else found.program
         raise PlannerError(
             f"{found.where}: {why} is an architecture that its sizes do not tell; name the nearest preset with --model"

@@ -12,7 +12,10 @@ from planner.trainers.reading.fine_tuning import OPTIMIZERS
 
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
-NOT_PRICED = {"use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False"}
+NOT_PRICED = {
+    "use_torch_fsdp2": "False", "num_distributed_optimizer_instances": "1", "msamp": "False", "fp8_param_gather": "False",
+    "fp4_param_gather": "False", "fine_grained_activation_offloading": "False",
+}  # fmt: skip
 """Arguments that decide memory and that no trainer of the library has, with the value at which they do nothing."""
 STATE_TYPES = {"bfloat16": "bf16", "uint8": "fp8", "float32": "fp32", "float16": "fp16", "half": "fp16"}
 """Types of optimizer states as a dump prints them -> as flags say them."""
@@ -89,7 +92,8 @@ def drops(found: Arguments) -> bool:
 def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
     for name, usual in NOT_PRICED.items():
-        if str(found.get(name, usual)) != usual:
+        still = name.endswith("_param_gather") and (found.dumped or precision_of(found) in ("bf16", "fp16", "fp32"))
+        if not still and str(found.get(name, usual)).lower() != usual.lower():
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
     if found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"):

@@ -15,5 +15,7 @@ NO_WORD = ("muon",)
 READ_FIRST = True
 FORM = (
     "py sh bash slurm sbatch txt yaml yml",
-    r"megatron\.bridge|run_recipe\.py|scripts/performance/\w+\.py|setup_experiment\.py|(?s:\A(?=.*^recipe:[ \t]*$)(?=.*^train:))",
+    r"megatron\.bridge|run_recipe\.py|scripts/performance/\w+\.py|setup_experiment\.py|(?s:\A(?=.*^recipe:[ \t]*$)(?=.*^train:))"
+    r"|(?s:\A(?!.*^(MODEL_ARGS|modules|system|trainer|defaults):)(?=.*^model:[ \t]*$)(?=.*^train:[ \t]*$)"
+    r"(?=.*^  (train_iters|global_batch_size):))",
 )

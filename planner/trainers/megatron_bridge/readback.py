@@ -11,6 +11,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
 from planner.trainers.megatron_bridge import performance
@@ -22,6 +23,7 @@ from planner.trainers.megatron_bridge.recipes import (
     published,
     script_settings,
     settings_of,
+    with_modules_beside,
 )
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -31,7 +33,7 @@ from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.values import quotient, read_text
+from planner.trainers.reading.values import quotient, read_text, stage_ends
 
 OVERRIDES = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "peft")
 """Sections of a YAML that go over a recipe and decide a plan."""
@@ -83,8 +85,11 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     """A recipe by its _target_, with its arguments and the sections that go over it."""
     data = resolved(said.filled(extended(path, "overrides of a recipe of Megatron-Bridge")))
     call = data.get("recipe")
-    target = str(call.get("_target_", "") if isinstance(call, Mapping) else "").rpartition(".")[2]
-    if not isinstance(call, Mapping) or not target:
+    if call is None:
+        said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))
+    call = call if isinstance(call, Mapping) else {"_target_": call or next(iter(known))}
+    target = str(call.get("_target_", "")).rpartition(".")[2]
+    if not target:
         raise PlannerError(f"{path}: its section recipe has no _target_, the recipe of Megatron-Bridge that it starts from")
     if target not in known:
         about = f"{shown(target)} is not among the published ones that are known: one like it"
@@ -110,6 +115,8 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
 def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[str, Any]:
     """Settings of the one recipe of a module, or of the one that is named."""
     recipes = [name for name in functions(tree) if name.endswith("_config") and not name.startswith("_")]
+    if "pretrain_config" in recipes:  # the first recipes, whose parts are functions of their own
+        recipes = [name for name in recipes if name in ("pretrain_config", "finetune_config")]
     asked = said.setting("recipe")
     if asked is not None and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
@@ -118,7 +125,7 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
         return script_settings(tree, known)
-    return settings_of(tree, asked or recipes[0], known)
+    return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
 
 
 def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",
@@ -178,7 +185,6 @@ def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
     held = degrees(given, "model.")
     if held["pp"] == 1:  # a recipe keeps its virtual stages when its pipeline is taken away
         held |= {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}
-    given.get("model.pipeline_model_parallel_layout")
     ends = {end: given.size(f"model.num_layers_in_{end}_pipeline_stage", 0, 0) for end in ("first", "last")}
     counted = {
         end: given.flag(f"model.account_for_{part}_in_pipeline_split") for end, part in (("first", "embedding"), ("last", "loss"))
@@ -188,6 +194,8 @@ def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
         ends |= {end: share - 1 for end, one in counted.items() if one}
     if held["pp"] == 1:
         ends = dict.fromkeys(ends, 0)
+    elif model is not None and not any(ends.values()):
+        ends = _laid_out(given, model.num_layers, held["pp"], held["vpp"])
     return {
         **held, "sequence_parallel": int(given.flag("model.sequence_parallel") and held["tp"] > 1),
         "zero": int(given.flag("ddp.use_distributed_optimizer", True)),
@@ -195,6 +203,21 @@ def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
         **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **_recompute(given),
         **states_on_the_host(given, "optimizer."),
     }  # fmt: skip
+
+
+def _laid_out(given: Settings, layers: int, pp: int, vpp: int) -> dict[str, int]:
+    """Layers of the first and last stage by the layout that is written; where none is and they do not divide, the recipe has one of
+    its own, whose last stage takes what is left.  [recipes/deepseek/deepseek_v3.py, recipes/kimi/kimi_k2.py]"""
+    written = given.get("model.pipeline_model_parallel_layout")
+    chunks = chunk_layers(written) if isinstance(written, str) else []
+    if isinstance(written, list) and all(isinstance(one, list) for one in written):
+        chunks = [one.count("decoder") for one in written]
+    if len(chunks) == pp * vpp and sum(chunks) == layers:
+        ends = stage_ends([sum(chunks[rank::pp]) for rank in range(pp)], given.where("model.pipeline_model_parallel_layout"))
+        return {name.removesuffix("_stage_layers"): count for name, count in ends.items()}
+    most = -(-layers // (pp * vpp)) * vpp
+    last = layers - most * (pp - 1)
+    return {"first": most, "last": last} if layers % (pp * vpp) and last > 0 else {"first": 0, "last": 0}
 
 
 def _recompute(given: Settings) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner import library
 from planner.trainers.reading.shell.text import gap
+from planner.trainers.reading.values import read_text
 
 COMMON: dict[str, dict[str, Any]] = {
     "_pretrain_common": {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096},
@@ -21,6 +22,15 @@ SECTIONS = {
     **dict.fromkeys(("global_batch_size", "micro_batch_size"), "train"), "grad_reduce_in_fp32": "ddp", "use_megatron_fsdp": "ddp",
 }  # fmt: skip
 """Sections of keywords of recipes; the others belong to the model."""
+OLDER = {
+    **{f"{one}_parallelism": f"model.{full}_parallel_size" for one, full in (
+        ("tensor", "tensor_model"), ("pipeline", "pipeline_model"), ("virtual_pipeline", "virtual_pipeline_model"),
+        ("context", "context"), ("expert", "expert_model"))},
+    "sequence_parallelism": "model.sequence_parallel",
+}  # fmt: skip
+"""Keywords of the first recipes, which build a model of a class of their own.  [recipes of 2025]"""
+UNSAID = ("train.global_batch_size", "train.micro_batch_size", "model.seq_length")
+"""What a recipe says that is in a module that is not there."""
 DECISIVE = (
     "model.hf", *(f"model.{one}_parallel_size" for one in (
         "tensor_model", "pipeline_model", "virtual_pipeline_model", "context", "expert_model", "expert_tensor")),
@@ -53,6 +63,18 @@ def published() -> Mapping[str, Mapping[str, Any]]:
     return {**recipes, **{alias: recipes[name] for alias, name in aliases.items() if name in recipes}}
 
 
+def with_modules_beside(path: Path, tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """``known`` and the recipes of modules in the same folder that a module imports, as module.function."""
+    found = dict(known)
+    imported = {name.name for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) for name in one.names}
+    for name in sorted(imported):
+        file = path.with_name(f"{name}.py")
+        if file != path and library.is_file(file):
+            module = library.parse_python(read_text(file), str(file))
+            found |= {f"{name}.{one}": settings_of(module, one, known) for one in functions(module) if one.endswith("_config")}
+    return found
+
+
 def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     """Functions of a module by name."""
     return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
@@ -65,6 +87,8 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
+    typed = (one for one in tree.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value)
+    constants |= {ast.unparse(one.target): one.value for one in typed if one.value is not None}
     function = functions(tree)[name]
     names = [*function.args.args, *function.args.kwonlyargs]
     bare = len(function.args.args) - len(function.args.defaults)
@@ -101,6 +125,8 @@ def _followed(
             continue
         place = ast.unparse(target).partition(".")[2]
         if place:
+            if place == "model" and isinstance(node.value, ast.Call):
+                found |= _started(node.value, tree, known, constants, depth)
             found |= _assigned(place, node.value, constants)
     return found
 
@@ -109,10 +135,17 @@ def _started(
     call: ast.Call, tree: ast.Module, known: Mapping[str, Mapping[str, Any]], constants: Mapping[str, ast.expr], depth: int
 ) -> dict[str, Any]:
     """Settings of the function that a recipe starts from, under the keywords that it is called with."""
-    name = ast.unparse(call.func).rpartition(".")[2]
+    full = ast.unparse(call.func)
+    name = full.rpartition(".")[2]
     keywords = _keywords(((one.arg, one.value) for one in call.keywords if one.arg), constants)
-    if name in functions(tree) and depth < 6:
+    if name == full and name in functions(tree) and depth < 6:
         return {**settings_of(tree, name, known, depth + 1), **keywords}
+    if name == "ConfigContainer":
+        return {key: value for one in call.keywords for key, value in _assigned(one.arg or "", one.value, constants).items()}
+    if "ModelProvider" in name and "." not in full:
+        return {"model.hf": "", "model.tensor_model_parallel_size": 1, **keywords}
+    if full in known or name in ("pretrain_config", "finetune_config"):
+        return {**known.get(full, {one: gap([one]) for one in UNSAID}), **keywords}
     return {**COMMON.get(name, {}), **known.get(name, {}), **keywords} if name in COMMON or name in known else {}
 
 
@@ -127,7 +160,9 @@ def _keywords(given: Any, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
     for name, value in given:
         if name == "hf_path":
             found["model.hf"] = _value(value, constants, "model.hf")
-        elif f"model.{name}" in DECISIVE or name in SECTIONS:
+        elif name in OLDER:
+            found[OLDER[name]] = _value(value, constants, OLDER[name])
+        elif f"model.{name}" in DECISIVE or SIZES.fullmatch(f"model.{name}") or name in SECTIONS:
             place = f"{SECTIONS.get(name, 'model')}.{name}"
             found[place] = _value(value, constants, place)
         elif name in ("peft", "peft_scheme", "precision_config", "mixed_precision"):
@@ -149,6 +184,9 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
         first = _value(value.args[0], constants, place) if value.args else name
         text = first if name in ("get_mixed_precision_config", "default_peft_config", "_perf_precision") else name
         return {**({place: text} if place in ("mixed_precision", "peft") else {}), **inner}
+    if isinstance(value, ast.Call) and place in ("train", "dataset"):
+        named = {f"{place}.{(one.arg or '').replace('sequence_length', 'seq_length')}": one.value for one in value.keywords}
+        return {name: _value(node, constants, name) for name, node in named.items() if name in DECISIVE}
     return {place: _value(value, constants, place)} if place in DECISIVE else {}
 
 

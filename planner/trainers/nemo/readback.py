@@ -15,7 +15,8 @@ from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, sett
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.python import Script, last_name
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.settings import parsed
 from planner.trainers.reading.shell.text import gap, is_open, roots
 from planner.trainers.reading.values import read_text

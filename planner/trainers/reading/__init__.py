@@ -21,7 +21,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, text)]
-    fits = fits or [one for one in readers if _looks_like(readers[one].FORM, path, _started(path, text))]
+    if not fits and (started := _started(path, text)):
+        fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if name or fits:
         said = given or Given()
         found = _collected(path, load(name or fits[0], "readback").read, said)
@@ -32,7 +33,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
 
 def _started(path: Path, text: str) -> str:
     """Texts of the scripts beside it that a script starts."""
-    names = re.findall(r"(?:\b(?:bash|sh|sbatch)\s+|^\s*)([\w./-]{1,200}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
+    names = re.findall(r"(?:\b(?:bash|sh|sbatch)\s++|^[ \t]*+)([\w./-]{1,200}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
     files = [beside(path, one, (".sh", ".bash", ".slurm", ".sbatch")) for one in list(dict.fromkeys(names))[:8]]
     return "\n".join(read_text(one) for one in files if one is not None and one.resolve() != path.resolve())
 
@@ -54,7 +55,12 @@ def _once(questions: Sequence[Question]) -> list[Question]:
     return list({one.name: one for one in questions}.values())
 
 
+SHELL = ("sh", "bash", "slurm", "sbatch")
+"""Endings of shell scripts: what reads one reads all."""
+
+
 def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:
-    endings, expression = form
-    fits = "any" in endings.split() or path.suffix.removeprefix(".").lower() in endings.split()
+    endings, expression = form[0].split(), form[1]
+    ending = path.suffix.removeprefix(".").lower()
+    fits = "any" in endings or ending in endings or (ending in SHELL and "sh" in endings)
     return fits and re.search(expression, text, re.MULTILINE) is not None

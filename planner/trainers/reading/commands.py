@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError
-from planner.trainers.reading.given import Given, Question, ask
+from planner.errors import PlannerError, shown
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
@@ -78,7 +78,14 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
     if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) for word in first.words[place + 1 :]):
         raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
+    _as_it_runs(script, first)
     return _launch(path, first.words, place, script, notes)
+
+
+def _as_it_runs(script: Script, command: Command) -> None:
+    """Takes back what a script changes of the GPUs it shows behind a command."""
+    if command in script.commands:
+        script.variables.values["CUDA_VISIBLE_DEVICES"] = command.seen
 
 
 def _training(commands: Iterable[Command], program: str, mode: str, modules: bool) -> list[tuple[Command, int]]:
@@ -174,9 +181,21 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     return each * nodes if each else None
 
 
+def processes(script: Script, command: Command) -> int | None:
+    """Processes that a command starts, where launcher and variables say how many."""
+    place = next((i for i, word in enumerate(command.words) if word in ("-m", "--module") or word.endswith(".py")), 0)
+    before = command.words[:place]
+    _as_it_runs(script, command)
+    return _gpus(before, _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(before))}), script)
+
+
 def _variable(script: Script, name: str) -> int | None:
     text = script.variables.text(name) or ""
     return int(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+SHARDS = ("deepspeed", "fsdp", "fsdp_config")
+"""Arguments of the program itself that shard it, whatever its launcher says."""
 
 
 def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Sharding | None:
@@ -208,7 +227,7 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         return Sharding(kind="deepspeed", fields={**fields, **host}, precision=precision)
     if "use_fsdp" in given:
         return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
-    if "multi_gpu" in given:
+    if "multi_gpu" in given and not any(name in settings for name in SHARDS):
         return Sharding(fields={"zero": 0}, precision=precision)
     return None
 
@@ -222,10 +241,13 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         if name in found.written and name.endswith((".yaml", ".yml")):
             data |= library.parse_yaml(found.written[name], f"{path}: {name}")
             continue
-        file = beside(path, name)
+        file = beside(path, said.setting(CONFIG_FILE) or name)
         if file is None:
-            called = shown_text(name)
-            raise PlannerError(f"{path}: it names {called}, which is not there; put it beside the script, or import that file")
+            about = f"it names {shown(shown_text(name))}, which is not there; or import that file"
+            waiting = [Question(name=CONFIG_FILE, about=about, choices=("FILE",))]
+            if isinstance(found.settings.get("accelerate"), str):  # asked for in the same sentence
+                waiting.append(Question(name="accelerate", about="the configuration that launches it", choices=("FILE",)))
+            ask(str(path), waiting)
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
     return Settings(path, said.filled({**data, **found.settings}), said=said)

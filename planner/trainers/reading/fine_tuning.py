@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.errors import PlannerError, listed, shown
+from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
@@ -38,7 +38,7 @@ KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa"
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
     r"lora_dim|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
+    r"|layers_to_transform|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
@@ -137,7 +137,7 @@ def reading(job: FineTuning) -> Reading:
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=job.optimizer, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets=job.lora_targets if job.lora_rank else "all",
-        lora_whole=_trained_whole(job.given, job.trainer) if job.lora_rank else "none",
+        lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
@@ -152,8 +152,8 @@ def require_priced(reading: Reading, where: str) -> None:
         raise not_priced(where, wrong, wrong)
 
 
-def _trained_whole(given: Settings, trainer: str) -> str:
-    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE. Raises PlannerError for unsloth."""
+def _trained_whole(given: Settings) -> str:
+    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
         words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
@@ -161,11 +161,6 @@ def _trained_whole(given: Settings, trainer: str) -> str:
             table for table, names in (("embedding", r"embed|wte"), ("head", r"lm_head|output_layer"))
             if any(re.search(names, str(one)) for one in words)
         )  # fmt: skip
-        if found and trainer == "unsloth":
-            raise PlannerError(
-                f"{given.where(name)} trains {listed(found, 'and')} as a whole; unsloth trains such tables in fp32 and moves the "
-                f"frozen ones away, which is not priced; --set {name}=null imports the job with its adapters alone"
-            )
         if found:
             return next(one for one, tables in LORA_WHOLE.items() if tables == found)
     return "none"

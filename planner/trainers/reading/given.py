@@ -12,7 +12,9 @@ from planner.model import ModelSpec, load_model
 
 ARGUMENTS = "ARGS"
 """Setting that holds the words a script is started with."""
-NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS)
+CONFIG_FILE = "config_file"
+"""Setting that names the file of settings that a program reads."""
+NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS, CONFIG_FILE)
 """Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
@@ -122,9 +124,14 @@ def parse_settings(given: Mapping[str, str] | Sequence[str] | str) -> dict[str, 
     return found
 
 
+FIRST = (CONFIG_FILE, "accelerate", "--gpus N")
+"""What is asked for where a file is not there that holds most of the settings; the rest may stand in it."""
+
+
 def ask(where: str, questions: Sequence[Question]) -> NoReturn:
     """Raises OpenQuestionsError."""
-    raise OpenQuestionsError(where, questions)
+    waits = any(one.name == CONFIG_FILE for one in questions)
+    raise OpenQuestionsError(where, [one for one in questions if one.name in FIRST] if waits else questions)
 
 
 def _copied(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,20 +3,23 @@ Nothing is executed."""
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.programs import program_file, shards_itself, takes_training_arguments, usual_options
-from planner.trainers.reading.python import Script, last_name
-from planner.trainers.reading.python_text import is_main
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
+    BATCH,
+    CHECKPOINTS,
     CONFIGS,
     FOREIGN,
     adapters,
@@ -28,61 +31,16 @@ from planner.trainers.reading.training_scripts import (
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
-BATCH = "per_device_train_batch_size"
 ASKED = (BATCH, "gradient_accumulation_steps")
 """Arguments that a program computes: they are asked for where it cannot be followed."""
 MERGES = ("merge_and_unload", "merge_adapter")
-SWITCHES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
-DEEPEST = 4
-"""Functions that call functions."""
 
 
-class Program(Script):
-    """A program with the options of its command: calls that these keep from running do not count."""
+class Program(Running):
+    """A program with the options of its command."""
 
     def __init__(self, file: Path, options: Mapping[str, Any]) -> None:
         super().__init__(file, Given(settings={name: str(value) for name, value in options.items() if value is not None}))
-        self._under = dict(_conditions(self.tree))
-
-    def calls(self, *names: str) -> list[ast.Call]:
-        """Calls of functions with such a last name that may run."""
-        return [one for one in super().calls(*names) if self.runs(one) is not False]
-
-    def runs(self, call: ast.Call, depth: int = 0) -> bool | None:
-        """Whether a call is made; None = its conditions are not known."""
-        tests, home = self._under.get(id(call), ((), ""))
-        sure = True
-        for test, wanted in tests:
-            value = self.value(test)
-            if isinstance(value, str) and is_open(value):
-                sure = False
-            elif bool(value) is not wanted:
-                return False
-        callers = super().calls(home) if home and depth < DEEPEST else []
-        above = [self.runs(one, depth + 1) for one in callers if self._under.get(id(one), ((), ""))[1] != home]
-        if above and not any(one is not False for one in above):
-            return False
-        return True if sure and (not above or True in above) else None
-
-
-_Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
-
-
-def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
-    """(id of a call, (conditions that it stands under, function that it stands in))."""
-    waiting: list[tuple[ast.AST, _Under]] = [(tree, ((), ""))]
-    while waiting:
-        node, (tests, home) = waiting.pop()
-        if isinstance(node, ast.Call):
-            yield id(node), (tests, home)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            home = node.name
-        branched = isinstance(node, ast.If) and not is_main(node)
-        for child in ast.iter_child_nodes(node):
-            under = tests
-            if branched and isinstance(node, ast.If) and child is not node.test:
-                under = (*tests, (node.test, child in node.body))
-            waiting.append((child, (under, home)))
 
 
 def take_program(given: Settings, path: Path, program: str) -> None:
@@ -121,7 +79,7 @@ def own_code(program: Program, decided: bool) -> dict[str, Any]:
     sure = [one for one in loads if program.runs(one)]
     if len(sure) == 1 or len(loads) == 1:
         found |= model_arguments(program, sure or loads, False, [])
-    if switched_on(program) and not any(program.runs(one) is None for one in program.calls(*SWITCHES)):
+    if switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS)):
         found["gradient_checkpointing"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
     return known | _own_adapters(program, decided)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.python import last_name
-from planner.trainers.reading.python_text import tree_of
+from planner.trainers.reading.python_text import last_name, tree_of
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell.text import CLOSE, is_open
 from planner.trainers.reading.values import read_text

@@ -1,7 +1,6 @@
 """What a Python script says in its text: literals, followed through names, defaults and options. Nothing is executed."""
 
 import ast
-import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,27 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
-from planner.trainers.reading.python_text import default_of, is_main, option_names, targets, tree_of
+from planner.trainers.reading.python_text import is_main, last_name, option_names, targets
+from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
 UNNAMED = "?"
 """What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""
 MOST_STEPS = 4000
 """Nodes that one value may cost: names that double each other would cost more than a file of any size is worth."""
-LARGEST = 10**15
-DTYPES = ("bfloat16", "float16", "float32", "half", "float")
-CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool}
-YES = ("is_bfloat16_supported", "is_bf16_supported", "is_bfloat16_available")
-"""Questions about the GPU that every one of the library answers with yes, Volta and Turing apart."""
-ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
-}  # fmt: skip
-COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne, ast.Lt: operator.lt,
-    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -56,7 +44,7 @@ class Script:
     """Options and fields that were taken at their defaults."""
 
     def __post_init__(self) -> None:
-        self.tree = tree_of(self.path)
+        self.tree = python_text.tree_of(self.path)
         self._home: dict[int, _Function | None] = {}
         self._names: dict[tuple[int, str], list[_Bound]] = {}
         self._attributes: dict[str, list[_Bound]] = {}
@@ -65,6 +53,9 @@ class Script:
         self._fields: dict[str, list[ast.expr | None]] = {}
         self._options: dict[str, ast.Call] = {}
         self._calls: dict[str, list[ast.Call]] = {}
+        self._stored: dict[str, list[ast.expr | None]] = {}
+        self._classes: set[str] = set()
+        self._made_by: dict[int, str] = {}  # a function that makes an object -> the class that is called for it
         self._steps = 0
         try:
             self._walk()
@@ -83,6 +74,8 @@ class Script:
             value = self.value(one.value)
             if one.arg is not None:
                 found[one.arg] = _called(value, one.arg)
+            elif waits(value):
+                found["per_device_train_batch_size"] = value
             elif isinstance(value, dict):
                 found |= {str(name): inner for name, inner in value.items()}
             else:
@@ -152,6 +145,8 @@ class Script:
         elif isinstance(node, _Function):
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
+            self._classes.add(node.name)
+            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, _Function) and one.name == "__init__"}
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                     self._fields.setdefault(one.target.id, []).append(one.value)
@@ -163,6 +158,8 @@ class Script:
                 self._names.setdefault((id(home), target.id), []).append(bound)
             elif isinstance(target, ast.Attribute):
                 self._attributes.setdefault(ast.unparse(target), []).append(bound)
+            elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                self._stored.setdefault(str(target.slice.value), []).append(value)
 
     # ---------------------------------------------------------------------------------------------------------- the values
 
@@ -222,7 +219,7 @@ class Script:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
-        calls = self._calls.get(function.name, [])
+        calls = self._calls.get(self._made_by.get(id(function), function.name), [])
         if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
             rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
             return ({str(one.arg): self._value(one.value) for one in rest},)
@@ -230,8 +227,8 @@ class Script:
             return None
         if len(calls) == 1:
             given = next((one.value for one in calls[0].keywords if one.arg == name), None)
-            place = names.index(name)
-            if given is None and place < min(len(calls[0].args), len(positional)):
+            place = names.index(name) - (names[0] in ("self", "cls"))
+            if given is None and 0 <= place < min(len(calls[0].args), len(positional)):
                 given = calls[0].args[place]
             itself = isinstance(given, ast.Name) and given.id == name and self._home.get(id(given)) is function
             if given is not None and not itself:
@@ -242,13 +239,16 @@ class Script:
 
     def _of_attribute(self, node: ast.Attribute) -> Any:
         name = node.attr
-        if isinstance(node.value, ast.Name) and node.value.id in ("torch", "jnp") and name in DTYPES:
+        if isinstance(node.value, ast.Name) and node.value.id in ("torch", "jnp") and name in python_text.DTYPES:
             return {"half": "float16", "float": "float32"}.get(name, name)
         said = self.said.setting(name)
         if said is not None:
             return value_of(said)
         if (some := self._attributes.get(ast.unparse(node))) is not None:
             return self._decided(some, name)
+        owner: Any = self._value(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else None
+        if waits(owner) or (isinstance(owner, FileSettings) and name in owner):
+            return self._kept(owner, name)
         if name in self._options:
             return self._option(self._options[name], name)
         fields = self._fields.get(name, [])
@@ -257,7 +257,7 @@ class Script:
             default = given[0] if given and ast.unparse(given[0]) != ast.unparse(node) else fields[0]
             if default is not None:
                 self.defaults.append(name)
-                return self._value(default_of(default))
+                return self._value(python_text.default_of(default))
         return gap([name])
 
     def _option(self, call: ast.Call, name: str) -> Any:
@@ -276,15 +276,27 @@ class Script:
 
     def _of_subscript(self, node: ast.Subscript) -> Any:
         owner, key = self._value(node.value), self._value(node.slice)
+        if waits(owner) or (isinstance(owner, FileSettings) and str(key) in owner):
+            return self._kept(owner, str(key))
         if isinstance(owner, dict) and str(key) in owner:
             return owner[str(key)]
         if isinstance(owner, list) and isinstance(key, int) and not isinstance(key, bool) and -len(owner) <= key < len(owner):
             return owner[key]
-        return gap([key if isinstance(key, str) and re.fullmatch(r"\w{1,60}", key) else UNNAMED])
+        known = isinstance(key, str) and re.fullmatch(r"\w{1,60}", key)
+        said = self.said.setting(key) if known else None
+        return gap([key if known else UNNAMED]) if said is None else value_of(said)
+
+    def _kept(self, owner: FileSettings | str, key: str, default: Any = None) -> Any:
+        """What a file of settings says, unless the script puts something else in its place."""
+        if isinstance(owner, str):
+            return owner
+        put = [self._value(one) if one is not None else gap([key]) for one in self._stored.get(key, [])]
+        found = owner.get(key, default)
+        found = FileSettings(found) if isinstance(found, dict) else found
+        return found if all(one is None or one == found for one in put) else gap([key])
 
     def _of_joinedstr(self, node: ast.JoinedStr) -> Any:
-        parts = [self._value(one.value if isinstance(one, ast.FormattedValue) else one) for one in node.values]
-        return "".join(str(one)[:1000] for one in parts)
+        return "".join(str(self._value(one.value if isinstance(one, ast.FormattedValue) else one))[:1000] for one in node.values)
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Any:
         value = self._value(node.operand)
@@ -297,24 +309,18 @@ class Script:
     def _of_binop(self, node: ast.BinOp) -> Any:
         left, right = self._value(node.left), self._value(node.right)
         open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
-        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
-            return (left + right)[:10000]
+        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add | ast.Div):
+            return (left + ("" if isinstance(node.op, ast.Add) else "/") + right)[:10000]
         if open_:
             return gap(open_)
-        numbers = all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right))
-        if numbers and isinstance(node.op, ast.Pow) and abs(left) <= 1000 and 0 <= right <= 15:
-            return left**right
-        if not numbers or type(node.op) not in ARITHMETIC or (right == 0 and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod)):
-            return gap([UNNAMED])
-        return ARITHMETIC[type(node.op)](left, right)
+        found = python_text.computed(node.op, left, right)
+        return gap([UNNAMED]) if found is None else found
 
     def _of_boolop(self, node: ast.BoolOp) -> Any:
         value: Any = None
         for one in node.values:
             value = self._value(one)
-            if isinstance(value, str) and is_open(value):
-                return value
-            if bool(value) is isinstance(node.op, ast.Or):
+            if (isinstance(value, str) and is_open(value)) or bool(value) is isinstance(node.op, ast.Or):
                 return value
         return value
 
@@ -323,15 +329,8 @@ class Script:
         open_ = [name for one in (left, right) if isinstance(one, str) and is_open(one) for name in roots(one)]
         if open_ or len(node.ops) > 1:
             return gap(open_ or [UNNAMED])
-        if isinstance(node.ops[0], ast.In | ast.NotIn) and isinstance(right, str | list | dict):
-            try:
-                return (left in right) is isinstance(node.ops[0], ast.In)
-            except TypeError:
-                return gap([UNNAMED])
-        try:
-            return COMPARISONS[type(node.ops[0])](left, right)
-        except (KeyError, TypeError):
-            return gap([UNNAMED])
+        found = python_text.compared(node.ops[0], left, right)
+        return gap([UNNAMED]) if found is None else found
 
     def _of_ifexp(self, node: ast.IfExp) -> Any:
         test = self._value(node.test)
@@ -343,9 +342,9 @@ class Script:
     def _of_call(self, node: ast.Call) -> Any:
         name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
         last = name.rpartition(".")[2]
-        if last in YES:
+        if last in python_text.YES or name.endswith("cuda.is_available"):
             return True
-        if last == "device_count" and self.said.num_gpus is not None:
+        if last == "device_count" and self.said.num_gpus:
             return self.said.num_gpus
         if name in ("os.getenv", "os.environ.get", "environ.get", "getenv") and node.args:
             variable = str(self._value(node.args[0]))
@@ -353,24 +352,49 @@ class Script:
             return value_of(said) if said is not None else self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
         if last == "join" and name.endswith("path.join") and node.args:
             return "/".join(str(self._value(one)) for one in node.args)[:1000]
-        if name == "dict":
+        if name == "dict" and not node.args:
             return self.keywords(node)
-        if (name in CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:
+        if (given := self._passed(node, name)) is not None:
+            return given[0]
+        if (name in python_text.CONVERSIONS or name in ("Path", "list", "tuple")) and len(node.args) == 1:
             value = self._value(node.args[0])
-            if name not in CONVERSIONS or (isinstance(value, str) and is_open(value)):
+            if name not in python_text.CONVERSIONS or (isinstance(value, str) and is_open(value)):
                 return value
             try:
-                return CONVERSIONS[name](value)
+                return python_text.CONVERSIONS[name](value)
             except (TypeError, ValueError, OverflowError):
                 return gap([UNNAMED])
         return gap([UNNAMED])
+
+    def _passed(self, node: ast.Call, name: str) -> tuple[Any] | None:
+        """What a call gives that reads a file of settings, looks into one, or gives on what it is given; None = another call."""
+        last, owner = last_name(node.func), getattr(node.func, "value", None)
+        words = [one.value for one in node.keywords if one.arg is not None]
+        if last in self.functions and len(self._calls.get(last, [])) == 1:
+            returns = [one for one in ast.walk(self.functions[last]) if isinstance(one, ast.Return) and one.value is not None]
+            found = self._value(returns[0].value) if len(returns) == 1 and returns[0].value is not None else None
+            return (found,) if isinstance(found, FileSettings) or waits(found) else None
+        if last == "split" and owner is not None and isinstance(text := self._value(owner), str) and not is_open(text):
+            return (text.split(str(self._value(node.args[0])) if node.args else None),)
+        if last == "get" and owner is not None and 1 <= len(node.args) <= 2:
+            held, key = self._value(owner), str(self._value(node.args[0]))
+            default = self._value(node.args[1]) if len(node.args) > 1 else None
+            if isinstance(held, FileSettings) or waits(held):
+                return (self._kept(held, key, default),)
+            return (held.get(key, default),) if isinstance(held, dict) else None
+        if last in (*HOLDERS, *self._classes) and len(node.keywords) == 1 and node.keywords[0].arg is None and not node.args:
+            return (self._value(node.keywords[0].value),)
+        first = next(iter(node.args or words), None)
+        if PASSES.fullmatch(name or last):
+            inner = owner if isinstance(node.func, ast.Attribute) and last not in ("to_container", "create", "deepcopy") else first
+            inner = first if isinstance(inner, ast.Name) and inner.id in ("io", "codecs", "os", "path") else inner
+            return (self._value(inner),) if inner is not None else None
+        if first is not None and READS.fullmatch(name or ast.unparse(node.func)[:200]):
+            value = self._value(first)
+            return (settings_in(self.path, value, self.said),) if reads(node, name, value) else None
+        return None
 
 
 def _called(value: Any, name: str) -> Any:
     """A value whose gap, where it has no name of its own, is called by its keyword."""
     return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value
-
-
-def last_name(node: ast.AST) -> str:
-    """The last part of a dotted name."""
-    return str(getattr(node, "attr", getattr(node, "id", "")))

@@ -1,14 +1,30 @@
 """Scripts and notebooks as syntax trees, and what single nodes of them say."""
 
 import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.shell.text import cleaned
 from planner.trainers.reading.values import read_text
+
+DTYPES = ("bfloat16", "float16", "float32", "half", "float")
+CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool}
+LARGEST = 10**15
+YES = ("is_bfloat16_supported", "is_bf16_supported", "is_bfloat16_available")
+"""Questions about the GPU that every one of the library answers with yes, Volta and Turing apart."""
+ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+COMPARISONS: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -56,6 +72,8 @@ def targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield node.target, node.value
     elif isinstance(node, ast.AugAssign | ast.For):
         yield node.target, None
+    elif isinstance(node, ast.With):
+        yield from ((one.optional_vars, one.context_expr) for one in node.items if one.optional_vars is not None)
 
 
 def option_names(call: ast.Call) -> Iterator[str]:
@@ -78,3 +96,28 @@ def default_of(node: ast.expr) -> ast.expr:
         if isinstance(factory, ast.Lambda):
             return factory.body
     return node
+
+
+def computed(operation: ast.operator, left: Any, right: Any) -> Any:
+    """A number of two numbers that are not too large; None = not known."""
+    if not all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right)):
+        return None
+    if isinstance(operation, ast.Pow):
+        return left**right if abs(left) <= 1000 and 0 <= right <= 15 else None
+    divides = isinstance(operation, ast.Div | ast.FloorDiv | ast.Mod)
+    return ARITHMETIC[type(operation)](left, right) if type(operation) in ARITHMETIC and not (divides and right == 0) else None
+
+
+def compared(operation: ast.cmpop, left: Any, right: Any) -> bool | None:
+    """What a comparison of two values says; None = not known."""
+    try:
+        if isinstance(operation, ast.In | ast.NotIn):
+            return (left in right) is isinstance(operation, ast.In) if isinstance(right, str | list | dict) else None
+        return COMPARISONS[type(operation)](left, right)
+    except (KeyError, TypeError):
+        return None
+
+
+def last_name(node: ast.AST) -> str:
+    """The last part of a dotted name."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))

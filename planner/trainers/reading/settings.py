@@ -9,7 +9,7 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.shell.text import is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
@@ -51,7 +51,8 @@ class Settings:
         value = self.data.get(name, self.usual.get(name))
         if isinstance(value, str) and is_open(value):
             for one in roots(value) or (f"{self.place}{name}",):
-                self.ask(Question(name=one, about="" if one == f"{self.place}{name}" else f"of {self.place}{name}"))
+                about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
+                self.ask(Question(name=one, about="YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about))
             value = None
         return default if value is None or value == "" else value
 
@@ -162,12 +163,16 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
 
 
 def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".yml")) -> Path | None:
-    """A file that another one names: from its folder or one above, or of the same name beside it; None = not there."""
+    """A file that another one names: from its folder or one above, by the end of a path on the author's machine, or of the same
+    name beside it; None = not there."""
     asked = Path(name)
     if len(name) > 500 or "\0" in name:
         return None
     folder = path.resolve().parent
-    places = [asked] if asked.is_absolute() else [one / asked for one in (folder, *list(folder.parents)[:6])]
+    above = (folder, *list(folder.parents)[:6])
+    rooted = asked.is_absolute() or name.startswith("~")
+    ends = [Path(*asked.parts[one:]) for one in range(1, len(asked.parts) - 1)] if rooted else [asked]
+    places = [*([asked] if rooted else ()), *(one / end for end in ends for one in above)]
     for place in [*places, folder / asked.name]:
         if library.is_file(place) and place.suffix.lower() in endings:
             return place

@@ -41,10 +41,14 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
+METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method")
+"""What programs call the step that they train with: sft, dpo or one of their own."""
+SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
+"""Words that name no step of its own."""
 QUANTISED = ("q_lora", "use_qlora", "qlora")
 SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
 """What programs call the switch of adapters, and of adapters of a quantised model."""
-MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type")
+MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type", "peft_method", "peft_type", "tuning_type")
 """What programs call the way they train: lora, qlora or full."""
 WHOLE = ("full_finetune", "full_finetuning")
 BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits", "quantization")
@@ -252,8 +256,14 @@ def _objective(given: Settings, script: str) -> str:
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
     if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
         foreign = "SIMPO"
+    named = str(given.first(*METHODS, default="")).lower()
+    if re.fullmatch(r"[a-z_-]{2,20}", named) and SUPERVISED.search(named) is None:
+        foreign = foreign or (None if named == "dpo" else NOT_LM.get(named, named))
+        words = [*words, named]
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
-        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are")
+        grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
+        also = "; --from rl:trl reads it as an RL plan" if grpo else ""
+        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Script, last_name
+from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
+from planner.trainers.reading.values import not_priced
 
 CONFIGS = ("SFTConfig", "DPOConfig", "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments")
 TRAINERS = ("SFTTrainer", "DPOTrainer", "Trainer", "Seq2SeqTrainer", "UnslothTrainer")
@@ -23,6 +26,8 @@ FOREIGN_ADAPTERS = (
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""
+BATCH = "per_device_train_batch_size"
+"""What the configuration of a trainer that trains says; one without it is made for something else."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
@@ -32,13 +37,13 @@ MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVi
 def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]]:
     """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes). Raises
     PlannerError."""
-    script = Script(path, said)
+    script = Running(path, said)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
     data = model_arguments(script, loads, unsloth, notes)
-    configs = script.calls(*CONFIGS)
+    configs = sorted(script.calls(*CONFIGS), key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
         notes.append(f"of {len(configs)} configurations of a trainer, the first is read (line {configs[0].lineno})")
     trainers = script.calls(*TRAINERS)
@@ -53,9 +58,18 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= _cut(script)
     if data.get("gradient_checkpointing") is None and switched_on(script):
-        data["gradient_checkpointing"] = True
+        sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
+        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
+    if (said_so := said.setting("gradient_checkpointing")) is not None and is_open(str(data.get("gradient_checkpointing"))):
+        data["gradient_checkpointing"] = value_of(said_so)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
+    bits = "use_peft" not in data and any(data.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
+    if bits and value_of(said.setting("use_peft") or "false") is not True:
+        raise PlannerError(
+            f"{path}: it loads its model quantised and makes no adapters here, which transformers does not train; "
+            "--set use_peft=true imports it with adapters"
+        )
     old = "max_seq_length" in data and not unsloth
     kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
     if kind == "trl" and (old or "TrainingArguments" in kinds):
@@ -158,7 +172,7 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
         return {}
     # A model that something else has loaded.
     elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
-    return {"model_name_or_path": value, **({"torch_dtype": gap(["torch_dtype"])} if elsewhere else {})}
+    return {"model_name_or_path": value, **({name: gap([name]) for name in ("torch_dtype", "use_peft")} if elsewhere else {})}
 
 
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
@@ -172,6 +186,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     words = script.keywords(calls[0])
     if words.get("use_dora"):
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
+    if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
+        raise not_priced(str(script.path), ["layers_to_transform"], ["layers_to_transform"])
     found: dict[str, Any] = {
         "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
     }  # fmt: skip
@@ -191,10 +207,18 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
 
 
 def _cut(script: Script) -> dict[str, Any]:
-    """The length at which the tokenizer cuts, where it is one."""
+    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
     cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
            if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    if not cut:
+        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
     return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
+"""Variables that scripts keep the length of a sequence in."""
+CHECKPOINTS = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
 
 
 def switched_on(script: Script) -> bool:

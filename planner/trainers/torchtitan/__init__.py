@@ -8,5 +8,8 @@ LEVEL = "model built"
 SOURCE = (
     "torchtitan 0.3.0: config/configs.py, trainer.py, distributed/parallel_dims.py, distributed/pipeline_parallel.py"
 )
-FORM = ("py toml json any", r"ParallelismConfig|\[parallelism\]|--parallelism\.|--job\.config_file|data_parallel_(shard_)?degree")
+FORM = (
+    "py toml json any",
+    r"ParallelismConfig|\[parallelism\]|--parallelism\.|--job\.config_file|torchtitan\.train(er)?\b|data_parallel_(shard_)?degree",
+)
 NO_WORD = ("fp8_row",)

@@ -2,14 +2,16 @@
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.commands import processes
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import merged
 from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.settings import beside, parsed
@@ -21,6 +23,8 @@ from planner.trainers.torchtitan.export import CONVERTERS
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
+TRAINS = r"torchtitan\S*train\b"
+"""torchtitan's program, as a module or a file."""
 _CALLS = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
 SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "model", "optimizer", "compile", "float8", "quantize", "experimental",
@@ -42,6 +46,9 @@ def sections(path: Path, text: str, given: Given) -> Sections:
         return _python(path, text, given)
     if path.suffix == ".toml":
         data = library.parse_toml(text, str(path))
+        for name in given.settings:  # sections that the file leaves out
+            if name.partition(".")[0] in SECTIONS:
+                data.setdefault(name.partition(".")[0], {})
         return tables(path, given.filled(data))
     if path.suffix == ".json":
         data = json_mapping(path, text, "a configuration saved by torchtitan")
@@ -60,6 +67,14 @@ def _plain(data: Mapping[str, Any]) -> Sections:
 # ---------------------------------------------------------------------------------------------------------------- TOML
 
 
+TABLES = (
+    "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "checkpoint", "validation",
+    "comm", "activation_checkpoint", "compile", "float8", "mx", "quantize", "experimental", "fault_tolerance", "memory_estimation",
+    "debug", "dataloader", "tokenizer", "loss", "model_spec", "model_converters",
+)
+"""Tables of a configuration of torchtitan, of all its versions."""
+
+
 def tables(path: Path, data: dict[str, Any]) -> Sections:
     """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
     found = _plain(data)
@@ -73,7 +88,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
                 found["training"].pop(name, None)
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
-    other: dict[str, Any] = {"notes": [], "own_settings": (experimental or {}).get("custom_args_module")}
+    foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
+    foreign += [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
+    other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
     other["recompute"] = _mode(path, checkpoint.get("mode", "selective"))
     if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":
@@ -134,6 +152,11 @@ def _mode(path: Path, mode: object) -> Recompute:
 # -------------------------------------------------------------------------------------------------------------- Python
 
 
+def _public(names: Iterable[str]) -> tuple[str, ...]:
+    """Names that others may call, where there are any."""
+    return tuple(one for one in names if not one.startswith("_")) or tuple(names)
+
+
 def _python(path: Path, text: str, given: Given) -> Sections:
     """A module of configurations is read, not run: one function with its ParallelismConfig and TrainingConfig, what it changes
     of another one, constants of the module."""
@@ -148,7 +171,7 @@ def _python(path: Path, text: str, given: Given) -> Sections:
             f"{path}: no function {asked} that returns a configuration; it has {', '.join(functions) or 'none'}"
         )
     if asked is None and len(functions) > 1:
-        ask(str(path), [Question(name="config", about="which of its functions is trained", choices=tuple(functions))])
+        ask(str(path), [Question(name="config", about="which of its functions is trained", choices=_public(functions))])
     chosen = asked or next(iter(functions), None)
     found: Sections = {"other": {"notes": []}}
     if chosen is not None:
@@ -281,11 +304,16 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     data: dict[str, Any] = {}
     questions: dict[str, str] = {}
     words = [word for command in script.commands for word in command.words]
+    registered: Sections = {}
+    gpus: int | None = None
     for command in script.commands:
+        registered = registered or _registered(path, command.words, given)
+        if any(re.search(TRAINS, one) or one.startswith("--job.config_file") for one in command.words):
+            gpus = processes(script, command)
         for name, values, under in options(words_of(command.words)):
             section, _, key = name.replace("-", "_").partition(".")
             if section == "job" and key == "config_file" and values and not under:
-                data = merged(_file(path, values[0]), data)
+                data = merged(_file(path, values[0], given), data)
             if section not in SECTIONS or not key or key.startswith(PATHS):
                 continue
             value = values[0] if values else "true"
@@ -301,6 +329,9 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
         ask(
             str(path), [Question(name=name, about=f"--{key}", choices=choices[name]) for name, key in questions.items()]
         )
+    if registered:
+        over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
+        return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
     if not data.get("parallelism"):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
     converters = _table(data, "model").get("converters")
@@ -311,14 +342,43 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     for word in words:  # of a union of classes, since 0.3
         if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
-    return found
+    return {**found, "started": {"gpus": gpus}}
 
 
-def _file(path: Path, name: str) -> dict[str, Any]:
-    """The TOML that a command names; folders in front of it may be unknown. Raises PlannerError where it is not there."""
+def _registered(path: Path, words: list[str], given: Given) -> Sections:
+    """What the function says that --module llama3 --config llama3_8b name, in a module of the same repository; {} where a
+    command names none. Raises PlannerError where it is not there."""
+    named = {name: values[0] for name, values, _ in options(words_of(words)) if values and name in ("module", "config")}
+    if not any(re.search(TRAINS, one) for one in words) or len(named) < 2:
+        return {}
+    module, config = (given.setting(one) or named[one] for one in ("module", "config"))
+    if is_open(module + config):
+        ask(str(path), [Question(name=one, about="--module and --config") for one in roots(module + config)])
+    folder = module.replace(".", "/")
+    places = [f"{one}{folder}/config_registry.py" for one in ("", "torchtitan/models/", "torchtitan/experiments/")]
+    file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
+    if file is None:
+        raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")
+    settings = {**given.settings, "config": config}
+    return _python(file, read_text(file), replace(given, settings=settings))
+
+
+def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) -> Sections:
+    """Sections that flags say over those of a function."""
+    found = tables(path, given.filled(data))
+    said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
+    names = {"activation_checkpoint": ("recompute", "layers"), "optimizer": ("optimizer",), "compile": ("compile",),
+             "precision": ("precision",)}  # fmt: skip
+    kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
+    return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}
+
+
+def _file(path: Path, name: str, given: Given) -> dict[str, Any]:
+    """The TOML that a command names; folders in front of it may be unknown. Raises OpenQuestionsError where it is not there."""
+    called, name = name, given.setting(CONFIG_FILE) or name
     name = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
     file = beside(path, name, (".toml",))
     if file is None:
-        raise PlannerError(f"{path}: it names {name}, which is not there; put it next to the script, or import that file")
+        ask(str(path), [Question(name=CONFIG_FILE, about=f"it names {shown(called)}, which is not there", choices=("FILE",))])
     return library.parse_toml(read_text(file), str(file))
 

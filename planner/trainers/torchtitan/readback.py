@@ -73,12 +73,13 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     if own and "expert_parallel_degree" not in given.get("parallelism", {}) and spec is not None and spec.is_moe:
         about = f"{shown(own)} has settings of its own, among them the degree of experts"
         questions.append(Question(name="parallelism.expert_parallel_degree", about=about))
-    if shard == -1 and said.num_gpus is None:
+    gpus = said.num_gpus or given.get("started", {}).get("gpus")
+    if shard == -1 and gpus is None:
         questions.append(Question(name="--gpus N", about="parallelism.data_parallel_shard_degree is -1"))
     if questions:
         ask(str(path), [*questions, *([] if other.get("model") or said.model else [NEEDED["model"]])])
     if shard == -1:
-        shard = quotient(said.num_gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
+        shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = _pipeline(path, parallel, pp)

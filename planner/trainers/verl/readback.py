@@ -19,9 +19,9 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import percent, quotient
 
-PROGRAM = r"(verl\.trainer|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
+PROGRAM = r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
 LENGTHS = ("max_prompt_length", "max_response_length")
-OWN = re.compile(r"main_\w+_ppo")
+OWN = re.compile(r"main_\w+_ppo|fully_async_main|one_step_off")
 """Programs that make their own rounds of verl's parts."""
 READ_HERE = re.compile(
     r"actor_rollout_ref\.(actor\.(megatron|fsdp_config)\.(?!dist_ckpt|use_dist|dist_checkpointing|wrap_policy|forward_prefetch|seed).*"
@@ -53,7 +53,10 @@ def read(path: Path, said: Given) -> Reading:
     try:
         found = launched(path, said, PROGRAM)
     except PlannerError:  # a program of its own, known by its overrides
-        found = launched(path, said, r"\S+\.py", r"(?s).*", modules=True)
+        try:
+            found = launched(path, said, r"[^\s=]+\.py", r"(?s)[+~]*\w+(\.\w+)+=.*", modules=True)
+        except PlannerError:  # behind options of its own
+            found = launched(path, said, r"[^\s=]*train\w*\.py")
         if not any(one.startswith("actor_rollout_ref.") for one in found.words):
             raise
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
@@ -119,7 +122,7 @@ def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bo
     loads = [part.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")]
     critic = ("the critic is not in the plan",) if given.section("critic").data else ()
     return Reading(
-        trainer=_trainer(actor, model, megatron), fields=fields, model=spec, model_name=name, num_gpus=gpus,
+        trainer=_trainer(part, model, megatron), fields=fields, model=spec, model_name=name, num_gpus=gpus,
         global_batch_size=batch, sequence_length=length, precision=_precision(actor, megatron, rank), lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
         frozen_weights=("bf16" if megatron or _half(actor) else "fp32") if rank else None,
@@ -204,11 +207,11 @@ def _precision(actor: Settings, megatron: bool, rank: int) -> str:
     return "bf16_true"
 
 
-def _trainer(actor: Settings, model: Settings, megatron: bool) -> str:
+def _trainer(part: Settings, model: Settings, megatron: bool) -> str:
     if not megatron:
         return spell("verl", {"loss": "fused_linear"} if model.flag("use_fused_kernels") or model.flag("use_liger") else {})
-    ddp: Mapping[str, Any] = actor.section("megatron").section("override_ddp_config").data
-    core = actor.section("megatron").section("override_transformer_config")
+    ddp: Mapping[str, Any] = part.section("override_ddp_config").data
+    core = part.section("override_transformer_config")
     options = {"gradient_dtype": "bf16"} if ddp.get("grad_reduce_in_fp32") is False else {}
     if core.get("moe_token_dispatcher_type") == "flex" or core.flag("moe_enable_deepep"):
         options["expert_dispatch"] = "deepep"
@@ -216,15 +219,21 @@ def _trainer(actor: Settings, model: Settings, megatron: bool) -> str:
 
 
 def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
-    """The job of its SFT trainer over FSDP."""
+    """The job of its SFT trainer, over FSDP or Megatron. Raises PlannerError for other engines."""
+    engine = next((one.rpartition("=")[2] for one in found.words if re.match(r"[+~]*(model_)?engine=", one)), "fsdp")
+    if engine not in ("fsdp", "fsdp2", "megatron"):
+        raise PlannerError(f"{given.path}: engine={engine} is not modelled; fsdp and megatron are")
+    if engine == "megatron" or "tensor_model_parallel_size" in given.section("engine").data:
+        return _sft_megatron(given, found, num_gpus)
     model, data = given.section("model"), given.section("data")
     name = model.label("partial_pretrain", "path")
     spec, notes = named_model(name, given.path) if name else (None, ())
     gpus = num_gpus or found.num_gpus
-    sp, rank = given.size("ulysses_sequence_parallel_size"), model.size("lora_rank", 0, 0)
-    batch = data.size("train_batch_size", 256)
-    micro = data.number("micro_batch_size_per_gpu") or data.size("micro_batch_size", 4)
-    config = model.section("fsdp_config")
+    config = given.section("engine" if given.section("engine").data or "sft_trainer" in found.program.split(".")[-1:] else "model")
+    config = config if config.place == "engine." else config.section("fsdp_config")
+    sp = max(given.size("ulysses_sequence_parallel_size"), config.size("ulysses_sequence_parallel_size"))
+    rank, batch = model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
+    micro, more = _of_tokens(data, sp)
     fields = {
         "cp": sp, "micro_batch_size": micro, "zero": 3, **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
@@ -239,6 +248,39 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
         precision="bf16_true" if half and not rank else "bf16", lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=notes,
+        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more),
+        unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
+    )  # fmt: skip
+
+
+def _of_tokens(data: Settings, cp: int) -> tuple[int, tuple[str, ...]]:
+    """Sequences per forward pass of the SFT trainer, and what was taken for what."""
+    length, tokens = data.size("max_length", 1024), data.number("max_token_len_per_gpu")
+    if not data.flag("use_dynamic_bsz", tokens is not None):
+        return data.number("micro_batch_size_per_gpu") or data.size("micro_batch_size", 4), ()
+    micro = max((tokens or 8192) * cp // length, 1)
+    return micro, (f"micro batches of up to {(tokens or 8192) * cp} tokens are read as {micro} sequences of {length} tokens",)
+
+
+def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
+    """The job of the SFT trainer over Megatron."""
+    model, data, engine = given.section("model"), given.section("data"), given.section("engine")
+    name = model.label("path", "partial_pretrain")
+    spec, notes = named_model(name, given.path) if name else (None, ())
+    gpus, rank, batch = num_gpus or found.num_gpus, model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
+    fields = {**_megatron(engine), **_offloaded(given)}
+    micro, more = _of_tokens(data, fields["cp"])
+    length = data.size("max_length", 1024)
+    length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0
+    fields["micro_batch_size"] = micro
+    if gpus is not None:
+        dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
+        fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
+    waits = (OFFLOAD,) if any(engine.flag(f"{what}_offload") for what in ("param", "optimizer", "grad")) else ()
+    return Reading(
+        trainer=_trainer(engine, model, True), fields=fields, model=spec, model_name=name, num_gpus=gpus, global_batch_size=batch,
+        sequence_length=length, precision="fp16" if str(engine.get("dtype")) in ("float16", "fp16") else "bf16", lora_rank=rank,
+        lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
+        frozen_weights="bf16" if rank else None, notes=(*notes, *more, *waits),
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip

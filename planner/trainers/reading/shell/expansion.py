@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from planner.errors import PlannerError
 from planner.trainers.reading.shell.arithmetic import arithmetic
+from planner.trainers.reading.shell.queries import queried
 from planner.trainers.reading.shell.scanning import skipped, word_end
 from planner.trainers.reading.shell.text import MAYBE, gap, is_open, roots
 
@@ -228,6 +229,8 @@ class Expansion:
         if (counted := _COUNTED.fullmatch(text)) is not None:
             listed = joined(counted[1], self.variables)
             return gap(roots(listed)) if is_open(listed) else str(len(listed.split(counted[2] or counted[3])))
+        if (value := queried(text, self.variables.where, lambda raw: joined(raw, self.variables))) is not None:
+            return value
         if words[:1] == ["echo"] and not re.search(r"[|;&<>`]|\$\(", text):
             return " ".join(fields(text, self.variables)[1:])
         return gap(_unset(text, self.variables))
@@ -235,7 +238,7 @@ class Expansion:
 
 _COUNTED = re.compile(
     r"""\s*echo\s+("?\$\{?\w+\}?"?)\s*\|\s*(?:awk\s+-F\s*['"]?([,: ])['"]?\s+'\{\s*print\s+NF;?\s*\}'"""
-    r"""|tr\s+['"]?([,: ])['"]?\s+['"]\\n['"]\s*\|\s*wc\s+-l)\s*"""
+    r"""|tr\s+['"]?([,: ])['"]?\s+['"]\\n['"]\s*\|\s*(?:wc\s+-l|grep\s+-c\s+['"]?[.^]['"]?))\s*"""
 )
 """How many parts a list has, as scripts count the GPUs that they name."""
 

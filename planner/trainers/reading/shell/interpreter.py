@@ -14,7 +14,13 @@ from planner.trainers.reading.shell.conditions import Verdict, both, either, jud
 from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
-from planner.trainers.reading.shell.starting import batch_options, launcher_variables, place_of_file, script_place
+from planner.trainers.reading.shell.starting import (
+    batch_options,
+    launcher_variables,
+    place_of_file,
+    script_place,
+    without_env,
+)
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
@@ -29,23 +35,8 @@ DEEPEST = 24
 """Functions that call functions, scripts inside of scripts."""
 _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
 _QUIET = (
-    "echo",
-    "printf",
-    "cat",
-    "mkdir",
-    "cd",
-    "rm",
-    "cp",
-    "ls",
-    "set",
-    "read",
-    "wait",
-    "trap",
-    "sleep",
-    "chmod",
-    "grep",
-    "sed",
-)
+    "echo", "printf", "cat", "mkdir", "cd", "rm", "cp", "ls", "set", "read", "wait", "trap", "sleep", "chmod", "grep", "sed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +46,8 @@ class Command:
     words: list[str]
     under: tuple[str, ...] = ()
     """Variables that decide whether it runs; () = it does."""
+    seen: str = ""
+    """CUDA_VISIBLE_DEVICES when it runs; '' = not set by then."""
 
 
 @dataclass
@@ -202,7 +195,7 @@ class _Follower:
             self.script.commands += outcomes[0][1]
             return
         for _, commands in outcomes:
-            self.script.commands += [Command(one.words, (*names, *one.under) or ("",)) for one in commands]
+            self.script.commands += [Command(one.words, (*names, *one.under) or ("",), one.seen) for one in commands]
         self.script.variables = merged(self.variables, [variables for variables, _ in outcomes], names)
 
     def aside(self, body: Nodes) -> tuple[Variables, list[Command], bool]:
@@ -276,7 +269,9 @@ class _Follower:
         for text, literal in node.documents:
             target = joined(node.target, self.variables)
             self.script.documents.append((target, text if literal else document(text, self.variables)))
-        words = [one for raw in node.words for one in expanded(raw, self.variables)]
+        given, words = without_env([one for raw in node.words for one in expanded(raw, self.variables)])
+        for name, value in given.items():
+            self.variables.put(name, value)
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return
         name, rest = words[0], words[1:]
@@ -311,7 +306,7 @@ class _Follower:
             inner = len(self.script.commands)
             self.nested(words[place])
             started = self.script.commands[inner:]
-            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under) for one in started]
+            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under, one.seen) for one in started]
             return
         written = dict(self.script.documents)
         for i, word in enumerate(words[1:], 1):
@@ -320,11 +315,11 @@ class _Follower:
                 inner = len(self.script.commands)
                 self.nested(written[word])
                 launched = self.script.commands[inner:]
-                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under) for one in launched]
+                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under, one.seen) for one in launched]
                 return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
-            self.script.commands.append(Command(words))
+            self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
     def nested(self, text: str) -> None:
         """Follows a text as a script of its own."""
@@ -359,9 +354,12 @@ class _Follower:
         self.deeper(parse(cleaned(read_text(path)), str(path)))
 
     def file(self, name: str) -> Path | None:
-        """A script that lies in the folder of this one or above."""
+        """A script that lies in the folder of this one or above; of a path of another machine its end counts."""
         folders = [] if self.directory is None else [self.directory, *list(self.directory.resolve().parents)[:4]]
-        return next((one / name for one in folders if not is_open(name) and library.is_file(one / name)), None)
+        parts = [one for one in name.rpartition(CLOSE)[2].split("/") if one]
+        ends = ["/".join(parts[i:]) for i in range(len(parts))] if is_open(name) or name.startswith("/") else []
+        tried = [one / end for end in ([] if is_open(name) else [name]) + ends for one in folders]
+        return next((one for one in tried if library.is_file(one)), None)
 
     def started(self, file: Path, arguments: list[str]) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""

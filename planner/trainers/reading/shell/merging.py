@@ -17,7 +17,7 @@ def merged(before: Variables, outcomes: list[Variables], names: list[str]) -> Va
         if all(value == first for value in values) and first is not None:
             result.values[name] = first
         elif any(_has_options(value) for value in values) or all(isinstance(value, list) for value in values):
-            result.values[name] = _joined_options([value or "" for value in values], names or [name])
+            result.values[name] = _joined_options([value or "" for value in values], names or [name], before.values.get(name))
         else:
             inner = [one for value in values if isinstance(value, str) for one in roots(value)]
             result.values[name] = gap([*names, *inner] or [name])
@@ -29,13 +29,18 @@ def _has_options(value: Value | None) -> bool:
     return any(OPTION.search(one) or MAYBE in one for one in words)
 
 
-def _joined_options(values: list[Value], names: list[str]) -> Value:
-    """Options that all have, and those of each branch under its condition."""
+def _joined_options(values: list[Value], names: list[str], before: Value | None) -> Value:
+    """Options that all have, and those of each branch under its condition; ``before``: what stood there before the branches."""
     if any(isinstance(value, list) for value in values):
         lists = [[value] if isinstance(value, str) and value else list(value) for value in values]
         same = _shared(lists)
         return [*lists[0][:same], *(word for one in lists for word in maybe(names, one[same:]))]
     texts = [str(value) for value in values]
+    known = str(before or "").strip()
+    if OPTION.search(known) and all(known in text for text in texts):  # a branch may put a launcher before it
+        parts = [text.partition(known) for text in texts]
+        heads, tails = ([maybe(names, [part[i].strip()]) for part in parts if part[i].strip()] for i in (0, 2))
+        return " ".join(word for words in ([*heads, [known], *tails]) for word in words)
     start = texts[0][: _shared(texts)]
     if any(text[len(start) : len(start) + 1].strip() for text in texts):
         start = start[: len(start.rstrip()) if start[-1:].isspace() else max(start.rfind(" "), 0)]

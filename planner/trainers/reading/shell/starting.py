@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from planner.trainers.reading.shell.text import CLOSE
+
 
 def batch_options(text: str) -> dict[str, str]:
     """Options of #SBATCH lines, and nodes and GPUs of #PBS and #BSUB lines in the same words."""
@@ -38,6 +40,8 @@ def script_place(words: list[str]) -> int:
     for i in range(len(words) - 2):
         if re.fullmatch(r"(?:\S*/)?(?:ba|z)?sh", words[i]) and re.fullmatch(r"-\w*c", words[i + 1]):
             return i + 2
+    if words[0] == "tmux":
+        return next((i for i in range(len(words) - 1, 1, -1) if re.search(r"\S\s+\S", words[i])), 0)
     remote = len(words) > 2 and words[0] in ("ssh", "pdsh") and re.search(r"\s", words[-1].strip())
     return len(words) - 1 if remote else 0
 
@@ -46,5 +50,21 @@ def place_of_file(words: list[str]) -> int:
     """Place of the script that bash, sbatch or its own name starts; -1 = none."""
     first = 1 if words[0] in ("bash", "sh", "zsh", "sbatch") else 0
     place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
-    named = place < len(words) and re.fullmatch(r"[\w./-]{1,200}\.(sh|bash|slurm|sbatch)", words[place])
+    named = place < len(words) and re.fullmatch(rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)", words[place])
     return place if named and (first or place == 0) else -1
+
+
+def without_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """(Variables that ``env`` sets for a command, the command)."""
+    if words[:1] != ["env"]:
+        return {}, words
+    found: dict[str, str] = {}
+    rest = iter(words[1:])
+    for word in rest:
+        if re.match(r"\w+=", word):
+            found[word.partition("=")[0]] = word.partition("=")[2]
+        elif word in ("-u", "--unset", "-C", "--chdir"):
+            next(rest, None)
+        elif not word.startswith("-"):
+            return found, [word, *rest]
+    return found, []

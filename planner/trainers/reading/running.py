@@ -1,0 +1,59 @@
+"""Python scripts under their conditions: calls that their options keep from running do not count. Nothing is executed."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner.trainers.reading.given import Given
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import is_main
+from planner.trainers.reading.shell.text import is_open
+
+DEEPEST = 4
+"""Functions that call functions."""
+_Under = tuple[tuple[tuple[ast.expr, bool], ...], str]
+
+
+class Running(Script):
+    """A script whose calls count where they may be made."""
+
+    def __init__(self, path: Path, said: Given) -> None:
+        super().__init__(path, said)
+        self._under = dict(_conditions(self.tree))
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Calls of functions with such a last name that may run."""
+        return [one for one in super().calls(*names) if self.runs(one) is not False]
+
+    def runs(self, call: ast.Call, depth: int = 0) -> bool | None:
+        """Whether a call is made; None = its conditions are not known."""
+        tests, home = self._under.get(id(call), ((), ""))
+        sure = True
+        for test, wanted in tests:
+            value = self.value(test)
+            if isinstance(value, str) and is_open(value):
+                sure = False
+            elif bool(value) is not wanted:
+                return False
+        callers = super().calls(home) if home and depth < DEEPEST else []
+        above = [self.runs(one, depth + 1) for one in callers if self._under.get(id(one), ((), ""))[1] != home]
+        if above and not any(one is not False for one in above):
+            return False
+        return True if sure and (not above or True in above) else None
+
+
+def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
+    """(id of a call, (conditions that it stands under, function that it stands in))."""
+    waiting: list[tuple[ast.AST, _Under]] = [(tree, ((), ""))]
+    while waiting:
+        node, (tests, home) = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield id(node), (tests, home)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            home = node.name
+        branched = isinstance(node, ast.If) and not is_main(node)
+        for child in ast.iter_child_nodes(node):
+            under = tests
+            if branched and isinstance(node, ast.If) and child is not node.test:
+                under = (*tests, (node.test, child in node.body))
+            waiting.append((child, (under, home)))

@@ -1,0 +1,49 @@
+"""What jq and yq would read: one value of a JSON or YAML file by its dotted name. Nothing is executed."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.shell.text import CLOSE
+
+_QUERY = re.compile(
+    r"""\s*(?:cat\s+(\S+)\s*\|\s*)?(?:yq|jq)(?:\s+(?:-\w|--raw-output|eval|e))*\s+(['"]?)\.([\w.]+)\2(?:\s+([^\s|<>;&]+))?\s*"""
+)
+_PRESET_FIELDS = {
+    "hidden_size": "hidden_size", "intermediate_size": "ffn_size", "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_sequence_length",
+}  # fmt: skip
+"""Keys of a config.json and the fields of a model that hold them."""
+
+
+def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
+    """The value that a command asks of a file beside the script ``where``; None where it is another command, or not there.
+
+    The config.json of a model that is known by its folder's name need not be there."""
+    asked = _QUERY.fullmatch(text)
+    if asked is None or not (asked[1] or asked[4]):
+        return None
+    name = expand(asked[1] or asked[4]).rpartition(CLOSE)[2].lstrip("/")
+    value = _in_file(where, name, asked[3])
+    return None if value is None or isinstance(value, dict | list) else {True: "true", False: "false"}.get(value, str(value))
+
+
+def _in_file(where: str, name: str, key: str) -> Any:
+    from planner.model import load_model
+    from planner.trainers.reading.named_models import preset_of
+    from planner.trainers.reading.settings import beside, file_settings
+
+    file = beside(Path(where), name) if name else None
+    if file is not None:
+        try:
+            value: Any = file_settings(file, "a file of settings")
+        except PlannerError:
+            return None
+        for step in key.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        return value
+    preset = preset_of(Path(name).parent.name) if name.endswith("/config.json") and key in _PRESET_FIELDS else None
+    return getattr(load_model(preset), _PRESET_FIELDS[key]) if preset else None
