@@ -245,7 +245,7 @@ def request_of_plan(plan: RlPlan, said: RlRequest) -> RlRequest:
         "network_bandwidth": None if plan.network_bandwidth is None else f"{plan.network_bandwidth} B/s",
     }  # fmt: skip
     if not resized:
-        base |= {"train_gpus": place.train_gpus, "generate_gpus": place.generate_gpus}
+        base |= {"train_gpus": place.train_gpus, "generate_gpus": place.generate_gpus, "critic_gpus": place.critic_gpus}
     for name in ("actor", "rollout"):
         if name in given:
             given[name] = {**base[name], **read_fields(given[name], f"--{name}")}

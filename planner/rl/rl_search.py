@@ -57,6 +57,8 @@ class Asked:
     """0 = any."""
     generate_gpus: int = 0
     """0 = any; of two kinds: those of the kind that generates."""
+    critic_gpus: int | None = None
+    """Of a pool of the critic alone, 0 = on the actor's GPUs; None = what the framework has."""
     sync: str = ""
     """Method of weight sync; empty = the framework's."""
     train: Mapping[str, int] = field(default_factory=dict)
@@ -164,6 +166,8 @@ def placements(job: RlJob, asked: Asked) -> list[Placement]:
             offered = next((one for one in job.framework.placements if one.holds(mode, staleness)), None)
             if offered is None or (mode == "colocated" and asked.staleness[0] > 0):
                 continue
+            if job.workload.critic is not None and ("own" if critic else "actor") not in offered.critic:
+                continue
             found.append(
                 Placement(
                     mode=mode, train_gpus=train, generate_gpus=generate, critic_gpus=critic, staleness=staleness,
@@ -176,10 +180,10 @@ def placements(job: RlJob, asked: Asked) -> list[Placement]:
 def _with_critic(job: RlJob, asked: Asked, mode: str) -> list[tuple[int, int, int]]:
     """(train, generate, critic): a critic on the actor's GPUs, 0, or on as many of its own, which generation then lacks."""
     pairs = sizes(job, asked, mode)
-    found = [(train, generate, 0) for train, generate in pairs]
-    if job.workload.critic is not None and mode == "split" and not asked.apart:
-        left = [(a, asked.generate_gpus or b - a) for a, b in pairs if b > a]
-        found += [(a, b, a) for a, b in left if 2 * a + b <= asked.gpus]
+    found = [(train, generate, 0) for train, generate in pairs if not asked.critic_gpus]
+    if job.workload.critic is not None and mode == "split" and not asked.apart and asked.critic_gpus != 0:
+        sized = [(a, asked.generate_gpus or b - (asked.critic_gpus or a), asked.critic_gpus or a) for a, b in pairs]
+        found += [(a, b, c) for a, b, c in sized if b >= 1 and a + b + c <= asked.gpus]
     return found
 
 
@@ -385,6 +389,9 @@ def _whole(job: RlJob, row: _Row) -> Candidate:
 
 def _nothing(job: RlJob, asked: Asked, places: Sequence[Placement], sides: _Sides) -> str:
     """Why nothing is legal: what the user fixed is named where that alone rules everything out."""
+    trains = {where for one in job.framework.placements for where in one.critic}
+    if not places and job.workload.critic is not None and not trains:
+        return f"{job.framework.label} trains no value model; use grpo, or a framework with {job.workload.algorithm}"
     if not places:
         return (
             f"{job.framework.label} has no placement on {asked.gpus} GPUs with the pools, mode and staleness asked for; change "

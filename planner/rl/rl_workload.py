@@ -26,15 +26,17 @@ class Algorithm:
     """Log-probs of a frozen reference are part of the loss."""
     samples: int = 16
     """Usual answers to a prompt."""
+    group: bool = False
+    """Advantages are made of the answers to one prompt: of a single answer they are all zero."""
     generated: float = 1.0
     """Answers that are sampled for one that is trained on: groups that are all right or all wrong are sampled again."""
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
-    "grpo": Algorithm(what="group-relative advantages, KL to a reference", reference=True),
-    "dapo": Algorithm(what="GRPO without KL; groups without a gradient are sampled again", generated=3.0),
-    "gspo": Algorithm(what="GRPO with ratios of whole sequences", reference=True),
-    "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4),
+    "grpo": Algorithm(what="group-relative advantages, KL to a reference", reference=True, group=True),
+    "dapo": Algorithm(what="GRPO without KL; groups without a gradient are sampled again", generated=3.0, group=True),
+    "gspo": Algorithm(what="GRPO with ratios of whole sequences", reference=True, group=True),
+    "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4, group=True),
     "reinforce++": Algorithm(what="REINFORCE with a batch baseline, KL to a reference", reference=True, samples=4),
     "ppo": Algorithm(what="a value model gives advantages, KL to a reference", critic=True, reference=True, samples=1),
     "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2),
@@ -92,6 +94,13 @@ class RlWorkload:
         check(self)
         if self.algorithm not in ALGORITHMS:
             raise UnknownNameError("algorithm", self.algorithm, ALGORITHMS)
+        if self.samples == 1 and ALGORITHMS[self.algorithm].group:
+            raise PlannerError(
+                f"samples is 1, and {self.algorithm} compares the answers to one prompt: a group of one has no advantage; sample 2 "
+                "or more, or take ppo or reinforce++"
+            )
+        if self.algorithm == "online-dpo" and self.samples != 2:
+            raise PlannerError(f"samples is {self.samples}, and online-dpo compares pairs of answers; it must be 2")
         if self.prompt_length + self.answers.most > self.max_length * (1.0 + 1e-9) + 1.0:
             raise PlannerError(
                 f"prompts of {self.prompt_length:g} tokens and answers of up to {self.answers.most:g} exceed max_length "

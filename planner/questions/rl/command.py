@@ -51,6 +51,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
     ("staleness", str, "RANGE", "Steps that generation may run ahead: 0, 1, 0..8, any. [0..8]"),
     ("train_gpus", int, "N", "GPUs that train. [searched]"),
     ("generate_gpus", int, "N", "GPUs that generate. [searched]"),
+    ("critic_gpus", int, "N", "GPUs of a pool of the critic alone; 0: on the actor's. [searched]"),
     ("sync", str, "NAME", "ipc, reshard, bucketed, tensor, rdma, delta, disk. [of the framework]"),
     ("actor", str, "LIST", "Fields of the actor's layout: tp=4,pp=2,recompute=full. [searched]"),
     ("rollout", str, "LIST", "Fields of the rollout's layout: tp=4,max_batch=256. [searched]"),
