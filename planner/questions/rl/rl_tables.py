@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,10 @@ from planner.rl.rl_plan import MEMORY, PHASES, POOLS, RlPlan, RlPrediction
 from planner.terminal.tables import assumptions_table, percent, plain_table, risk, seconds, table
 from planner.units import GIGA, plural
 
+SPARE = (">risk", ">memory", ">tok/s/GPU")
+"""Columns that a narrow terminal does without, in turn."""
+SPARE_OF_MISSES = (">$/1000 steps", ">tok/s/GPU", "~idle gen.", "~idle train")
+"""The same where nothing fits."""
 POOL_TEXT = {"train": "pool that trains", "generate": "pool that generates"}
 
 
@@ -22,7 +26,7 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
     """The question, the best placements, why, the best of every kind, the first in parts, assumptions."""
     console.print(title(found.plans[0]))
     heading = "Best placements" if found.fit else "Nothing fits; closest"
-    console.print(plans_table(found.plans, heading, price))
+    console.print(plans_table(found.plans, heading, price, console.width))
     console.print(escape(found.why), soft_wrap=not console.is_terminal)
     if found.ways:
         console.print(table("what would fit", "=flag", ">step", title="What would fit", rows=[
@@ -33,7 +37,7 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
             "GPUs or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
         )  # fmt: skip
     if len(found.by_mode) > 1:
-        console.print(plans_table(list(found.by_mode.values()), "The best of every kind", price))
+        console.print(plans_table(list(found.by_mode.values()), "The best of every kind", price, console.width))
     print_parts(console, found.plans[0])
     console.print(assumptions_table(found.question.assumptions))
     looked = f"Priced {found.found.searched:,} placements, {found.found.fitting:,} fit, in {seconds(found.found.seconds)}."
@@ -43,7 +47,7 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
 def print_plan(console: Console, plan: RlPlan, price: float | None = None) -> None:
     """One placement."""
     console.print(title(plan))
-    console.print(plans_table([plan], "This placement", price))
+    console.print(plans_table([plan], "This placement", price, console.width))
     if plan.why:
         console.print(escape(plan.why))
     print_parts(console, plan)
@@ -61,22 +65,43 @@ def title(plan: RlPlan) -> str:
     return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
 
-def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = None) -> Table:
-    """One line for each placement."""
-    rows = [(placement_text(one), actor_text(one), rollout_text(one), *_figures(one, price)) for one in plans]
-    return table(
-        "placement", "actor", "rollout", ">step", "~idle train", "~idle gen.", ">tok/s/GPU", "~memory", "~risk", ">$/1000 steps",
-        title=heading, rows=rows,
-    )  # fmt: skip
+def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = None, width: int = 140) -> Table:
+    """One line for each placement. In a narrow terminal the columns stand nearer to each other, and those that can be missed are
+    left out: of placements that fit their memory, of others what they cost."""
+    found = [_of(one) for one in plans]
+    usd = [usd_per_thousand_steps(one, price) for one in plans]
+    cells = {
+        "placement": [placement_text(one) for one in plans], "actor": [actor_text(one) for one in plans],
+        "rollout": [rollout_text(one) for one in plans], ">step": [seconds(one.step_s) for one in found],
+        "~idle train": [percent(one.idle["train"]) for one in found], "~idle gen.": [percent(one.idle["generate"]) for one in found],
+        ">tok/s/GPU": [f"{one.tokens_per_s_per_gpu:,.0f}" for one in found],
+        ">memory": [f"{max(one.memory_gib.values()):.1f} GiB" for one in found], ">risk": [risk(one.out_of_memory) for one in found],
+        ">$/1000 steps": ["-" if one is None else f"{one:,.0f}" for one in usd],
+    }  # fmt: skip
+    spare, gap = [*(SPARE if all(one.fits for one in found) else SPARE_OF_MISSES)], 1
+    while (made := _lines(cells, heading, gap)) and _least(cells, gap) > width and (gap or spare):
+        if gap:
+            gap = 0
+        else:
+            cells.pop(spare.pop(0))
+    return made
 
 
-def _figures(plan: RlPlan, price: float | None) -> tuple[Any, ...]:
-    one = _of(plan)
-    usd = usd_per_thousand_steps(plan, price)
-    return (
-        seconds(one.step_s), percent(one.idle["train"]), percent(one.idle["generate"]), f"{one.tokens_per_s_per_gpu:,.0f}",
-        f"{max(one.memory_gib.values()):.1f} GiB", risk(one.out_of_memory), "-" if usd is None else f"{usd:,.0f}",
-    )  # fmt: skip
+def _lines(cells: Mapping[str, Sequence[str]], heading: str, gap: int) -> Table:
+    found = table(*cells, title=heading, rows=zip(*cells.values(), strict=True))
+    found.padding = (0, gap, 0, 0)
+    return found
+
+
+def _least(cells: Mapping[str, Sequence[str]], gap: int) -> int:
+    """Columns that a terminal needs for texts of at most three lines, whose words stay whole."""
+    need = 0
+    for name, column in cells.items():
+        folded = name[0] not in ">~"
+        head = max(map(len, name.split())) if name[0] == "~" else len(name.lstrip(">"))
+        each = [-(-len(one) // 3) + 4 if folded else len(one) for one in column]
+        need += max(head, *each) + 1 + gap
+    return need
 
 
 def _of(plan: RlPlan) -> RlPrediction:

@@ -71,6 +71,7 @@ def one(asked: Request, answer: Checked) -> None:
 def _verl(folder: Path, answer: Checked) -> None:
     settle_torch()
     stand_in("triton")
+    hide("verl.third_party.vllm")  # which asks for an installed engine
     import verl
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -232,7 +233,9 @@ def _slime(folder: Path, answer: Checked) -> None:
     (out / "config.json").write_text(json.dumps(model_config(plan.workload.model)), encoding="utf-8")
     words = (folder / "arguments.txt").read_text(encoding="utf-8").splitlines()
     places = ["--hf-checkpoint", str(out), "--load", str(out), "--ref-load", str(out), "--prompt-data", "a", "--num-rollout", "9"]
-    sys.argv = ["train.py", *words, *places, "--update-weight-disk-dir", str(out)]
+    disk = ["--update-weight-disk-dir", str(out)]
+    disk += ["--update-weight-local-checkpoint-dir", str(out)] if plan.placement.sync == "delta" else []
+    sys.argv = ["train.py", *words, *places, *disk]
     import slime.utils.arguments as own
 
     if "sglang" in absent:  # whose server has the flags behind --sglang-: their values as they stand

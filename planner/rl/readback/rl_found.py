@@ -25,6 +25,8 @@ from planner.trainers.reading.values import percent
 
 MAX_TOKENS = 8192
 """Tokens that a step of an engine computes at most, where nothing is said."""
+ALONE = "reinforce++"
+"""Algorithm of single answers: on-policy distillation is configured as a group of one."""
 PREFERRED_BATCH = 256
 """Sequences that an engine runs at once where neither configuration nor framework says: vLLM's own default."""
 
@@ -111,11 +113,15 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
     if said.prompt_length is None:
         why = "the limit of the configuration: prompts are shorter in the mean"
         assumed.append(Assumption("prompt length", str(found.prompt_limit), why, "--input-tokens"))
+    algorithm = found.algorithm
+    if found.samples == 1 and ALGORITHMS[algorithm].group:
+        algorithm = ALONE
+        notes = (*notes, f"one answer to a prompt has no advantage in {found.algorithm}: priced as {ALONE}, whose step is the same")
     work = RlWorkload(
-        model=model, algorithm=found.algorithm, prompts=found.prompts, samples=found.samples, epochs=found.epochs,
+        model=model, algorithm=algorithm, prompts=found.prompts, samples=found.samples, epochs=found.epochs,
         prompt_length=prompt, answers=answers,
         max_length=most, train_batch=0 if found.train_batch in (0, found.prompts * found.samples) else found.train_batch,
-        reference=found.reference, critic=model if found.critic else None, generated=ALGORITHMS[found.algorithm].generated,
+        reference=found.reference, critic=model if found.critic else None, generated=ALGORITHMS[algorithm].generated,
         precision=found.precision, lora_rank=found.lora_rank,
     )  # fmt: skip
     train, generate = _pools(found, said)
@@ -164,6 +170,8 @@ def _pools(found: RlFound, said: RlSaid) -> tuple[int, int]:
 def _layouts(found: RlFound, model: ModelSpec, pools: tuple[int, int]) -> RlLayouts:
     """dp of the actor and engines of the rollout follow from the GPUs. Raises PlannerError."""
     (train, generate), actor, rollout = pools, dict(found.actor), dict(found.rollout)
+    if rollout.get("ep", 1) > rollout.get("tp", 1) * rollout.get("attn_dp", 1):  # vLLM spreads experts over tp times dp
+        rollout["attn_dp"] = rollout["ep"] // rollout.get("tp", 1)
     inner = actor.get("tp", 1) * actor.get("pp", 1) * actor.get("cp", 1)
     engine = rollout.get("tp", 1) * rollout.get("pp", 1) * rollout.get("attn_dp", 1)
     where = found.given.path
