@@ -48,6 +48,14 @@ def test_what_is_exported_is_read_back(name, ahead, tmp_path):
             assert vars(found.layouts.rollout)[field] == value, field
 
 
+def test_hybrid_pools_of_verl_are_read_back(tmp_path):
+    place = {"mode": "hybrid", "train_gpus": 8, "generate_gpus": 16, "partial": True}
+    plan = rl_plan("verl", 1, gpus=16, place=place, rollout={"replicas": 8})
+    export_rl(plan, "verl", tmp_path / "run")
+    found = read(tmp_path / "run" / "overrides.txt", "rl:verl")
+    assert found.placement == plan.placement and found.layouts == plan.layouts and found.gpus == 16
+
+
 def test_frameworks_are_known_by_what_stands_in_a_file(tmp_path):
     for name, file in WRITTEN.items():
         export_rl(rl_plan(name, 1, gpus=8), name, tmp_path / name)

@@ -33,8 +33,8 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
             (one.change, one.flag, seconds(one.step_s)) for one in found.ways]))  # fmt: skip
     elif not found.fit:
         console.print(
-            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, 2 and 4 times the GPUs. Give more "
-            "GPUs or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
+            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, up to 32 times the GPUs. Take a "
+            "smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
         )  # fmt: skip
     if len(found.by_mode) > 1:
         console.print(plans_table(list(found.by_mode.values()), "The best of every kind", price, console.width))
@@ -73,9 +73,11 @@ def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = Non
     cells = {
         "placement": [placement_text(one) for one in plans], "actor": [actor_text(one) for one in plans],
         "rollout": [rollout_text(one) for one in plans], ">step": [seconds(one.step_s) for one in found],
-        "~idle train": [percent(one.idle["train"]) for one in found], "~idle gen.": [percent(one.idle["generate"]) for one in found],
+        "~idle train": [percent(one.idle["train"]) for one in found],
+        "~idle gen.": [percent(one.idle["generate"]) for one in found],
         ">tok/s/GPU": [f"{one.tokens_per_s_per_gpu:,.0f}" for one in found],
-        ">memory": [f"{max(one.memory_gib.values()):.1f} GiB" for one in found], ">risk": [risk(one.out_of_memory) for one in found],
+        ">memory": [f"{max(one.memory_gib.values()):.1f} GiB" for one in found],
+        ">risk": [risk(one.out_of_memory) for one in found],
         ">$/1000 steps": ["-" if one is None else f"{one:,.0f}" for one in usd],
     }  # fmt: skip
     spare, gap = [*(SPARE if all(one.fits for one in found) else SPARE_OF_MISSES)], 1
@@ -195,6 +197,10 @@ def notes(plan: RlPlan) -> list[str]:
             f"Staleness: an answer is trained on {plural(one.staleness, 'step')} after its weights; correct for it (importance "
             "sampling, clipped ratios) and check rewards against a synchronous run."
         )
+    engines = int(plan.layouts.rollout.replicas) * int(plan.layouts.rollout.engine_gpus)
+    if engines < place.generate_gpus:
+        unused = f"{place.generate_gpus - engines} of the {place.generate_gpus} GPUs that generate"
+        found.append(f"{unused} hold no engine: they are too few for one more.")
     idle = max(POOLS, key=lambda name: one.idle[name])
     if one.idle[idle] > 0.2:
         found.append(f"The {POOL_TEXT[idle]} idles {percent(one.idle[idle])} of a step.")

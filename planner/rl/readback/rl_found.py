@@ -56,6 +56,8 @@ class RlFound:
     train_gpus: int
     generate_gpus: int
     """Of a pool of its own; 0 = colocated."""
+    hybrid: bool = False
+    """Those that train generate as well."""
     actor: Mapping[str, int]
     """Fields of Layout; dp follows."""
     rollout: Mapping[str, int]
@@ -125,13 +127,14 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
         precision=found.precision, lora_rank=found.lora_rank,
     )  # fmt: skip
     train, generate = _pools(found, said)
+    generate += train if found.hybrid else 0
     hardware = hardware_asked(said.hardware, assumed)
     load_hardware(hardware)
-    mode = "split" if found.generate_gpus else "colocated"
+    mode = "hybrid" if found.hybrid else "split" if found.generate_gpus else "colocated"
     offered = found.framework.placement(mode, found.staleness)
     plan = RlPlan(
-        workload=work, hardware=hardware, gpus=train + (generate if found.generate_gpus else 0), framework=found.framework.label,
-        trainer=found.trainer, engine=found.framework.rollout(found.engine).label,
+        workload=work, hardware=hardware, gpus=train + (generate if mode == "split" else generate - train),
+        framework=found.framework.label, trainer=found.trainer, engine=found.framework.rollout(found.engine).label,
         placement=Placement(
             mode=mode, train_gpus=train, generate_gpus=generate, staleness=found.staleness,
             partial=found.partial and found.staleness > 0, sync=found.sync or offered.sync[0],

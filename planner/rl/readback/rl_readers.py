@@ -61,8 +61,14 @@ def verl(given: Settings, program: str) -> RlFound:
     train = seen.size("trainer.nnodes") * seen.size("trainer.n_gpus_per_node", default=8)
     split = bool(given.section("rollout").data) or "off_policy" in program or "async" in program
     generate = seen.size("rollout.nnodes") * seen.size("rollout.n_gpus_per_node", default=8) if split else 0
-    late = bool(given.section("async_training").data) or "fully_async" in program
+    own = given.section("trainer").section("v1")
+    separate = own.get("trainer_mode") == "separate_async"
+    hybrid = separate and own.section("separate_async").section("hybrid_rollout").flag("enable_switch")
+    if separate:
+        generate = rollout.size("nnodes") * rollout.size("n_gpus_per_node", 8)
+    late = separate or bool(given.section("async_training").data) or "fully_async" in program
     threshold = float(given.get("async_training.staleness_threshold", 0.1)) if late else 0.0
+    threshold = float(own.section("sampler").get("max_off_policy_threshold", 8)) if separate else threshold
     ahead = max(round(threshold), 1) if threshold > 0 else 0
     partial = late and seen.flag("async_training.partial_rollout", default=True) and ahead > 0
     cp = max(actor.size("ulysses_sequence_parallel_size"), actor.section("fsdp_config").size("ulysses_sequence_parallel_size"))
@@ -88,7 +94,7 @@ def verl(given: Settings, program: str) -> RlFound:
             "max_batch": rollout.size("max_num_seqs", framework.max_batch),
         },
         train_batch=min(mini, prompts) * samples, epochs=actor.size("ppo_epochs"), prompt_limit=limits[0], answer_limit=limits[1],
-        staleness=ahead if late else int(split), partial=partial,
+        staleness=ahead if late else int(split), partial=partial, hybrid=hybrid,
         sync={"nixl": "rdma", "mooncake": "rdma", "delta_sharded": "delta"}.get(backend, ""),
         algorithm=_verl_algorithm(given), reference=actor.flag("use_kl_loss") or given.flag("algorithm.use_kl_in_reward"),
         critic=_algorithm(given, "algorithm.adv_estimator", "gae") == "ppo", lora_rank=model.size("lora_rank", 0, 0),
@@ -146,7 +152,8 @@ def nemo_rl(given: Settings, program: str) -> RlFound:
         partial=ahead.flag("enabled") and ahead.flag("in_flight_weight_updates"),
         sync="reshard" if transport == "nccl_reshard" else "", memory_share=Seen(engine).share("gpu_memory_utilization"),
         critic=values, epochs=grpo.size("ppo_epochs") if values else 1,
-        algorithm="ppo" if values else "dapo" if grpo.flag("use_dynamic_sampling") else "gspo" if given.flag("loss_fn.sequence_level_importance_ratios")
+        algorithm="ppo" if values else "dapo" if grpo.flag("use_dynamic_sampling")
+        else "gspo" if given.flag("loss_fn.sequence_level_importance_ratios")
         else _algorithm(given, "grpo.adv_estimator.name", "grpo"),
         reference=float(given.get("loss_fn.reference_policy_kl_penalty", 0.01)) > 0,
         rollout_precision="fp8_block" if str(engine.get("precision", "")).startswith("fp8") else "bf16",
