@@ -37,6 +37,8 @@ NEAR = 0.01
 """Placements this much slower than the fastest are as good: the one with the least staleness is taken."""
 TIE = 1e-6
 """Of equal steps, as the other pool decides them, the trainer that is done first."""
+KEPT = 4
+"""Placements that are kept of every size of pools."""
 LARGEST_ENGINE = 64
 """GPUs of one engine."""
 ALONE = {"pp": 1, "attn_dp": 1, "dcp": 1}
@@ -134,9 +136,8 @@ def search(job: RlJob, asked: Asked, top: int = 5) -> Found:
         train, rollout = sides.train(placement), sides.rollout(placement)
         if train is None or rollout is None:
             continue
-        found = _pairs(job, placement, train, rollout)
-        searched, fitting = searched + found.count, fitting + found.fitting
-        rows += found.rows
+        found, count, good = _pairs(job, placement, train, rollout)
+        searched, fitting, rows = searched + count, fitting + good, rows + found
     if not rows:
         raise PlannerError(_nothing(job, asked, places, sides))
     rows = _ranked(rows)
@@ -328,15 +329,8 @@ class _Row:
         return self.chance <= SAFE
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pairs:
-    rows: list[_Row]
-    count: int
-    fitting: int
-
-
-def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutSide, keep: int = 4) -> _Pairs:
-    """Every trainer's layout with every engine's; the best few of them."""
+def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutSide) -> tuple[list[_Row], int, int]:
+    """Every trainer's layout with every engine's: the best few, how many there are, how many fit."""
     n, m = len(train.layout), len(np.asarray(rollout.layout.tp))
     a, b = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
     left, right = train.take(a), rollout.take(b)
@@ -350,9 +344,9 @@ def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutS
             placement=placement, actor=left.layout.row(int(i)), rollout=right.layout.row(int(i)),
             seconds=float(seconds[i]), chance=float(chance[i]),
         )
-        for i in order[:keep]
+        for i in order[:KEPT]
     ]  # fmt: skip
-    return _Pairs(rows=rows, count=len(a), fitting=int(good.sum()))
+    return rows, len(a), int(good.sum())
 
 
 def _ranked(rows: list[_Row]) -> list[_Row]:
@@ -389,8 +383,7 @@ def _whole(job: RlJob, row: _Row) -> Candidate:
 
 def _nothing(job: RlJob, asked: Asked, places: Sequence[Placement], sides: _Sides) -> str:
     """Why nothing is legal: what the user fixed is named where that alone rules everything out."""
-    trains = {where for one in job.framework.placements for where in one.critic}
-    if not places and job.workload.critic is not None and not trains:
+    if job.workload.critic is not None and not any(one.critic for one in job.framework.placements):
         return f"{job.framework.label} trains no value model; use grpo, or a framework with {job.workload.algorithm}"
     if not places:
         return (

@@ -70,7 +70,7 @@ def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = Non
     left out: of placements that fit their memory, of others what they cost."""
     found = [_of(one) for one in plans]
     usd = [usd_per_thousand_steps(one, price) for one in plans]
-    cells = {
+    cells: dict[str, Sequence[str]] = {
         "placement": [placement_text(one) for one in plans], "actor": [actor_text(one) for one in plans],
         "rollout": [rollout_text(one) for one in plans], ">step": [seconds(one.step_s) for one in found],
         "~idle train": [percent(one.idle["train"]) for one in found],

@@ -143,7 +143,7 @@ def trl(job: FrameworkJob) -> Started:
     launch = ("accelerate", "launch", "--config_file", "accelerate.yaml", *(place if nodes > 1 else ()))
     config |= {"num_machines": nodes, "num_processes": nodes * gpus}
     files = {"grpo.yaml": library.dump_yaml(settings), "accelerate.yaml": library.dump_yaml(config)}
-    model = ("--model_name_or_path", "$MODEL", "--dataset_name", "$TRAIN_FILES")
+    model: tuple[str, ...] = ("--model_name_or_path", "$MODEL", "--dataset_name", "$TRAIN_FILES")
     if job.work.lora_rank:
         model = (*model, "--use_peft", "--lora_r", str(job.work.lora_rank), "--lora_target_modules", "all-linear")
     if late:
