@@ -58,10 +58,12 @@ def print_plan(console: Console, plan: RlPlan, price: float | None = None) -> No
 def title(plan: RlPlan) -> str:
     """The question in one line."""
     work = plan.workload
-    kinds = plan.hardware + (f" and {plan.generate_hardware}" if plan.generate_hardware else "")
     lengths = f"{work.answers.mean:,.0f} tokens (p99 {work.answers.quantile(0.99):,.0f})"
     batch = f"{work.prompts} prompts x {plural(work.samples, 'answer')} of {lengths}"
-    where = f"{plan.gpus} x {escape(kinds)}"
+    where = f"{plan.gpus} x {escape(plan.hardware)}"
+    if plan.generate_hardware:
+        generate = plan.placement.generate_gpus
+        where = f"{plan.gpus - generate} x {escape(plan.hardware)} and {generate} x {escape(plan.generate_hardware)}"
     return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
 
@@ -70,7 +72,7 @@ def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = Non
     left out: of placements that fit their memory, of others what they cost."""
     found = [_of(one) for one in plans]
     usd = [usd_per_thousand_steps(one, price) for one in plans]
-    cells: dict[str, Sequence[str]] = {
+    cells: dict[str, Sequence[Any]] = {
         "placement": [placement_text(one) for one in plans], "actor": [actor_text(one) for one in plans],
         "rollout": [rollout_text(one) for one in plans], ">step": [seconds(one.step_s) for one in found],
         "~idle train": [percent(one.idle["train"]) for one in found],
@@ -89,13 +91,13 @@ def plans_table(plans: Sequence[RlPlan], heading: str, price: float | None = Non
     return made
 
 
-def _lines(cells: Mapping[str, Sequence[str]], heading: str, gap: int) -> Table:
+def _lines(cells: Mapping[str, Sequence[Any]], heading: str, gap: int) -> Table:
     found = table(*cells, title=heading, rows=zip(*cells.values(), strict=True))
     found.padding = (0, gap, 0, 0)
     return found
 
 
-def _least(cells: Mapping[str, Sequence[str]], gap: int) -> int:
+def _least(cells: Mapping[str, Sequence[Any]], gap: int) -> int:
     """Columns that a terminal needs for texts of at most three lines, whose words stay whole."""
     need = 0
     for name, column in cells.items():

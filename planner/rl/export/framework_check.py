@@ -71,7 +71,7 @@ def one(asked: Request, answer: Checked) -> None:
 def _verl(folder: Path, answer: Checked) -> None:
     settle_torch()
     stand_in("triton")
-    hide("verl.third_party.vllm")  # which asks for an installed engine
+    hide("verl.workers.rollout.vllm_rollout")  # which asks for an installed engine
     import verl
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
