@@ -89,6 +89,18 @@ def test_critics_stand_where_the_framework_has_them() -> None:
         search(ask(RlRequest(**{**ask_, "framework": "trl"})).job, Asked(gpus=4), 1)
 
 
+def test_recorded_pairs_are_learned_without_generation() -> None:
+    """DPO: the update and the log-probs of the reference, two answers a prompt; parts sum to the step."""
+    request = {**SMALL, "samples": 2, "framework": "trl"}
+    pairs = search(ask(RlRequest(**{**request, "algorithm": "dpo"})).job, Asked(gpus=4), 1).best[0]
+    assert pairs.placement.mode == "colocated" and set(pairs.memory.peak) == {"logprob", "train"}
+    parts = {name: float(value.sum()) for name, value in pairs.step.parts.items() if hasattr(value, "sum")}
+    assert {name for name, value in parts.items() if value > 0} == {"reference", "train"}
+    assert pairs.seconds == pytest.approx(sum(parts.values()))
+    online = search(ask(RlRequest(**{**request, "algorithm": "online-dpo"})).job, Asked(gpus=4), 1).best[0]
+    assert pairs.seconds < online.seconds
+
+
 def test_a_group_of_one_has_no_advantage() -> None:
     with pytest.raises(PlannerError, match="a group of one has no advantage; sample 2 or more"):
         ask(RlRequest(**{**SMALL, "samples": 1}))

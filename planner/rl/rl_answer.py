@@ -115,7 +115,9 @@ def why_of(question: RlQuestion, found: Found) -> str:
         return f"Nothing fits: the nearest runs out of memory with a chance of {100 * chance:.0f} % {when}."
     learning = sum(phases[name] for name in PHASES if name in ("logprob", "reference", "critic", "train", "critic_train"))
     sampled = phases["generate"] + phases["reward"]
-    if place.mode == "colocated":
+    if "generate" not in first.memory.peak:
+        said = f"Recorded answers: the GPUs learn for {format_seconds(learning)}"
+    elif place.mode == "colocated":
         who = "All GPUs sample" if place.gpus > 1 else "The GPU samples"
         said = f"{who} for {format_seconds(sampled)}, then {'learn' if place.gpus > 1 else 'learns'} for {format_seconds(learning)}"
     elif place.synchronous:

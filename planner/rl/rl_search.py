@@ -37,8 +37,6 @@ NEAR = 0.01
 """Placements this much slower than the fastest are as good: the one with the least staleness is taken."""
 TIE = 1e-6
 """Of equal steps, as the other pool decides them, the trainer that is done first."""
-KEPT = 4
-"""Placements that are kept of every size of pools."""
 LARGEST_ENGINE = 64
 """GPUs of one engine."""
 ALONE = {"pp": 1, "attn_dp": 1, "dcp": 1}
@@ -159,7 +157,7 @@ def placements(job: RlJob, asked: Asked) -> list[Placement]:
     if unknown := [one for one in modes if one not in job.framework.modes]:
         raise PlannerError(f"{job.framework.label} has no {unknown[0]} placement; it has {listed(job.framework.modes)}")
     for mode in modes:
-        if asked.apart and mode != "split":
+        if (asked.apart and mode != "split") or (job.workload.offline and mode != "colocated"):
             continue
         for (train, generate, critic), staleness in itertools.product(
             _with_critic(job, asked, mode), _steps(asked) if mode != "colocated" else [0]
@@ -249,6 +247,8 @@ def _usual(job: RlJob, layout: Layout, pins: Mapping[str, int], answers: int) ->
 def rollout_candidates(job: RlJob, placement: Placement, pins: Mapping[str, int]) -> ServingLayout | None:
     """Legal layouts of the engines on the GPUs of a placement, as many replicas as they hold; None = there is none."""
     served, gpus = job.served(placement.mode), placement.generate_gpus
+    if job.workload.offline:  # one that stands for none, whose numbers nobody reads
+        return ServingLayout(tp=np.ones(1, int), max_batch=np.ones(1, int), max_tokens=np.full(1, 2048))
     fixed = {**ALONE, **{name: value for name, value in pins.items() if name != "max_batch"}}
     layout = engine_layouts(served.model, min(gpus, LARGEST_ENGINE), fixed)
     count = int(np.size(layout.tp))
@@ -344,7 +344,7 @@ def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutS
             placement=placement, actor=left.layout.row(int(i)), rollout=right.layout.row(int(i)),
             seconds=float(seconds[i]), chance=float(chance[i]),
         )
-        for i in order[:KEPT]
+        for i in order[:4]
     ]  # fmt: skip
     return rows, len(a), int(good.sum())
 

@@ -26,6 +26,8 @@ class Algorithm:
     """Log-probs of a frozen reference are part of the loss."""
     samples: int = 16
     """Usual answers to a prompt."""
+    offline: bool = False
+    """Answers are recorded: nothing is generated, scored or synchronised."""
     group: bool = False
     """Advantages are made of the answers to one prompt: of a single answer they are all zero."""
     generated: float = 1.0
@@ -39,10 +41,11 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4, group=True),
     "reinforce++": Algorithm(what="REINFORCE with a batch baseline, KL to a reference", reference=True, samples=4),
     "ppo": Algorithm(what="a value model gives advantages, KL to a reference", critic=True, reference=True, samples=1),
+    "dpo": Algorithm(what="recorded pairs of answers, the loss of DPO", reference=True, samples=2, offline=True),
     "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2),
 }
 """GRPO [arXiv 2402.03300], DAPO [2503.14476; its recipe's gen_prompt_bsz is three times the batch], GSPO [2507.18071], RLOO
-[2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], online DPO [2402.04792]."""
+[2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], DPO [2305.18290], online DPO [2402.04792]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +102,8 @@ class RlWorkload:
                 f"samples is 1, and {self.algorithm} compares the answers to one prompt: a group of one has no advantage; sample 2 "
                 "or more, or take ppo or reinforce++"
             )
-        if self.algorithm == "online-dpo" and self.samples != 2:
-            raise PlannerError(f"samples is {self.samples}, and online-dpo compares pairs of answers; it must be 2")
+        if self.algorithm in ("dpo", "online-dpo") and self.samples != 2:
+            raise PlannerError(f"samples is {self.samples}, and {self.algorithm} compares pairs of answers; it must be 2")
         if self.prompt_length + self.answers.most > self.max_length * (1.0 + 1e-9) + 1.0:
             raise PlannerError(
                 f"prompts of {self.prompt_length:g} tokens and answers of up to {self.answers.most:g} exceed max_length "
@@ -112,6 +115,11 @@ class RlWorkload:
             )
         if self.train_batch and self.trained % self.train_batch:
             raise PlannerError(f"train_batch {self.train_batch} does not divide the {self.trained} answers of a step")
+
+    @property
+    def offline(self) -> bool:
+        """Answers are recorded and not generated."""
+        return ALGORITHMS[self.algorithm].offline
 
     @property
     def trained(self) -> int:

@@ -116,6 +116,8 @@ def _of(plan: RlPlan) -> RlPrediction:
 def placement_text(plan: RlPlan) -> str:
     """A placement in a few words: split 40 + 24, 2 steps ahead, bucketed."""
     place = plan.placement
+    if plan.workload.offline:
+        return f"{place.gpus} GPUs, no generation"
     if place.mode == "colocated":
         return f"colocated on {place.gpus}, {place.sync}"
     sign = "+" if place.mode == "split" else "of"
@@ -143,6 +145,8 @@ def actor_text(plan: RlPlan) -> str:
 def rollout_text(plan: RlPlan) -> str:
     """The rollout's layout in a few words."""
     one = plan.layouts.rollout
+    if plan.workload.offline:
+        return "none"
     named = [("tp", one.tp), ("pp", one.pp), ("attn dp", one.attn_dp), ("ep", one.ep)]
     return " ".join([f"{one.replicas} x", *(f"{name} {value}" for name, value in named if int(value) > 1 or name == "tp")])
 
@@ -184,13 +188,18 @@ def memory_table(plan: RlPlan) -> Table:
 def notes(plan: RlPlan) -> list[str]:
     """What the numbers mean for training."""
     one, place, work = _of(plan), plan.placement, plan.workload
+    updates = (
+        f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
+        f"{percent(one.packed)} of {work.max_length:,} tokens"
+    )
+    if work.offline:
+        return [f"{updates}. Answers are recorded: nothing is generated or synchronised."]
     times, hidden = one.longest_tokens / work.answers.mean, place.staleness > 1 or place.partial
     tail = f"a batch by itself would take {seconds(one.tail_s)} less if all had the mean"
     found = [
         f"Length tail: the longest of {work.sampled:,.0f} answers: {one.longest_tokens:,.0f} tokens, {times:.1f} times the mean; "
         + (f"{tail}. Running ahead hides it." if hidden else f"{tail}."),
-        f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
-        f"{percent(one.packed)} of {work.max_length:,} tokens; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
+        f"{updates}; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
     ]
     if place.synchronous:
         found.append("Staleness: none, every answer is of the newest weights.")
