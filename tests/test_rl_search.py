@@ -178,7 +178,7 @@ def test_pools_of_two_kinds(tmp_path: Path) -> None:
         ["--model", "qwen3-4b", "--gpus", "4", "--actor", "tp=x"], ["--model", "qwen3-4b", "--gpus", "4", "--rollout", "zz=1"],
         ["--model", "qwen3-4b", "--gpus", "4", "--answers", "mean=9"," --algorithm"],
         ["--model", "qwen3-4b", "--gpus", "4", "--framework", "prime-rl", "--mode", "colocated"],
-        ["--model", "qwen3-4b", "--gpus", "4", "--algorithm", "dpo"], ["estimate", "missing.yaml"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--algorithm", "sac"], ["estimate", "missing.yaml"],
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence(flags: list[str]) -> None:
