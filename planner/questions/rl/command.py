@@ -28,7 +28,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
     ("framework", str, "NAME", "verl, nemo-rl, openrlhf, trl, slime, areal, prime-rl, with @VERSION. [verl]"),
     ("trainer", str, "NAME", "Trainer of the library that prices updates. [of the framework]"),
     ("engine", str, "NAME", "vllm or sglang, with @VERSION. [of the framework]"),
-    ("algorithm", str, "NAME", "grpo, dapo, gspo, rloo, reinforce++, ppo, online-dpo. [grpo]"),
+    ("algorithm", str, "NAME", "grpo, dapo, gspo, rloo, reinforce++, ppo, dpo, online-dpo. [grpo]"),
     ("prompts", int, "N", "Prompts of a step. [64]"),
     ("samples", int, "N", "Answers to a prompt. [of the algorithm]"),
     ("prompt_length", str, "N", "Tokens of a prompt, mean. [512]"),
