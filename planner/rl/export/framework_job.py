@@ -18,12 +18,6 @@ from planner.trainer import load_trainer
 from planner.trainers.bundle.target import ExportJob
 from planner.workload import Workload
 
-ESTIMATORS = {
-    "grpo": "group relative", "dapo": "group relative", "gspo": "group relative", "rloo": "leave one out",
-    "reinforce++": "batch baseline", "ppo": "values", "online-dpo": "",
-}  # fmt: skip
-"""How an algorithm makes advantages of rewards."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPlan:

@@ -128,8 +128,3 @@ def _warnings(plan: RlPlan, job: FrameworkJob) -> list[str]:
     if job.framework.name != plan.framework.partition("@")[0]:
         found.append(f"the plan was priced for {plan.framework}, whose phases differ from those of {job.framework.name}")
     return found
-
-
-def check_text(made: RlExport) -> str:
-    """What an export was held against, where nothing of the framework is run."""
-    return f"check: reached 'name known': names of {made.checked}"
