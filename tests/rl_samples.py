@@ -15,16 +15,16 @@ from planner.serving.serving_layout import ServingLayout
 
 
 def rl_plan(framework: str = "verl", staleness: int | None = 0, gpus: int = 16, **changes: Any) -> RlPlan:
-    """A plan of GRPO for Qwen3 8B; ``staleness`` None = colocated."""
-    found = load_framework(framework)
+    """A plan of GRPO for Qwen3 8B; ``staleness`` None = colocated; ``place``: further fields of the placement."""
+    found, own = load_framework(framework), changes.pop("place", {})
     split = staleness is not None
-    each = gpus // 2 if split else gpus
+    each = (gpus - own.get("critic_gpus", 0)) // 2 if split else gpus
     mode = "split" if split else "colocated"
     offered = found.placement(mode, staleness or 0)
-    placement = Placement(
-        mode=mode, train_gpus=each, generate_gpus=each, staleness=staleness or 0, sync=offered.sync[0],
-        partial=offered.partial and bool(staleness),
-    )  # fmt: skip
+    placement = Placement(**{
+        "mode": mode, "train_gpus": each, "generate_gpus": each, "staleness": staleness or 0, "sync": offered.sync[0],
+        "partial": offered.partial and bool(staleness), **own,
+    })  # fmt: skip
     trainer = changes.pop("trainer", found.trainer)
     mega = trainer.startswith("megatron")
     zero = {"deepspeed": 3, "megatron": 1, "megatron-bridge": 1}.get(trainer, 3)

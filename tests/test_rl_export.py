@@ -11,12 +11,14 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError
+from planner.model import load_model
 from planner.rl.export import known_names
 from planner.rl.export.rl_folder import export_rl, make_export
 from planner.rl.export.rl_started import flag_words, toml_text
 from planner.rl.export.rl_targets import TARGETS
 from planner.rl.rl_framework import framework_names
 from planner.rl.rl_plan import load_rl_plan
+from planner.serving.serving_layout import Precision
 from planner.trainers.checking.started import started
 from tests.rl_samples import rl_plan
 
@@ -67,7 +69,7 @@ def test_scripts_of_several_nodes_are_bash(name, tmp_path):
     made = export_rl(rl_plan(name, 1, gpus=32), name, tmp_path / "run")
     done = subprocess.run(["bash", "-n", "run.sh"], cwd=tmp_path / "run", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "NODE_RANK" in made.files["run.sh"]
+    assert ("NODE_RANK" in made.files["run.sh"]) == (name != "prime-rl")  # which submits itself to Slurm
 
 
 def test_verl_pools_and_batches():
@@ -137,6 +139,80 @@ def test_what_a_framework_cannot_run_is_a_sentence():
     refused(dataclasses.replace(plan, placement=place), "verl", "weight sync disk is none of")
 
 
+VALUES = {"algorithm": "ppo", "critic": load_model("qwen3-8b")}
+
+
+def test_critics_of_their_own_pool():
+    plan = rl_plan("openrlhf", 0, gpus=48, work=VALUES, place={"critic_gpus": 16})
+    found = flags(make_export(plan, "openrlhf").files)
+    assert (found["--critic.num_nodes"], found["--critic.num_gpus_per_node"]) == ("2", "8") and "--train.colocate_all" not in found
+    assert "--train.colocate_all" in flags(make_export(rl_plan("openrlhf", 2, work=VALUES), "openrlhf").files)
+    plan = rl_plan("areal", 2, gpus=24, work=VALUES, place={"critic_gpus": 8})
+    config = yaml.safe_load(make_export(plan, "areal").files["areal.yaml"])
+    assert config["critic"]["backend"] == "fsdp:d8" and "scheduling_strategy" not in config["critic"]
+    for name, ahead, more, said in (
+        ("verl", 1, {"critic_gpus": 8}, "a split critic is trained on the actor's GPUs"),
+        ("openrlhf", 0, {}, "a split critic is trained on a pool of its own"),
+        ("trl", 0, {}, "a split critic is trained nowhere: plan with grpo"),
+    ):  # fmt: skip
+        with pytest.raises(PlannerError, match=said):
+            make_export(rl_plan(name, ahead, gpus=24 if more else 16, work=VALUES, place=more), name)
+
+
+def test_pools_of_two_kinds():
+    """TRL's server is on nodes of its own; AReaL's Slurm jobs name theirs; Ray of the others does not tell kinds apart."""
+    made = make_export(rl_plan("trl", 0, generate_hardware="l40s"), "trl")
+    assert 'if [ "$NODE_RANK" = 1 ]; then exec env trl vllm-serve' in made.files["run.sh"]
+    config = yaml.safe_load(make_export(rl_plan("areal", 2, generate_hardware="l40s"), "areal").files["areal.yaml"])
+    nodes = [config[part]["scheduling_spec"][0]["nodelist"] for part in ("actor", "rollout")]
+    assert nodes == ["${oc.env:TRAIN_NODES}", "${oc.env:GENERATE_NODES}"] and config["scheduler"]["type"] == "slurm"
+    with pytest.raises(PlannerError, match="h100-sxm trains and l40s generates: .* trl or areal do"):
+        make_export(rl_plan("verl", 1, generate_hardware="l40s"), "verl")
+
+
+def test_hybrid_pools_of_verl():
+    place = {"mode": "hybrid", "train_gpus": 8, "generate_gpus": 16, "partial": True}
+    found = settings(make_export(rl_plan("verl", 2, gpus=16, place=place, rollout={"replicas": 8}), "verl").files)
+    assert found["trainer.v1.trainer_mode"] == "separate_async" and found["data.train_batch_size"] == "64"
+    assert (found["actor_rollout_ref.rollout.nnodes"], found["trainer.nnodes"]) == ("1", "1")
+    assert found["trainer.v1.separate_async.hybrid_rollout.enable_switch"] == "True" and "rollout.nnodes" not in found
+
+
+def test_adapters_and_formats_are_written_or_refused():
+    rank = {"lora_rank": 16}
+    found = settings(make_export(rl_plan("nemo-rl", 1, work=rank), "nemo-rl").files)
+    assert found["policy.megatron_cfg.peft.dim"] == "16"
+    assert "lora_r" in make_export(rl_plan("trl", 0, gpus=8, work=rank), "trl").files["run.sh"]
+    config = yaml.safe_load(make_export(rl_plan("areal", 2, work=rank, place={"sync": "disk"}), "areal").files["areal.yaml"])
+    assert config["actor"]["lora_rank"] == config["sglang"]["max_lora_rank"] == 16 and config["rollout"]["use_lora"]
+    config = tomllib.loads(make_export(rl_plan("prime-rl", 2, work=rank, place={"sync": "disk"}), "prime-rl").files["rl.toml"])
+    assert config["trainer"]["model"]["lora"] == {"rank": 16} and config["trainer"]["model"]["ac_offloading"] == "None"
+    for name, said in (("slime", "slime trains every weight"), ("areal", "--sync disk"), ("prime-rl", "--sync disk")):
+        with pytest.raises(PlannerError, match=said):
+            make_export(rl_plan(name, 2, work=rank), name)
+    plan = rl_plan("verl", 1)
+    plan = dataclasses.replace(plan, layouts=dataclasses.replace(plan.layouts, rollout_precision=Precision(weights="fp8_block")))
+    assert settings(make_export(plan, "verl").files)["actor_rollout_ref.rollout.quantization"] == "fp8"
+    plan = dataclasses.replace(rl_plan("openrlhf", 1), layouts=plan.layouts)
+    with pytest.raises(PlannerError, match="the rollout's weights are fp8_block: its rollout takes bf16; plan with --weights bf16"):
+        make_export(plan, "openrlhf")
+
+
+def test_slime_sets_what_its_parser_asks_for():
+    """parse_args refuses tensor parallelism without CUDA_DEVICE_MAX_CONNECTIONS, and REINFORCE++ without normalized advantages."""
+    made = make_export(rl_plan("slime", 1, work={"algorithm": "reinforce++"}), "slime")
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in made.files["run.sh"] and "--normalize-advantages" in flags(made.files)
+
+
+def test_values_are_held_against_types_and_choices():
+    have = {"a": "int", "b": "Literal[nccl, disk] | None", "c": "bool", "d": "list[str]", "e": "float", "f": "flag", "g": "Path"}
+    right = {"a": 2, "b": "disk", "c": True, "d": ["x"], "e": 1, "f": True, "g": "x"}
+    assert known_names.wrong("x", right, have) == [] and known_names.wrong("x", {"b": None, "a": "${other.a}"}, have) == []
+    for name, value in {"a": 1.5, "b": "fax", "c": 1, "d": "x", "e": "1", "f": 3}.items():
+        assert known_names.wrong("x", {name: value}, have) == [f"x takes {have[name]} for {name}, not {value!r}"]
+    assert known_names.wrong("x", {"c": None}, have) == ["x takes bool for c, not None"]
+
+
 def test_settings_that_do_not_exist_are_never_written(monkeypatch):
     data = known_names.recorded("verl")
     shorter = {name: kind for name, kind in data["settings"].items() if name != "actor_rollout_ref.rollout.n"}
@@ -161,6 +237,17 @@ def test_classes_of_a_configuration_are_followed(tmp_path):
     assert set(dict(known_names.nested([tmp_path / "c.py"], "Root"))) == {"seed", "one", "one.x", "two", "two.x", "free"}
 
 
+def test_choices_and_types_are_read_from_source(tmp_path):
+    (tmp_path / "a.py").write_text(
+        "p.add_argument('--x', type=int)\np.add_argument('--y', choices=['a', 'b'])\np.add_argument('--z', action='store_true')\n"
+        "p.add_argument('--many', nargs='+')\n"
+    )
+    flags_ = known_names.typed_flags(tmp_path / "a.py")
+    assert flags_ == {"--x": "int", "--y": "Literal[a, b]", "--z": "flag", "--many": "value"}
+    (tmp_path / "c.py").write_text("class C:\n    m: str = field(metadata={'choices': ['disk', None]})\n")
+    assert dict(known_names.nested([tmp_path / "c.py"], "C")) == {"m": "Literal[disk] | None"}
+
+
 def test_toml_and_flags():
     data = {"a": 1, "b": {"c": "x\"y", "d": {"e": True}}, "f": [{"g": 1, "h": {"i": 2}}, {"g": 2}], "none": None}
     assert tomllib.loads(toml_text(data)) == {key: one for key, one in data.items() if key != "none"}
@@ -171,7 +258,7 @@ def test_commands(run, tmp_path):
     plan = tmp_path / "rl.yaml"
     rl_plan("openrlhf", 1).save(plan)
     found = run("export", str(plan), "--to", "openrlhf", "--output", str(tmp_path / "out"), "--check")
-    assert found.exit_code == 0 and "names of openrlhf 0.11.2 as recorded" in found.output
+    assert found.exit_code == 0 and "names and types of openrlhf 0.11.2 as recorded" in found.output
     assert "was not priced" in found.output
     assert run("export", str(plan), "--to", "openrlhf", "--output", str(tmp_path / "out")).exit_code == 2
     assert run("export", str(plan), "--to", "nemo-rl", "--output", str(tmp_path / "b")).exit_code == 2

@@ -48,6 +48,46 @@ def test_what_is_exported_is_read_back(name, ahead, tmp_path):
             assert vars(found.layouts.rollout)[field] == value, field
 
 
+def test_hybrid_pools_of_verl_are_read_back(tmp_path):
+    place = {"mode": "hybrid", "train_gpus": 8, "generate_gpus": 16, "partial": True}
+    plan = rl_plan("verl", 1, gpus=16, place=place, rollout={"replicas": 8})
+    export_rl(plan, "verl", tmp_path / "run")
+    found = read(tmp_path / "run" / "overrides.txt", "rl:verl")
+    assert found.placement == plan.placement and found.layouts == plan.layouts and found.gpus == 16
+
+
+def test_scripts_with_files_that_are_not_there(tmp_path):
+    """slime: an array of a sourced file stands behind a bare flag and behind a value; verl: the machine is asked for its device."""
+    (tmp_path / "a.sh").write_text(
+        'source "/root/models/x.sh"\npython3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate ${MODEL_ARGS[@]} '
+        "--rollout-max-response-len 4096 --rollout-batch-size 32 --n-samples-per-prompt 8 --hf-checkpoint /root/Qwen3-8B "
+        "--rollout-num-gpus-per-engine 2 ${OTHER[@]}\n"
+    )
+    found = read(tmp_path / "a.sh", "rl:slime")
+    assert found.placement.mode == "colocated" and found.layouts.rollout.tp == 2
+    (tmp_path / "b.sh").write_text(
+        "DEVICE=${DEVICE:-$(probe)}\ncase $DEVICE in gpu) N=8;; npu) N=16;; esac\npython3 -m verl.trainer.main_ppo "
+        "algorithm.adv_estimator=grpo data.max_prompt_length=512 data.max_response_length=4096 data.train_batch_size=64 "
+        "actor_rollout_ref.rollout.n=1 trainer.n_gpus_per_node=$N actor_rollout_ref.model.path=Qwen/Qwen3-8B\n"
+    )
+    found = read(tmp_path / "b.sh", "rl:verl")
+    assert (found.gpus, found.workload.algorithm, found.workload.samples) == (8, "reinforce++", 1)
+
+
+def test_older_allocations_of_areal_and_experts_over_data_parallel_engines(tmp_path):
+    export_rl(rl_plan("areal", 2, gpus=8), "areal", tmp_path / "run")
+    text = (tmp_path / "run" / "areal.yaml").read_text()
+    text = text.replace("backend: fsdp:d4", "eps_clip: 0.4", 1).replace("backend: sglang:d2p1t2", "agent: null", 1)
+    (tmp_path / "old.yaml").write_text("allocation_mode: sglang.d2p1t2+d4\n" + text)
+    found = read(tmp_path / "old.yaml", "rl:areal")
+    assert (found.trainer, found.placement.train_gpus, found.placement.generate_gpus) == ("fsdp", 4, 4)
+    words = "--actor-num-gpus-per-node 8 --rollout-max-response-len 4096 --rollout-batch-size 32 --rollout-num-gpus-per-engine 4 "
+    words += "--n-samples-per-prompt 8 --sglang-ep-size 8 --hf-checkpoint /m/Qwen3-30B-A3B --num-experts 128 --colocate"
+    (tmp_path / "c.sh").write_text(f"python3 train.py {words}\n")
+    found = read(tmp_path / "c.sh", "rl:slime", model="qwen3-30b-a3b")
+    assert (found.layouts.rollout.attn_dp, found.layouts.rollout.moe_tp, found.layouts.rollout.replicas) == (2, 1, 1)
+
+
 def test_frameworks_are_known_by_what_stands_in_a_file(tmp_path):
     for name, file in WRITTEN.items():
         export_rl(rl_plan(name, 1, gpus=8), name, tmp_path / name)

@@ -47,9 +47,16 @@ def brute(request: dict[str, Any], **asked: Any) -> tuple[float, int]:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("model", "gpus"), [("qwen3-4b", 4), ("qwen3-8b", 3)])
-def test_the_search_finds_the_optimum_of_brute_force(model: str, gpus: int) -> None:
-    request = {**SMALL, "model": model, "gpus": gpus}
+@pytest.mark.parametrize(
+    ("model", "gpus", "more"),
+    [
+        ("qwen3-4b", 4, {}), ("qwen3-8b", 3, {}), ("qwen3-4b", 4, {"framework": "verl"}),
+        ("qwen3-4b", 4, {"framework": "openrlhf", "algorithm": "ppo", "samples": 2}),
+    ],
+)  # fmt: skip
+def test_the_search_finds_the_optimum_of_brute_force(model: str, gpus: int, more: dict[str, str]) -> None:
+    """Colocated, split, hybrid (verl) and a critic of its own pool (OpenRLHF)."""
+    request = {**SMALL, "model": model, "gpus": gpus, **more}
     fastest, count = brute(request, staleness=(0, 1))
     job = ask(RlRequest(**request)).job
     found = search(job, Asked(gpus=gpus, staleness=(0, 1)), 3)
@@ -65,6 +72,41 @@ def test_tables_and_single_placements_agree() -> None:
     for one in found.best:
         assert one.seconds == pytest.approx(price(job, one.placement, one.layouts).seconds, rel=1e-9)
     assert found.best[0].seconds <= found.best[-1].seconds
+
+
+def test_critics_stand_where_the_framework_has_them() -> None:
+    """OpenRLHF: synchronous pools give a critic GPUs of its own; verl: on the actor's always; TRL: none."""
+    ask_ = {**SMALL, "algorithm": "ppo", "framework": "openrlhf"}
+    places = placements(ask(RlRequest(**ask_)).job, Asked(gpus=4))
+    own = {(one.mode, one.synchronous): {bool(two.critic_gpus) for two in places if (two.mode, two.synchronous) ==
+           (one.mode, one.synchronous)} for one in places}  # fmt: skip
+    assert own == {("colocated", True): {False}, ("split", True): {True}, ("split", False): {True, False}}
+    assert all(one.gpus <= 4 for one in places)
+    assert {one.critic_gpus for one in placements(ask(RlRequest(**ask_)).job, Asked(gpus=4, critic_gpus=2))} == {2}
+    verl = placements(ask(RlRequest(**{**ask_, "framework": "verl"})).job, Asked(gpus=4))
+    assert not any(one.critic_gpus for one in verl) and {one.mode for one in verl} == {"colocated", "split", "hybrid"}
+    with pytest.raises(PlannerError, match="trains no value model"):
+        search(ask(RlRequest(**{**ask_, "framework": "trl"})).job, Asked(gpus=4), 1)
+
+
+def test_recorded_pairs_are_learned_without_generation() -> None:
+    """DPO: the update and the log-probs of the reference, two answers a prompt; parts sum to the step."""
+    request = {**SMALL, "samples": 2, "framework": "trl"}
+    pairs = search(ask(RlRequest(**{**request, "algorithm": "dpo"})).job, Asked(gpus=4), 1).best[0]
+    assert pairs.placement.mode == "colocated" and set(pairs.memory.peak) == {"logprob", "train"}
+    parts = {name: float(value.sum()) for name, value in pairs.step.parts.items() if hasattr(value, "sum")}
+    assert {name for name, value in parts.items() if value > 0} == {"reference", "train"}
+    assert pairs.seconds == pytest.approx(sum(parts.values()))
+    online = search(ask(RlRequest(**{**request, "algorithm": "online-dpo"})).job, Asked(gpus=4), 1).best[0]
+    assert pairs.seconds < online.seconds
+
+
+def test_a_group_of_one_has_no_advantage() -> None:
+    with pytest.raises(PlannerError, match="the advantage of a single one is zero; set samples to 2 or more"):
+        ask(RlRequest(**{**SMALL, "samples": 1}))
+    assert ask(RlRequest(**{**SMALL, "samples": 1, "algorithm": "ppo"})).job.workload.samples == 1
+    with pytest.raises(PlannerError, match="compares pairs of answers; it must be 2"):
+        ask(RlRequest(**{**SMALL, "samples": 4, "algorithm": "online-dpo"}))
 
 
 def test_more_staleness_and_more_gpus_are_never_slower() -> None:
@@ -131,7 +173,7 @@ def test_pools_of_two_kinds(tmp_path: Path) -> None:
         ["--model", "qwen3-4b", "--gpus", "4", "--actor", "tp=x"], ["--model", "qwen3-4b", "--gpus", "4", "--rollout", "zz=1"],
         ["--model", "qwen3-4b", "--gpus", "4", "--answers", "mean=9"," --algorithm"],
         ["--model", "qwen3-4b", "--gpus", "4", "--framework", "prime-rl", "--mode", "colocated"],
-        ["--model", "qwen3-4b", "--gpus", "4", "--algorithm", "dpo"], ["estimate", "missing.yaml"],
+        ["--model", "qwen3-4b", "--gpus", "4", "--algorithm", "sac"], ["estimate", "missing.yaml"],
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence(flags: list[str]) -> None:

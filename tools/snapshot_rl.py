@@ -1,11 +1,11 @@
-"""Records the names of an RL framework's settings from its source: a checkout, or the folder of an unpacked wheel.
+"""Records names, types and choices of an RL framework's settings from its source: a checkout, or the folder of an unpacked wheel.
 
 \b
     python tools/snapshot_rl.py verl wheel/ verl 0.9.1 > planner/rl/export/flags/verl.json
 
-Only names and types are kept. TRL takes arguments of transformers as well: put that package into the same folder. What was recorded
-came from the wheels verl 0.9.1, openrlhf 0.11.2 and trl 1.16.0 (transformers 5.10.4), and from NVIDIA-NeMo/RL 7ea279ab, THUDM/slime
-624b824a, inclusionAI/AReaL 4aef98d8 (1.0.4) and PrimeIntellect-ai/prime-rl 559b4477 (0.8.0) on 2026-11-23.
+Nothing else is kept. TRL takes arguments of transformers as well: put that package into the same folder. What was recorded
+came from the wheels verl 0.9.1, openrlhf 0.11.2, areal 1.0.4 and trl 1.16.0 (transformers 5.10.4), and from NVIDIA-NeMo/RL 7ea279ab,
+THUDM/slime 624b824a and PrimeIntellect-ai/prime-rl 559b4477 (0.8.0), which are on no package index, on 2026-11-23.
 """
 
 from __future__ import annotations

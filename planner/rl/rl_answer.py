@@ -23,8 +23,10 @@ from planner.rl.rl_step import sampler_of
 from planner.rl.weight_sync import sync_bytes
 from planner.units import GIB, KILO, format_seconds
 
-GROWN = (2, 4)
-"""Times the GPUs that are tried where nothing fits."""
+GROWN = (2, 4, 8, 16, 32)
+"""Times the GPUs that are tried where nothing fits, up to the first that does."""
+MEMORY_TEXT = {"generate": "generation", "logprob": "the log-probs", "train": "the update", "sync": "weight sync"}
+"""Phases whose memory is told, in words."""
 PART_TEXT = {
     "prepare": "data, host, metrics", "generate": "generation", "reward": "rewards", "logprob": "log-probs of the policy",
     "reference": "log-probs of the reference", "critic": "values of the critic", "train": "update of the policy",
@@ -109,11 +111,15 @@ def why_of(question: RlQuestion, found: Found) -> str:
     if not found.fit:
         chances = {name: float(np.ravel(one)[0]) for name, one in first.memory.chance.items()}
         phase, chance = max(chances.items(), key=lambda one: one[1])
-        return f"Nothing fits: the nearest runs out of memory with a chance of {100 * chance:.0f} % when {phase} begins."
+        when = f"when {MEMORY_TEXT[phase]} begins"
+        return f"Nothing fits: the nearest runs out of memory with a chance of {100 * chance:.0f} % {when}."
     learning = sum(phases[name] for name in PHASES if name in ("logprob", "reference", "critic", "train", "critic_train"))
     sampled = phases["generate"] + phases["reward"]
-    if place.mode == "colocated":
-        said = f"All GPUs sample for {format_seconds(sampled)}, then learn for {format_seconds(learning)}"
+    if "generate" not in first.memory.peak:
+        said = f"Recorded answers: the GPUs learn for {format_seconds(learning)}"
+    elif place.mode == "colocated":
+        who = "All GPUs sample" if place.gpus > 1 else "The GPU samples"
+        said = f"{who} for {format_seconds(sampled)}, then {'learn' if place.gpus > 1 else 'learns'} for {format_seconds(learning)}"
     elif place.synchronous:
         on = f"{format_seconds(sampled)} on {place.generate_gpus} GPUs"
         said = f"Generation takes {on}, learning {format_seconds(learning)} after it"
@@ -131,7 +137,8 @@ def why_of(question: RlQuestion, found: Found) -> str:
         said += f", {100 * more:.0f} % more" if more > 0.005 else ""
     elif len(found.best) > 1:
         more = found.best[1].seconds / first.seconds - 1.0
-        said += f"; the next takes {format_seconds(found.best[1].seconds)}, {100 * more:.1f} % more"
+        next_ = f"takes {format_seconds(found.best[1].seconds)}, {100 * more:.1f} % more" if more > 0.0005 else "is as fast"
+        said += f"; the next {next_}"
     return said + "."
 
 
@@ -245,7 +252,7 @@ def request_of_plan(plan: RlPlan, said: RlRequest) -> RlRequest:
         "network_bandwidth": None if plan.network_bandwidth is None else f"{plan.network_bandwidth} B/s",
     }  # fmt: skip
     if not resized:
-        base |= {"train_gpus": place.train_gpus, "generate_gpus": place.generate_gpus}
+        base |= {"train_gpus": place.train_gpus, "generate_gpus": place.generate_gpus, "critic_gpus": place.critic_gpus}
     for name in ("actor", "rollout"):
         if name in given:
             given[name] = {**base[name], **read_fields(given[name], f"--{name}")}

@@ -36,6 +36,8 @@ PACKINGS = ("none", "balanced", "first_fit")
 """none: sequences are padded; balanced: equal tokens up to a limit; first_fit: the fewest bins of a limit."""
 STATES = ("weights", "gradients", "optimizer", "reference")
 ENGINES = ("vllm", "sglang", "trtllm")
+CRITICS = ("actor", "own")
+"""A value model on the actor's GPUs, or on a pool of its own."""
 Steps = Annotated[int, within(0, ASYNCHRONOUS)]
 
 
@@ -53,6 +55,8 @@ class OfferedPlacement:
     """How weights travel; the first is the framework's own choice."""
     program: Line = ""
     """What is started for it, where it is not the usual program."""
+    critic: tuple[Annotated[str, one_of(*CRITICS)], ...] = ()
+    """Where a value model may be trained; empty: the framework trains none."""
 
     def holds(self, mode: str, staleness: int) -> bool:
         """Whether it is this placement."""

@@ -58,15 +58,20 @@ def memory_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollo
     asleep = np.asarray(engine.graphs) + runtime
     left = (asleep if job.framework.engine_sleeps else taken) if together else 0.0
     critic = _critic(job, placement, train)
-    reference = 0.0 if "reference" in job.framework.offloaded or not job.workload.reference else train.actor.weights
+    waits = "reference" in job.framework.offloaded and not job.workload.offline
+    reference = 0.0 if waits or not job.workload.reference else train.actor.weights
     updating = found.memory_needed + critic + left + reference
     forward = train.actor.weights + found.memory["workspace"] + stays + left + reference
     if not job.framework.offload or not together:
         forward = forward + states - train.actor.weights
+    error, usable, room = found.memory_error, found.usable_memory, float(np.max(engine.usable))
+    if job.workload.offline:  # the reference stays beside the policy
+        peak = {"logprob": forward - left, "train": updating - left}
+        chance = {name: 1.0 - _below(size, usable, error) for name, size in peak.items()}
+        return PhaseMemory(peak=peak, chance=chance, usable={"train": usable, "generate": room})
     bucket = job.framework.bucket or BUCKET
     sync = bucket + (np.asarray(engine.weights) + runtime + train.actor.weights + stays if together else taken)
     peak = {"generate": taken + (stays if together else 0.0), "logprob": forward, "train": updating, "sync": sync}
-    error, usable, room = found.memory_error, found.usable_memory, float(np.max(engine.usable))
     starts = np.asarray(engine.start_chance) + np.zeros_like(stays)
     if together:
         starts = starts * _below(peak["generate"], room, error)

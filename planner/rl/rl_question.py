@@ -89,6 +89,8 @@ class RlRequest(AskedBatch):
     """A number, a range 0..8, or ``any``."""
     train_gpus: int | None = None
     generate_gpus: int | None = None
+    critic_gpus: int | None = None
+    """Of a pool of the critic alone; 0 = on the actor's."""
     sync: str | None = None
     memory_share: float | None = None
     calibrated: str | Path | None = None
@@ -311,7 +313,8 @@ def _asked(request: RlRequest, pools: _Pools, framework: RlFramework, assumed: l
         assumed.append(Assumption("staleness", f"{staleness[0]} to {staleness[1]} steps", why, "--staleness"))
     return Asked(
         gpus=pools.gpus, modes=modes, staleness=staleness, train_gpus=request.train_gpus or pools.sizes[0],
-        generate_gpus=request.generate_gpus or pools.sizes[1], sync=request.sync or "", train=read_fields(request.actor, "--actor"),
+        generate_gpus=request.generate_gpus or pools.sizes[1], critic_gpus=request.critic_gpus,
+        sync=request.sync or "", train=read_fields(request.actor, "--actor"),
         rollout=read_fields(request.rollout, "--rollout"), apart=bool(pools.names[1]),
     )  # fmt: skip
 

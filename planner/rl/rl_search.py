@@ -56,6 +56,8 @@ class Asked:
     """0 = any."""
     generate_gpus: int = 0
     """0 = any; of two kinds: those of the kind that generates."""
+    critic_gpus: int | None = None
+    """Of a pool of the critic alone, 0 = on the actor's GPUs; None = what the framework has."""
     sync: str = ""
     """Method of weight sync; empty = the framework's."""
     train: Mapping[str, int] = field(default_factory=dict)
@@ -131,9 +133,8 @@ def search(job: RlJob, asked: Asked, top: int = 5) -> Found:
         train, rollout = sides.train(placement), sides.rollout(placement)
         if train is None or rollout is None:
             continue
-        found = _pairs(job, placement, train, rollout)
-        searched, fitting = searched + found.count, fitting + found.fitting
-        rows += found.rows
+        found, count, good = _pairs(job, placement, train, rollout)
+        searched, fitting, rows = searched + count, fitting + good, rows + found
     if not rows:
         raise PlannerError(_nothing(job, asked, places, sides))
     rows = _ranked(rows)
@@ -155,13 +156,15 @@ def placements(job: RlJob, asked: Asked) -> list[Placement]:
     if unknown := [one for one in modes if one not in job.framework.modes]:
         raise PlannerError(f"{job.framework.label} has no {unknown[0]} placement; it has {listed(job.framework.modes)}")
     for mode in modes:
-        if asked.apart and mode != "split":
+        if (asked.apart and mode != "split") or (job.workload.offline and mode != "colocated"):
             continue
         for (train, generate, critic), staleness in itertools.product(
             _with_critic(job, asked, mode), _steps(asked) if mode != "colocated" else [0]
         ):
             offered = next((one for one in job.framework.placements if one.holds(mode, staleness)), None)
             if offered is None or (mode == "colocated" and asked.staleness[0] > 0):
+                continue
+            if job.workload.critic is not None and ("own" if critic else "actor") not in offered.critic:
                 continue
             found.append(
                 Placement(
@@ -175,10 +178,10 @@ def placements(job: RlJob, asked: Asked) -> list[Placement]:
 def _with_critic(job: RlJob, asked: Asked, mode: str) -> list[tuple[int, int, int]]:
     """(train, generate, critic): a critic on the actor's GPUs, 0, or on as many of its own, which generation then lacks."""
     pairs = sizes(job, asked, mode)
-    found = [(train, generate, 0) for train, generate in pairs]
-    if job.workload.critic is not None and mode == "split" and not asked.apart:
-        left = [(a, asked.generate_gpus or b - a) for a, b in pairs if b > a]
-        found += [(a, b, a) for a, b in left if 2 * a + b <= asked.gpus]
+    found = [(train, generate, 0) for train, generate in pairs if not asked.critic_gpus]
+    if job.workload.critic is not None and mode == "split" and not asked.apart and asked.critic_gpus != 0:
+        sized = [(a, asked.generate_gpus or b - (asked.critic_gpus or a), asked.critic_gpus or a) for a, b in pairs]
+        found += [(a, b, c) for a, b, c in sized if b >= 1 and a + b + c <= asked.gpus]
     return found
 
 
@@ -239,6 +242,8 @@ def _usual(job: RlJob, layout: Layout, pins: Mapping[str, int], answers: int) ->
 def rollout_candidates(job: RlJob, placement: Placement, pins: Mapping[str, int]) -> ServingLayout | None:
     """Legal layouts of the engines on the GPUs of a placement, as many replicas as they hold; None = there is none."""
     served, gpus = job.served(placement.mode), placement.generate_gpus
+    if job.workload.offline:  # one that stands for none, whose numbers nobody reads
+        return ServingLayout(tp=np.ones(1, int), max_batch=np.ones(1, int), max_tokens=np.full(1, 2048))
     fixed = {**ALONE, **{name: value for name, value in pins.items() if name != "max_batch"}}
     layout = engine_layouts(served.model, min(gpus, LARGEST_ENGINE), fixed)
     count = int(np.size(layout.tp))
@@ -319,15 +324,8 @@ class _Row:
         return self.chance <= SAFE
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pairs:
-    rows: list[_Row]
-    count: int
-    fitting: int
-
-
-def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutSide, keep: int = 4) -> _Pairs:
-    """Every trainer's layout with every engine's; the best few of them."""
+def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutSide) -> tuple[list[_Row], int, int]:
+    """Every trainer's layout with every engine's: the best few, how many there are, how many fit."""
     n, m = len(train.layout), len(np.asarray(rollout.layout.tp))
     a, b = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
     left, right = train.take(a), rollout.take(b)
@@ -341,9 +339,9 @@ def _pairs(job: RlJob, placement: Placement, train: TrainSide, rollout: RolloutS
             placement=placement, actor=left.layout.row(int(i)), rollout=right.layout.row(int(i)),
             seconds=float(seconds[i]), chance=float(chance[i]),
         )
-        for i in order[:keep]
+        for i in order[:4]
     ]  # fmt: skip
-    return _Pairs(rows=rows, count=len(a), fitting=int(good.sum()))
+    return rows, len(a), int(good.sum())
 
 
 def _ranked(rows: list[_Row]) -> list[_Row]:
@@ -380,6 +378,8 @@ def _whole(job: RlJob, row: _Row) -> Candidate:
 
 def _nothing(job: RlJob, asked: Asked, places: Sequence[Placement], sides: _Sides) -> str:
     """Why nothing is legal: what the user fixed is named where that alone rules everything out."""
+    if job.workload.critic is not None and not any(one.critic for one in job.framework.placements):
+        return f"{job.framework.label} trains no value model; use grpo, or a framework with {job.workload.algorithm}"
     if not places:
         return (
             f"{job.framework.label} has no placement on {asked.gpus} GPUs with the pools, mode and staleness asked for; change "

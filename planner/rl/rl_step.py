@@ -154,6 +154,8 @@ def step_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollout
         phases["switch"] = switch_seconds(job.hardware, states + further * job.framework.offload)
     flows = not placement.synchronous and (placement.staleness > 1 or placement.partial)
     phases["generate"] = (generation.steady if flows else generation.seconds) * work.rounds
+    if work.offline:
+        phases |= dict.fromkeys(("prepare", "generate", "reward", "logprob", "sync", "switch"), np.zeros_like(own["train"]))
     phases = {name: seconds * job.factors.get(name, 1.0) for name, seconds in phases.items()}
     if placement.synchronous or one:
         return _in_turn(placement, phases)

@@ -28,6 +28,8 @@ class Algorithm:
     """Log-probs of a frozen reference are part of the loss."""
     samples: int = 16
     """Usual answers to a prompt."""
+    offline: bool = False
+    """Answers are recorded: nothing is generated, scored or synchronised."""
     generated: float = 1.0
     """Answers that a round of sampling has for one that is trained on."""
     keep_rate: float = 1.0
@@ -45,10 +47,11 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "rloo": Algorithm(what="leave-one-out baseline, KL to a reference", reference=True, samples=4, fewest=2),
     "reinforce++": Algorithm(what="REINFORCE with a batch baseline, KL to a reference", reference=True, samples=4),
     "ppo": Algorithm(what="a value model gives advantages, KL to a reference", critic=True, reference=True, samples=1),
+    "dpo": Algorithm(what="recorded pairs of answers, the loss of DPO", reference=True, samples=2, offline=True, fewest=2),
     "online-dpo": Algorithm(what="two sampled answers a prompt, the loss of DPO", reference=True, samples=2, fewest=2),
 }
 """GRPO [arXiv 2402.03300], DAPO [2503.14476; its recipe's gen_prompt_bsz is three times the batch], GSPO [2507.18071], RLOO
-[2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], online DPO [2402.04792]."""
+[2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], DPO [2305.18290], online DPO [2402.04792]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,8 @@ class RlWorkload:
         check(self)
         if self.algorithm not in ALGORITHMS:
             raise UnknownNameError("algorithm", self.algorithm, ALGORITHMS)
+        if self.algorithm in ("dpo", "online-dpo") and self.samples != 2:
+            raise PlannerError(f"samples is {self.samples}, and {self.algorithm} compares pairs of answers; it must be 2")
         if self.prompt_length + self.answers.most > self.max_length * (1.0 + 1e-9) + 1.0:
             raise PlannerError(
                 f"prompts of {self.prompt_length:g} tokens and answers of up to {self.answers.most:g} exceed max_length "
@@ -119,6 +124,11 @@ class RlWorkload:
             )
         if self.train_batch and self.trained % self.train_batch:
             raise PlannerError(f"train_batch {self.train_batch} does not divide the {self.trained} answers of a step")
+
+    @property
+    def offline(self) -> bool:
+        """Answers are recorded and not generated."""
+        return ALGORITHMS[self.algorithm].offline
 
     @property
     def trained(self) -> int:

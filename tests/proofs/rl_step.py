@@ -311,13 +311,10 @@ class Compared:
 
     split: bool
     measured: dict[str, float]
-    """Processor seconds by phase, and of the step, and one step ahead."""
+    """Processor seconds by phase, and of the step, and one step ahead: medians of the rounds."""
     predicted: dict[str, float]
-
-    @property
-    def errors(self) -> dict[str, float]:
-        """predicted / measured - 1."""
-        return {name: self.predicted[name] / self.measured[name] - 1.0 for name in self.measured}
+    errors: dict[str, float]
+    """predicted / measured - 1, the median of the rounds: curves and step of a round see the same machine."""
 
 
 def joined(every: list[Curves], split: bool) -> Curves:
@@ -335,7 +332,7 @@ def joined(every: list[Curves], split: bool) -> Curves:
 
 
 def compare(split: bool, rounds: int = ROUNDS) -> Compared:
-    """Measure one placement, and predict it: means over the rounds."""
+    """Measure one placement, and predict it: medians of the rounds."""
     found = run_ranks(work, 2 * POOL if split else POOL, split, rounds, limit=LIMIT)
     sizes = [one.numel() for one in Policy().parameters()]
     measured: dict[str, list[float]] = {name: [] for name in (*COMPARED, "step", "ahead")}
@@ -352,9 +349,11 @@ def compare(split: bool, rounds: int = ROUNDS) -> Compared:
         told["step"].append(float(step.seconds[0]))
         measured["ahead"].append(max(phases["generate"], phases["logprob"] + phases["train"]) + phases["sync"])
         told["ahead"].append(ahead(step))
+    ratios = {name: [a / b for a, b in zip(told[name], measured[name], strict=True)] for name in told}
     return Compared(
-        split=split, measured={name: statistics.mean(one) for name, one in measured.items()},
-        predicted={name: statistics.mean(one) for name, one in told.items()},
+        split=split, measured={name: statistics.median(one) for name, one in measured.items()},
+        predicted={name: statistics.median(one) for name, one in told.items()},
+        errors={name: statistics.median(one) - 1.0 for name, one in ratios.items()},
     )  # fmt: skip
 
 

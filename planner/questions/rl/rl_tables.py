@@ -15,6 +15,10 @@ from planner.rl.rl_plan import MEMORY, PHASES, POOLS, RlPlan, RlPrediction
 from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, risk, seconds, table
 from planner.units import GIGA, plural
 
+SPARE = (">risk", ">memory", ">tok/s/GPU", ">idle gen.", ">idle train")
+"""Columns that a narrow terminal does without, in turn."""
+SPARE_OF_MISSES = (">$/1000 steps", ">tok/s/GPU", ">idle gen.", ">idle train")
+"""The same where nothing fits."""
 POOL_TEXT = {"train": "pool that trains", "generate": "pool that generates"}
 
 
@@ -29,8 +33,8 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
             (one.change, one.flag, seconds(one.step_s)) for one in found.ways]))  # fmt: skip
     elif not found.fit:
         console.print(
-            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, 2 and 4 times the GPUs. Give more "
-            "GPUs or a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
+            "Not enough by themselves: optimizer states in host memory, adapters of rank 32, up to 32 times the GPUs. Take a "
+            "smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
         )  # fmt: skip
     if len(found.by_mode) > 1:
         console.print(plans_table(list(found.by_mode.values()), "The best of every kind", console.width, price))
@@ -62,26 +66,22 @@ def title(plan: RlPlan) -> str:
     return f"[bold]{escape(work.model.name)}[/bold] by {work.algorithm} on {where}, {batch}, {escape(plan.framework)}"
 
 
-COLUMNS = (
-    "placement", "actor", "rollout", ">step", ">idle train", ">idle gen.", ">tok/s/GPU", ">memory", ">risk", ">$/1000 steps",
-)  # fmt: skip
-SPARE = (">memory", ">risk", ">idle gen.", ">idle train")
-"""Columns that are left out first where a terminal is narrow: of the first placement they stand below."""
-
-
 def plans_table(plans: Sequence[RlPlan], heading: str, width: int, price: float | None = None) -> Table:
-    """One line for each placement, in a terminal of this width."""
-    rows = [(placement_text(one), actor_text(one), rollout_text(one), *_figures(one, price)) for one in plans]
-    return fitted(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)), SPARE, width, heading, least=12)
-
-
-def _figures(plan: RlPlan, price: float | None) -> tuple[Any, ...]:
-    one = _of(plan)
-    usd = usd_per_thousand_steps(plan, price)
-    return (
-        seconds(one.step_s), percent(one.idle["train"]), percent(one.idle["generate"]), f"{one.tokens_per_s_per_gpu:,.0f}",
-        f"{max(one.memory_gib.values()):.1f} GiB", risk(one.out_of_memory), "-" if usd is None else f"{usd:,.0f}",
-    )  # fmt: skip
+    """One line for each placement, in a terminal of this width: a narrow one does without SPARE, or SPARE_OF_MISSES where some do
+    not fit."""
+    found = [_of(one) for one in plans]
+    usd = [usd_per_thousand_steps(one, price) for one in plans]
+    cells: dict[str, Sequence[Any]] = {
+        "placement": [placement_text(one) for one in plans], "actor": [actor_text(one) for one in plans],
+        "rollout": [rollout_text(one) for one in plans], ">step": [seconds(one.step_s) for one in found],
+        ">idle train": [percent(one.idle["train"]) for one in found],
+        ">idle gen.": [percent(one.idle["generate"]) for one in found],
+        ">tok/s/GPU": [f"{one.tokens_per_s_per_gpu:,.0f}" for one in found],
+        ">memory": [f"{max(one.memory_gib.values()):.1f} GiB" for one in found],
+        ">risk": [risk(one.out_of_memory) for one in found],
+        ">$/1000 steps": ["-" if one is None else f"{one:,.0f}" for one in usd],
+    }  # fmt: skip
+    return fitted(cells, SPARE if all(one.fits for one in found) else SPARE_OF_MISSES, width, heading, least=12)
 
 
 def _of(plan: RlPlan) -> RlPrediction:
@@ -92,6 +92,8 @@ def _of(plan: RlPlan) -> RlPrediction:
 def placement_text(plan: RlPlan) -> str:
     """A placement in a few words: split 40 + 24, 2 steps ahead, bucketed."""
     place = plan.placement
+    if plan.workload.offline:
+        return f"{place.gpus} GPUs, no generation"
     if place.mode == "colocated":
         return f"colocated on {place.gpus}, {place.sync}"
     sign = "+" if place.mode == "split" else "of"
@@ -119,6 +121,8 @@ def actor_text(plan: RlPlan) -> str:
 def rollout_text(plan: RlPlan) -> str:
     """The rollout's layout in a few words."""
     one = plan.layouts.rollout
+    if plan.workload.offline:
+        return "none"
     named = [("tp", one.tp), ("pp", one.pp), ("attn dp", one.attn_dp), ("ep", one.ep)]
     return " ".join([f"{one.replicas} x", *(f"{name} {value}" for name, value in named if int(value) > 1 or name == "tp")])
 
@@ -160,13 +164,18 @@ def memory_table(plan: RlPlan) -> Table:
 def notes(plan: RlPlan) -> list[str]:
     """What the numbers mean for training."""
     one, place, work = _of(plan), plan.placement, plan.workload
+    updates = (
+        f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
+        f"{percent(one.packed)} of {work.max_length:,} tokens"
+    )
+    if work.offline:
+        return [f"{updates}. Answers are recorded: nothing is generated or synchronised."]
     times, hidden = one.longest_tokens / work.answers.mean, place.staleness > 1 or place.partial
     tail = f"a batch by itself would take {seconds(one.tail_s)} less if all had the mean"
     found = [
         f"Length tail: the longest of {work.sampled:,.0f} answers: {one.longest_tokens:,.0f} tokens, {times:.1f} times the mean; "
         + (f"{tail}. Running ahead hides it." if hidden else f"{tail}."),
-        f"Updates: {plural(work.updates, 'optimizer step')} of {one.microbatches:,.0f} microbatches each, packed to "
-        f"{percent(one.packed)} of {work.max_length:,} tokens; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
+        f"{updates}; {one.sync_bytes / GIGA:,.1f} GB of weights are synchronised.",
     ]
     if work.keep_rate < 1.0:
         found.append(
@@ -180,6 +189,10 @@ def notes(plan: RlPlan) -> list[str]:
             f"Staleness: an answer is trained on {plural(one.staleness, 'step')} after its weights; correct for it (importance "
             "sampling, clipped ratios) and check rewards against a synchronous run."
         )
+    engines = int(plan.layouts.rollout.replicas) * int(plan.layouts.rollout.engine_gpus)
+    if engines < place.generate_gpus:
+        unused = f"{place.generate_gpus - engines} of the {place.generate_gpus} GPUs that generate"
+        found.append(f"{unused} hold no engine: they are too few for one more.")
     idle = max(POOLS, key=lambda name: one.idle[name])
     if one.idle[idle] > 0.2:
         found.append(f"The {POOL_TEXT[idle]} idles {percent(one.idle[idle])} of a step.")

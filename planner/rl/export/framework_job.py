@@ -18,12 +18,6 @@ from planner.trainer import load_trainer
 from planner.trainers.bundle.target import ExportJob
 from planner.workload import Workload
 
-ESTIMATORS = {
-    "grpo": "group relative", "dapo": "group relative", "gspo": "group relative", "rloo": "leave one out",
-    "reinforce++": "batch baseline", "ppo": "values", "online-dpo": "",
-}  # fmt: skip
-"""How an algorithm makes advantages of rewards."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPlan:
@@ -48,6 +42,8 @@ class FrameworkJob:
     offered: OfferedPlacement
     hardware: HardwareProfile
     """Of the pool that trains."""
+    generate_hardware: HardwareProfile
+    """Of the pool that generates."""
     actor: ExportJob
     """The update, for the words that exports of trainings share."""
 
@@ -68,6 +64,7 @@ class FrameworkJob:
         cluster = Cluster(hardware=hardware, num_gpus=place.train_gpus)
         job = FrameworkJob(
             plan=plan, framework=framework, backend=framework.backend_of(plan.trainer), hardware=hardware,
+            generate_hardware=load_hardware(plan.generate_hardware) if plan.generate_hardware else hardware,
             engine=framework.rollout(plan.engine), offered=framework.placement(place.mode, place.staleness),
             actor=ExportJob(plan=actor, cluster=cluster, trainer=load_trainer(plan.trainer)),
         )  # fmt: skip
@@ -101,18 +98,27 @@ class FrameworkJob:
         return self.plan.placement.staleness
 
     @property
+    def two_kinds(self) -> bool:
+        """Pools are of unlike GPUs."""
+        return self.generate_hardware.name != self.hardware.name
+
+    @property
     def per_node(self) -> int:
-        """GPUs of a node that the job uses."""
-        return min(int(self.hardware.gpus_per_node), self.plan.placement.gpus)
+        """GPUs of a node that trains, as many as the job uses."""
+        place = self.plan.placement
+        return min(int(self.hardware.gpus_per_node), place.train_gpus if self.two_kinds else place.gpus)
 
     @property
     def nodes(self) -> int:
         """Nodes of all pools."""
-        return -(-self.plan.placement.gpus // self.per_node)
+        place = self.plan.placement
+        if self.two_kinds:
+            return self.train_pool[0] + self.rollout_pool[0]
+        return -(-place.gpus // self.per_node)
 
     def pool(self, gpus: int) -> tuple[int, int]:
         """(nodes, GPUs of each) of a pool."""
-        return (gpus // self.per_node, self.per_node) if self.nodes > 1 else (1, gpus)
+        return (gpus // self.per_node, self.per_node) if self.plan.placement.gpus > self.per_node else (1, gpus)
 
     @property
     def train_pool(self) -> tuple[int, int]:
@@ -121,8 +127,17 @@ class FrameworkJob:
 
     @property
     def rollout_pool(self) -> tuple[int, int]:
-        """Nodes that generate, and their GPUs."""
-        return self.pool(self.plan.placement.generate_gpus)
+        """Nodes that generate, and their GPUs; of hybrid pools those that never train."""
+        gpus = self.plan.placement.rollout_only or self.plan.placement.generate_gpus
+        if not self.two_kinds:
+            return self.pool(gpus)
+        node = min(int(self.generate_hardware.gpus_per_node), gpus)
+        return gpus // node, node
+
+    @property
+    def critic_pool(self) -> tuple[int, int]:
+        """Nodes of the critic, and their GPUs; the actor's where it has none of its own."""
+        return self.pool(self.plan.placement.critic_gpus or self.plan.placement.train_gpus)
 
     @property
     def answer_limit(self) -> int:
@@ -160,16 +175,21 @@ class FrameworkJob:
         """What no framework can run of it: sentences with the numbers and the remedy."""
         place, found = self.plan.placement, list[str]()
         if self.nodes > 1:
-            for what, gpus in (("train", place.train_gpus), ("generate", place.generate_gpus)):
-                if gpus % self.per_node:
+            each = int(self.generate_hardware.gpus_per_node) if self.two_kinds else self.per_node
+            pools = (("train", place.train_gpus, self.per_node), ("train the critic", place.critic_gpus, self.per_node),
+                     ("generate", place.rollout_only, min(each, place.rollout_only or 1)))  # fmt: skip
+            for what, gpus, node in pools:
+                if gpus % node:
                     found.append(
-                        f"{gpus} GPUs {what}, which are no whole nodes of {self.per_node}; frameworks give whole nodes to a "
-                        f"pool: plan with a multiple of {self.per_node}"
+                        f"{gpus} GPUs {what}, which are no whole nodes of {node}; frameworks give whole nodes to a "
+                        f"pool: plan with a multiple of {node}"
                     )
-        if place.critic_gpus or place.reference_gpus or place.reward_gpus:
-            found.append("critic, reference or reward model have GPUs of their own, which is not exported; plan on the actor's")
-        if self.plan.generate_hardware and self.plan.generate_hardware != self.plan.hardware:
-            found.append("pools of different hardware are not exported; start both by hand from plans of one kind")
+        if place.reference_gpus or place.reward_gpus:
+            found.append("reference or reward model have GPUs of their own, which is not exported; plan on the actor's")
+        if self.work.critic is not None and ("own" if place.critic_gpus else "actor") not in self.offered.critic:
+            where = {"own": "on a pool of its own (--critic-gpus)", "actor": "on the actor's GPUs (--critic-gpus 0)"}
+            have = " or ".join(where[one] for one in self.offered.critic) or "nowhere: plan with grpo"
+            found.append(f"a {place.mode} critic is trained {have}")
         if self.work.trained % self.batch or self.batch % self.work.samples:
             found.append(
                 f"an update of {self.batch} answers is no whole number of prompts with {self.work.samples} each; change train_batch"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner import library
-from planner.errors import PlannerError, UnknownNameError
+from planner.errors import PlannerError, UnknownNameError, listed
 from planner.rl.export.framework_job import FrameworkJob
 from planner.rl.export.known_names import known, recorded, wrong
-from planner.rl.export.rl_started import ESTIMATORS, HERE, Started
+from planner.rl.export.rl_started import ESTIMATORS, HERE, RlTarget, Started
 from planner.rl.export.rl_targets import TARGETS
 from planner.rl.rl_plan import RlPlan
 from planner.trainer_options import number_of
@@ -30,7 +30,7 @@ def make_export(plan: RlPlan, to: str) -> NamedExport:
     if to not in TARGETS:
         raise UnknownNameError("target of an RL plan", to, TARGETS)
     job, target = FrameworkJob.of(plan, to), TARGETS[to]
-    problems = target.refusals(job)
+    problems = [*target.refusals(job), *_beyond(job, target)]
     if plan.workload.algorithm not in ESTIMATORS[to]:
         problems.append(f"algorithm {plan.workload.algorithm} has no word there; plan with one of {', '.join(ESTIMATORS[to])}")
     if problems:
@@ -45,10 +45,28 @@ def make_export(plan: RlPlan, to: str) -> NamedExport:
         "plan.yaml": library.dump_yaml(plan.to_dict()),
     }  # fmt: skip
     files["README.md"] = text_from(
-        f"{HERE}/README.rl.md.j2", plan=plan, target=to, title=target.title, checked=checked, started=started, nodes=job.nodes,
-        layout=job.layout, rollout=job.rollout, trainer=plan.trainer, answers=job.answer_limit, notes=notes,
+        f"{HERE}/README.rl.md.j2", plan=plan, target=to, title=target.title, checked=checked, started=started,
+        nodes=1 if started.once else job.nodes, layout=job.layout, rollout=job.rollout,
+        trainer=plan.trainer, answers=job.answer_limit, notes=notes,
     )  # fmt: skip
     return NamedExport(target=to, files=files, notes=notes, warnings=tuple(_warnings(plan, job)), checked=checked)
+
+
+def _beyond(job: FrameworkJob, target: RlTarget) -> list[str]:
+    """Sentences on what the target's settings have no words for."""
+    found, precision = list[str](), job.plan.layouts.rollout_precision
+    if job.two_kinds and not target.kinds:
+        able = listed([name for name, one in TARGETS.items() if one.kinds])
+        found.append(
+            f"{job.hardware.name} trains and {job.generate_hardware.name} generates: it does not say which nodes a pool gets; "
+            f"{able} do"
+        )
+    for what, value, takes, flag in (
+        ("weights", precision.weights, target.weights, "--weights"), ("keys and values", precision.cache, target.caches, "--cache"),
+    ):  # fmt: skip
+        if value not in takes:
+            found.append(f"the rollout's {what} are {value}: its rollout takes {listed(takes)}; plan with {flag} {takes[0]}")
+    return found
 
 
 def _run(job: FrameworkJob, started: Started) -> str:
@@ -58,7 +76,7 @@ def _run(job: FrameworkJob, started: Started) -> str:
     head = f"{job.work.algorithm} of {job.work.model.name} with {job.framework.label}, {job.plan.placement.mode} pools."
     waits = any("trap" in line for line in started.prepare)  # the shell must live to end what it started
     return text_from(
-        f"{HERE}/run.sh.j2", what=head, nodes=job.nodes, per_node=job.per_node, started=started,
+        f"{HERE}/run.sh.j2", what=head, nodes=1 if started.once else job.nodes, per_node=job.per_node, started=started,
         command=command if waits else f"exec {command}",
     )  # fmt: skip
 
@@ -74,6 +92,10 @@ def _notes(job: FrameworkJob) -> list[str]:
         found.append("The plan counts log-probs of a frozen reference; prime-rl has none.")
     if job.framework.name == "slime" and job.staleness > 1:
         found.append(f"The plan is {job.staleness} steps ahead; slime's fully asynchronous rollout has no bound.")
+    if job.work.speculation is not None:
+        found.append("The plan counts drafted tokens: switch speculative decoding on in the engine's own settings.")
+    if job.work.reward_model is not None:
+        found.append("The plan counts a reward model on the actor's GPUs: its service is the user's to start.")
     if job.work.turns > 1:
         found.append("Turns with tools need an agent loop of the framework: the plan counts their tokens and time only.")
     return found
@@ -92,8 +114,3 @@ def _warnings(plan: RlPlan, job: FrameworkJob) -> list[str]:
     if job.framework.name != plan.framework.partition("@")[0]:
         found.append(f"the plan was priced for {plan.framework}, whose phases differ from those of {job.framework.name}")
     return found
-
-
-def check_text(made: NamedExport) -> str:
-    """What an export was held against, where nothing of the framework is run."""
-    return f"check: reached 'name known': names of {made.checked}"

@@ -51,6 +51,8 @@ class Started:
     """It runs on a Ray cluster, which the script starts where there are several nodes; else every node runs the words."""
     starts_ray: bool = False
     """A cluster is started on one node as well."""
+    once: bool = False
+    """It is started once, on a machine that submits jobs, and not on every node."""
     variables: tuple[Variable, ...] = (MODEL, PROMPTS)
     install: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -64,11 +66,17 @@ class RlTarget:
     render: Callable[[FrameworkJob], Started]
     refusals: Callable[[FrameworkJob], list[str]] = field(default=lambda _: [])
     """Sentences on what it cannot run."""
+    kinds: bool = False
+    """Pools may be of unlike GPUs: it is said which nodes generate."""
+    weights: tuple[str, ...] = ("bf16",)
+    """Formats of the rollout's weights that it makes of the trainer's."""
+    caches: tuple[str, ...] = ("bf16",)
+    """Formats of the rollout's keys and values that can be asked for."""
 
 
 def facts(job: FrameworkJob) -> Settings:
     """What templates may name."""
-    place, layout = job.plan.placement, job.layout
+    place, layout, precision = job.plan.placement, job.layout, job.plan.layouts.rollout_precision
     nodes, gpus = job.train_pool
     out_nodes, out_gpus = job.rollout_pool
     core = mcore.recompute(job.actor) if job.backend.name == "megatron" else {}
@@ -78,6 +86,8 @@ def facts(job: FrameworkJob) -> Settings:
         **{name: value for name, value in layout.to_dict().items() if name != "order"}, "shard": int(layout.shard),
         "job": job, "work": job.work, "model": job.work.model, "backend": job.backend.name, "engine": job.engine.name,
         "rollout": job.rollout, "train_nodes": nodes, "train_gpus": gpus, "rollout_nodes": out_nodes, "rollout_gpus": out_gpus,
+        "critic_nodes": job.critic_pool[0], "critic_gpus": job.critic_pool[1], "critic_apart": place.critic_gpus > 0,
+        "hybrid": place.mode == "hybrid", "weights": precision.weights, "cache": precision.cache,
         "critic": job.work.critic is not None, "sync": place.sync, "partial": place.partial,
         "offload": job.colocated and job.framework.offload,
         "estimator": ESTIMATORS[job.framework.name].get(job.work.algorithm, ""), "bucket": int(job.framework.bucket),

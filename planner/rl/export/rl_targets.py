@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from planner import library
-from planner.layout import Recompute
+from planner.layout import Layout, Recompute
 from planner.rl.export.framework_job import FrameworkJob
 from planner.rl.export.rl_started import (
     HERE,
@@ -23,6 +23,10 @@ from planner.rl.export.rl_started import (
 from planner.trainers.accelerate import export as accelerate
 from planner.trainers.bundle.quoting import hydra_value, text_from
 from planner.trainers.megatron import export as megatron
+from planner.trainers.megatron.core_settings import environment as core_environment
+
+FP8 = ("bf16", "fp8", "fp8_block")
+"""The rollout's weights where the framework makes fp8 of the trainer's in blocks of 128 x 128 as it synchronises them."""
 
 
 def _overrides(settings: Settings) -> str:
@@ -57,7 +61,7 @@ def _beside_verl(job: FrameworkJob) -> tuple[str, ...]:
     """Asynchronous configurations name verl's own by a path from the folder that holds it: file://verl/trainer/config."""
     find = "import os, verl; print(os.path.dirname(os.path.dirname(verl.__file__)))"
     look = "# Its asynchronous configurations look for verl/trainer/config."
-    return () if job.colocated else (look, f'cd "$(python -c "{find}")"')
+    return () if job.offered.program == "verl.trainer.main_ppo" else (look, f'cd "$(python -c "{find}")"')
 
 
 def verl_refusals(job: FrameworkJob) -> list[str]:
@@ -139,7 +143,9 @@ def trl(job: FrameworkJob) -> Started:
     launch = ("accelerate", "launch", "--config_file", "accelerate.yaml", *(place if nodes > 1 else ()))
     config |= {"num_machines": nodes, "num_processes": nodes * gpus}
     files = {"grpo.yaml": library.dump_yaml(settings), "accelerate.yaml": library.dump_yaml(config)}
-    model = ("--model_name_or_path", "$MODEL", "--dataset_name", "$TRAIN_FILES")
+    model: tuple[str, ...] = ("--model_name_or_path", "$MODEL", "--dataset_name", "$TRAIN_FILES")
+    if job.work.lora_rank:
+        model = (*model, "--use_peft", "--lora_r", str(job.work.lora_rank), "--lora_target_modules", "all-linear")
     if late:
         files["train_async.py"] = text_from(f"{HERE}/train_async.py.txt")
         entry = (*launch, "train_async.py", "--config", "grpo.yaml", *model, "--reward_funcs", "$REWARD")
@@ -196,6 +202,8 @@ def trl_refusals(job: FrameworkJob) -> list[str]:
         found.append(f"tp {layout.tp}, pp {layout.pp}, ep {layout.ep}: FSDP2 under accelerate splits data and sequences alone")
     if job.work.critic is not None:
         found.append("a value model is not trained by GRPOTrainer; plan with grpo")
+    if job.work.lora_rank and job.staleness:
+        found.append("adapters and generation that runs ahead are not exported together; plan with --staleness 0")
     if not job.colocated and job.rollout_pool[0] > 1:
         found.append(f"{job.rollout_pool[0]} nodes generate: TRL talks to one server, on one node")
     if (rollout.pp, rollout.attn_dp) != (1, 1):
@@ -228,9 +236,16 @@ def slime(job: FrameworkJob) -> Started:
             "--prompt-data", "$TRAIN_FILES", "--input-key", "prompt", "--label-key", "label", "--apply-chat-template",
             "--rm-type", "$REWARD", "--num-rollout", "$NUM_ROLLOUT", *disk,
         ),
-        prepare=("mapfile -t arguments < arguments.txt",), starts_ray=True,
+        prepare=(
+            "mapfile -t arguments < arguments.txt", 'export PYTHONPATH="$MEGATRON:$SLIME:${PYTHONPATH:-}"',
+            *(f"export {name}={one.value}" for name, one in core_environment(job.actor).items()),
+        ),
+        starts_ray=True,
         variables=(
-            MODEL, PROMPTS, ("SLIME", None, "Checkout of THUDM/slime"),
+            (*MODEL[:2], "Folder of the model in Hugging Face format, in fp8 blocks") if job.plan.layouts.rollout_precision.weights
+            != "bf16" else MODEL,
+            PROMPTS, ("SLIME", None, "Checkout of THUDM/slime"),
+            ("MEGATRON", "/root/Megatron-LM", "Checkout of Megatron-LM: where slime's image has it"),
             ("REF_LOAD", None, "The model as a checkpoint of Megatron (tools/convert_hf_to_torch_dist.py)"),
             ("REWARD", "deepscaler", "Name of slime's reward"), ("NUM_ROLLOUT", "1000", "Steps"), *places,
         ),
@@ -238,33 +253,61 @@ def slime(job: FrameworkJob) -> Started:
     )  # fmt: skip
 
 
+def slime_refusals(job: FrameworkJob) -> list[str]:
+    """What its Megatron actor does not train."""
+    rank = job.work.lora_rank
+    return [f"adapters of rank {rank}: slime trains every weight; leave --lora-rank out"] if rank else []
+
+
 def areal(job: FrameworkJob) -> Started:
     """Its YAML, with the example program around GRPO."""
-    layout, rollout = job.layout, job.rollout
+    rollout, apart = job.rollout, job.plan.placement.critic_gpus
+    critic = job.layout.replace(dp=apart // (job.layout.tp * job.layout.pp * job.layout.cp)) if apart else job.layout
+    engines = f"{job.engine.name}:d{rollout.replicas * rollout.attn_dp}p{rollout.pp}t{rollout.tp}"
+    settings = settings_of(
+        job, "areal.txt", actor_allocation=_allocation(job, job.layout), rollout_allocation=engines,
+        critic_allocation=_allocation(job, critic),
+    )  # fmt: skip
+    kinds = (
+        ("TRAIN_NODES", None, f"Slurm nodes of {job.hardware.name}, as sbatch --nodelist takes them"),
+        ("GENERATE_NODES", None, f"Slurm nodes of {job.generate_hardware.name}"),
+    ) if job.two_kinds else ()  # fmt: skip
+    return Started(
+        settings=settings, files={"areal.yaml": library.dump_yaml(settings)}, ray=not job.two_kinds, once=job.two_kinds,
+        entry=("python3", f"$AREAL/{job.offered.program}", "--config", "areal.yaml"),
+        variables=(
+            MODEL, ("DATASET", "openai/gsm8k", "Prompts with answers: a data set that AReaL knows"),
+            ("AREAL", None, "Checkout of inclusionAI/AReaL"), *kinds,
+        ),
+        install=("git clone https://github.com/inclusionAI/AReaL && pip install -e AReaL",),
+        notes=("Start it once, on a machine that submits Slurm jobs.",) if job.two_kinds else (),
+    )  # fmt: skip
+
+
+def _allocation(job: FrameworkJob, layout: Layout) -> str:
+    """Back end and degrees in AReaL's words."""
     letters = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "c": layout.cp, "e": layout.ep}
     actor = "".join(f"{letter}{size}" for letter, size in letters.items() if size > 1 or letter == "d")
     if layout.ep > 1:
         attention = f"d{layout.dp}p{layout.pp}t{layout.tp}c{layout.cp}"
         actor = f"(attn:{attention}|ffn:d{layout.edp}p{layout.pp}t{layout.etp}e{layout.ep})"
-    engines = f"{job.engine.name}:d{rollout.replicas * rollout.attn_dp}p{rollout.pp}t{rollout.tp}"
-    settings = settings_of(job, "areal.txt", actor_allocation=f"{job.backend.name}:{actor}", rollout_allocation=engines)
-    return Started(
-        settings=settings, files={"areal.yaml": library.dump_yaml(settings)},
-        entry=("python3", f"$AREAL/{job.offered.program}", "--config", "areal.yaml"),
-        variables=(
-            MODEL, ("DATASET", "openai/gsm8k", "Prompts with answers: a data set that AReaL knows"),
-            ("AREAL", None, "Checkout of inclusionAI/AReaL"),
-        ),
-        install=("git clone https://github.com/inclusionAI/AReaL && pip install -e AReaL",),
-    )  # fmt: skip
+    return f"{job.backend.name}:{actor}"
 
 
 def areal_refusals(job: FrameworkJob) -> list[str]:
     """What its allocations cannot say."""
-    layout = job.layout
+    layout, work, apart, found = job.layout, job.work, job.plan.placement.critic_gpus, list[str]()
     if job.backend.name == "fsdp" and (layout.pp, layout.ep) != (1, 1):
-        return [f"pp {layout.pp}, ep {layout.ep}: AReaL's FSDP has data, tensor and context parallelism; use megatron"]
-    return []
+        found.append(f"pp {layout.pp}, ep {layout.ep}: AReaL's FSDP has data, tensor and context parallelism; use megatron")
+    if apart % (layout.tp * layout.pp * layout.cp):
+        found.append(f"{apart} GPUs of the critic are no multiple of the actor's tp * pp * cp, whose layout it has")
+    if work.lora_rank and job.plan.placement.sync != "disk":
+        found.append("adapters travel over disk there (gsm8k_grpo_lora.yaml): plan with --sync disk")
+    if work.lora_rank and job.backend.name == "megatron" and job.engine.name == "sglang":
+        found.append("adapters under Megatron need vLLM there; plan with --engine vllm")
+    if job.two_kinds and int(job.hardware.gpus_per_node) != int(job.generate_hardware.gpus_per_node):
+        found.append("cluster.n_gpus_per_node is one number for both kinds of nodes")
+    return found
 
 
 def prime_rl(job: FrameworkJob) -> Started:
@@ -274,7 +317,7 @@ def prime_rl(job: FrameworkJob) -> Started:
     settings["model"]["name"] = "MODEL"
     return Started(
         settings=settings, files={"rl.toml": toml_text(settings)},
-        entry=("uv", "run", "--project", "$PRIME_RL", "rl", "@", "rl.toml", "--model.name", "$MODEL"), ray=False,
+        entry=("uv", "run", "--project", "$PRIME_RL", "rl", "@", "rl.toml", "--model.name", "$MODEL"), ray=False, once=True,
         variables=(MODEL, ("PRIME_RL", None, "Checkout of PrimeIntellect-ai/prime-rl")),
         install=("git clone --recursive https://github.com/PrimeIntellect-ai/prime-rl && export PRIME_RL=$PWD/prime-rl",),
         notes=(
@@ -293,18 +336,26 @@ def prime_refusals(job: FrameworkJob) -> list[str]:
         found.append("selective recompute has other modules there; plan with full or none")
     if job.batch != job.work.trained:
         found.append(f"updates of {job.batch} of {job.work.trained} answers: prime-rl makes one of all; leave train_batch out")
+    if job.work.lora_rank and job.plan.placement.sync != "disk":
+        found.append("adapters travel over the file system there (trainer.validate_lora_broadcast): plan with --sync disk")
     if job.rollout.pp > 1:
         found.append(f"the rollout has pp {job.rollout.pp}: its servers have tensor and data parallelism")
     return found
 
 
 TARGETS: Mapping[str, RlTarget] = {
-    "verl": RlTarget(title="verl (Hydra overrides)", render=verl, refusals=verl_refusals),
-    "nemo-rl": RlTarget(title="NeMo RL (overrides of its GRPO configuration)", render=nemo_rl, refusals=nemo_refusals),
+    "verl": RlTarget(title="verl (Hydra overrides)", render=verl, refusals=verl_refusals, weights=FP8, caches=("bf16", "fp8")),
+    "nemo-rl": RlTarget(
+        title="NeMo RL (overrides of its GRPO configuration)", render=nemo_rl, refusals=nemo_refusals, weights=FP8,
+        caches=("bf16", "fp8"),
+    ),
     "openrlhf": RlTarget(title="OpenRLHF (command line)", render=openrlhf, refusals=openrlhf_refusals),
-    "trl": RlTarget(title="TRL (GRPO under accelerate)", render=trl, refusals=trl_refusals),
-    "slime": RlTarget(title="slime (command line, Megatron and SGLang)", render=slime),
-    "areal": RlTarget(title="AReaL (YAML)", render=areal, refusals=areal_refusals),
+    "trl": RlTarget(title="TRL (GRPO under accelerate)", render=trl, refusals=trl_refusals, kinds=True),
+    "slime": RlTarget(
+        title="slime (command line, Megatron and SGLang)", render=slime, refusals=slime_refusals, weights=FP8,
+        caches=("bf16", "fp8"),
+    ),
+    "areal": RlTarget(title="AReaL (YAML)", render=areal, refusals=areal_refusals, kinds=True, caches=("bf16", "fp8")),
     "prime-rl": RlTarget(title="prime-rl (TOML)", render=prime_rl, refusals=prime_refusals),
-}
+}  # fmt: skip
 """Names after --to for an RL plan."""

@@ -25,6 +25,8 @@ from planner.trainers.reading.values import percent
 
 MAX_TOKENS = 8192
 """Tokens that a step of an engine computes at most, where nothing is said."""
+ALONE = "reinforce++"
+"""Algorithm of single answers: on-policy distillation is configured as a group of one."""
 PREFERRED_BATCH = 256
 """Sequences that an engine runs at once where neither configuration nor framework says: vLLM's own default."""
 
@@ -54,6 +56,8 @@ class RlFound:
     train_gpus: int
     generate_gpus: int
     """Of a pool of its own; 0 = colocated."""
+    hybrid: bool = False
+    """Those that train generate as well."""
     actor: Mapping[str, int]
     """Fields of Layout; dp follows."""
     rollout: Mapping[str, int]
@@ -111,9 +115,12 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
     if said.prompt_length is None:
         why = "the limit of the configuration: prompts are shorter in the mean"
         assumed.append(Assumption("prompt length", str(found.prompt_limit), why, "--input-tokens"))
-    rules, again = ALGORITHMS[found.algorithm], found.framework.resamples
+    rules, again, algorithm = ALGORITHMS[found.algorithm], found.framework.resamples, found.algorithm
+    if found.samples < rules.fewest:
+        algorithm = ALONE
+        notes = (*notes, f"one answer to a prompt has no advantage in {found.algorithm}: priced as {ALONE}, whose step is the same")
     work = RlWorkload(
-        model=model, algorithm=found.algorithm, prompts=found.prompts, samples=found.samples, epochs=found.epochs,
+        model=model, algorithm=algorithm, prompts=found.prompts, samples=found.samples, epochs=found.epochs,
         prompt_length=prompt, answers=answers,
         max_length=most, train_batch=0 if found.train_batch in (0, found.prompts * found.samples) else found.train_batch,
         reference=found.reference, critic=model if found.critic else None,
@@ -121,13 +128,14 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
         precision=found.precision, lora_rank=found.lora_rank,
     )  # fmt: skip
     train, generate = _pools(found, said)
+    generate += train if found.hybrid else 0
     hardware = hardware_asked(said.hardware, assumed)
     load_hardware(hardware)
-    mode = "split" if found.generate_gpus else "colocated"
+    mode = "hybrid" if found.hybrid else "split" if found.generate_gpus else "colocated"
     offered = found.framework.placement(mode, found.staleness)
     plan = RlPlan(
-        workload=work, hardware=hardware, gpus=train + (generate if found.generate_gpus else 0), framework=found.framework.label,
-        trainer=found.trainer, engine=found.framework.rollout(found.engine).label,
+        workload=work, hardware=hardware, gpus=train + (generate if mode == "split" else generate - train),
+        framework=found.framework.label, trainer=found.trainer, engine=found.framework.rollout(found.engine).label,
         placement=Placement(
             mode=mode, train_gpus=train, generate_gpus=generate, staleness=found.staleness,
             partial=found.partial and found.staleness > 0, sync=found.sync or offered.sync[0],
@@ -166,6 +174,8 @@ def _pools(found: RlFound, said: RlSaid) -> tuple[int, int]:
 def _layouts(found: RlFound, model: ModelSpec, pools: tuple[int, int]) -> RlLayouts:
     """dp of the actor and engines of the rollout follow from the GPUs. Raises PlannerError."""
     (train, generate), actor, rollout = pools, dict(found.actor), dict(found.rollout)
+    if rollout.get("ep", 1) > rollout.get("tp", 1) * rollout.get("attn_dp", 1):  # vLLM spreads experts over tp times dp
+        rollout["attn_dp"] = rollout["ep"] // rollout.get("tp", 1)
     inner = actor.get("tp", 1) * actor.get("pp", 1) * actor.get("cp", 1)
     engine = rollout.get("tp", 1) * rollout.get("pp", 1) * rollout.get("attn_dp", 1)
     where = found.given.path

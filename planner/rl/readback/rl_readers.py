@@ -19,6 +19,7 @@ ALGORITHMS = {
     "reinforce_plus_plus_baseline": "reinforce++", "group_norm": "grpo", "dr_grpo": "grpo", "gspo": "gspo",
     "reinforce": "reinforce++",
     "reinforce_baseline": "reinforce++", "dapo": "dapo", "cispo": "grpo", "gdpo": "grpo",
+    "gpg": "grpo", "optimal_token_baseline": "grpo", "opd": "grpo", "grpo_passk": "grpo", "remax": "reinforce++",
 }  # fmt: skip
 """Words for how advantages are made -> algorithm."""
 
@@ -60,8 +61,14 @@ def verl(given: Settings, program: str) -> RlFound:
     train = seen.size("trainer.nnodes") * seen.size("trainer.n_gpus_per_node", default=8)
     split = bool(given.section("rollout").data) or "off_policy" in program or "async" in program
     generate = seen.size("rollout.nnodes") * seen.size("rollout.n_gpus_per_node", default=8) if split else 0
-    late = bool(given.section("async_training").data) or "fully_async" in program
+    own = given.section("trainer").section("v1")
+    separate = own.get("trainer_mode") == "separate_async"
+    hybrid = separate and own.section("separate_async").section("hybrid_rollout").flag("enable_switch")
+    if separate:
+        generate = rollout.size("nnodes") * rollout.size("n_gpus_per_node", 8)
+    late = separate or bool(given.section("async_training").data) or "fully_async" in program
     threshold = float(given.get("async_training.staleness_threshold", 0.1)) if late else 0.0
+    threshold = float(own.section("sampler").get("max_off_policy_threshold", 8)) if separate else threshold
     ahead = max(round(threshold), 1) if threshold > 0 else 0
     partial = late and seen.flag("async_training.partial_rollout", default=True) and ahead > 0
     cp = max(actor.size("ulysses_sequence_parallel_size"), actor.section("fsdp_config").size("ulysses_sequence_parallel_size"))
@@ -87,7 +94,7 @@ def verl(given: Settings, program: str) -> RlFound:
             "max_batch": rollout.size("max_num_seqs", framework.max_batch),
         },
         train_batch=min(mini, prompts) * samples, epochs=actor.size("ppo_epochs"), prompt_limit=limits[0], answer_limit=limits[1],
-        staleness=ahead if late else int(split), partial=partial,
+        staleness=ahead if late else int(split), partial=partial, hybrid=hybrid,
         sync={"nixl": "rdma", "mooncake": "rdma", "delta_sharded": "delta"}.get(backend, ""),
         algorithm=_verl_algorithm(given), reference=actor.flag("use_kl_loss") or given.flag("algorithm.use_kl_in_reward"),
         critic=_algorithm(given, "algorithm.adv_estimator", "gae") == "ppo", lora_rank=model.size("lora_rank", 0, 0),
@@ -105,6 +112,8 @@ def _verl_algorithm(given: Settings) -> str:
 def nemo_rl(given: Settings, program: str) -> RlFound:
     """Its YAML, resolved, or the overrides of an export."""
     framework, policy, grpo = load_framework("nemo-rl"), given.section("policy"), given.section("grpo")
+    values = not grpo.data and bool(given.section("ppo").data)
+    grpo = given.section("ppo") if values else grpo
     core, native, generation = policy.section("megatron_cfg"), policy.section("dtensor_cfg"), policy.section("generation")
     mega = core.flag("enabled")
     colocated, own = generation.section("colocated"), generation.section("colocated").section("resources")
@@ -114,7 +123,7 @@ def nemo_rl(given: Settings, program: str) -> RlFound:
         generate = (own.size("num_nodes") * each) if nodes > 1 else own.size("gpus_per_node")
     length = _needed(policy, "max_total_sequence_length", "tokens of prompt and answer")
     answer = min(generation.size("max_new_tokens", length), length - 1)
-    ahead = grpo.section("async_grpo")
+    ahead = grpo.section("async_ppo" if values else "async_grpo")
     fields = _mega(core, core) if mega else {
         "tp": native.size("tensor_parallel_size"), "cp": native.size("context_parallel_size"), "zero": 3,
         "recompute": int(Recompute.FULL if native.flag("activation_checkpointing") else Recompute.NONE),
@@ -142,7 +151,9 @@ def nemo_rl(given: Settings, program: str) -> RlFound:
         staleness=ahead.size("max_trajectory_age_steps") if ahead.flag("enabled") else 0,
         partial=ahead.flag("enabled") and ahead.flag("in_flight_weight_updates"),
         sync="reshard" if transport == "nccl_reshard" else "", memory_share=Seen(engine).share("gpu_memory_utilization"),
-        algorithm="dapo" if grpo.flag("use_dynamic_sampling") else "gspo" if given.flag("loss_fn.sequence_level_importance_ratios")
+        critic=values, epochs=grpo.size("ppo_epochs") if values else 1,
+        algorithm="ppo" if values else "dapo" if grpo.flag("use_dynamic_sampling")
+        else "gspo" if given.flag("loss_fn.sequence_level_importance_ratios")
         else _algorithm(given, "grpo.adv_estimator.name", "grpo"),
         reference=float(given.get("loss_fn.reference_policy_kl_penalty", 0.01)) > 0,
         rollout_precision="fp8_block" if str(engine.get("precision", "")).startswith("fp8") else "bf16",
@@ -271,14 +282,17 @@ def areal(given: Settings, program: str) -> RlFound:
 
 def _allocation(given: Settings, part: str) -> tuple[str, dict[str, int]]:
     """Back end and degrees of ``name:d4t2`` or ``megatron:(attn:d4p1t2|ffn:d1e8)``. Raises PlannerError."""
-    text = str(given.section(part).get("backend", ""))
+    text, mode = str(given.section(part).get("backend", "")), str(given.get("allocation_mode", ""))
+    if not text and re.fullmatch(r"\w+[:.][\w:.]+\+[\w:.]+", mode):  # of before 1.0: engines, then the trainer, FSDP where unsaid
+        engines, _, trainer = mode.replace(".", ":").partition("+")
+        text = engines if part == "rollout" else trainer if ":" in trainer else f"fsdp:{trainer}"
     name, _, rest = text.partition(":")
     attention, _, experts = rest.strip("()").replace("attn:", "").partition("|")
     found = {letter: int(number) for letter, number in re.findall(r"([dptce])(\d{1,6})", attention)}
     found |= {letter: int(number) for letter, number in re.findall(r"(e)(\d{1,6})", experts)}
     if not re.fullmatch(r"[a-z]+:\(?(attn:)?([dptce]\d{1,6})+(\|ffn:([dpte]\d{1,6})+)?\)?", text):
         raise PlannerError(
-            f"{given.path}: {part}.backend is {shown(text)}; it must be like fsdp:d4t2 (allocation_mode is not read)"
+            f"{given.path}: {part}.backend is {shown(text)}; it must be like fsdp:d4t2, or allocation_mode like sglang:d4+fsdp:d4"
         )
     return name, found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
+from planner.rl.export.known_names import recorded
 from planner.rl.readback.rl_found import RlRead, RlSaid, to_rl_plan
 from planner.rl.readback.rl_readers import READERS
 from planner.rl.rl_answer import plan_of, request_of_plan
@@ -18,6 +19,7 @@ from planner.trainers.reading.commands import launched
 from planner.trainers.reading.given import Given, OpenQuestionsError, ask
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.settings import Settings, parsed
+from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import read_text
 
 FORMS = {
@@ -33,6 +35,8 @@ PROGRAMS = {
     "openrlhf": r"openrlhf\.cli\.train_ppo\w*|\S*train_ppo\w*\.py", "slime": r"\S*train(_async)?\.py",
 }  # fmt: skip
 """Word that starts a run, in scripts."""
+USUAL = {"DEVICE": "gpu"}
+"""Variables of scripts that ask the machine, and what they find where a plan is for."""
 HAS_READER = ("verl", "nemo-rl", "trl")
 """Frameworks whose configurations are read as the plan of a training where nothing else is asked for."""
 
@@ -93,10 +97,22 @@ def settings_of(path: Path, framework: str, given: Given) -> tuple[Settings, str
     if suffix == ".txt":
         words = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
         return Settings(path, given.filled(_of_words(words)), said=given), _program_beside(path)
-    found = launched(path, given, PROGRAMS.get(framework, r"\S+\.py"))
+    text = read_text(path)
+    usual = {name: value for name, value in USUAL.items() if name not in given.settings and re.search(rf"\b{name}\b", text)}
+    found = launched(path, replace(given, settings={**usual, **given.settings}), PROGRAMS.get(framework, r"\S+\.py"))
+    bare = {name.lstrip("-").replace("-", "_") for name, kind in recorded(framework)["settings"].items() if kind == "flag"}
+    found = replace(found, settings={name: _closed(value, name in bare) for name, value in found.settings.items()})
     overrides = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     data = override(dict(found.settings), overrides) if framework in ("verl", "nemo-rl") else dict(found.settings)
     return Settings(path, resolved(given.filled(data)), said=given), f"{found.program} {found.settings.get('config_name', '')}"
+
+
+def _closed(value: object, bare: bool) -> object:
+    """Without arrays of a file that is not there, which a shell would put behind the value, or behind a flag that has none."""
+    if isinstance(value, list):
+        kept = [one for one in value if not (isinstance(one, str) and is_open(one))]
+        return value if not kept or len(kept) == len(value) else kept[0] if len(kept) == 1 else kept
+    return True if bare and isinstance(value, str) and is_open(value) else value
 
 
 def _local(data: dict[str, object]) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,9 +40,7 @@ def write_worlds(
         rank = text_from(RANK, variables={name: shlex.quote(one) for name, one in variables.items()},
                          nodes=job.num_nodes, gpus_per_node=job.gpus_per_node, prepare=bundle.rendered.prepare,
                          command=command(job, bundle.rendered.entry))  # fmt: skip
-        bundles[job.cluster.num_gpus] = Bundle(
-            files={**bundle.files, "rank.sh": rank}, rendered=bundle.rendered, warnings=bundle.warnings
-        )  # fmt: skip
+        bundles[job.cluster.num_gpus] = replace(bundle, files={**bundle.files, "rank.sh": rank})
     for gpus, bundle in bundles.items():
         write_bundle(bundle, folder / folder_name(gpus), force=force)
     library.write_whole(folder / "worker.sh", text_from(WORKER, worlds=sorted(bundles)))

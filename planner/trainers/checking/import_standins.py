@@ -76,6 +76,14 @@ def stand_in(*names: str) -> list[str]:
     return missing
 
 
+def bare(name: str, folder: str) -> None:
+    """A package that is there without what its __init__.py imports: modules below it are found, and nothing else is run."""
+    made = types.ModuleType(name)
+    made.__path__ = [folder]
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    sys.modules[name] = made
+
+
 def hide(*names: str) -> None:
     """Stand-ins in place of the named modules although they are installed: parts of a trainer that the check does not need."""
     sys.meta_path.insert(0, _Finder(names))
