@@ -347,7 +347,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
 
 def _registered(path: Path, words: list[str], given: Given) -> Sections:
     """What the function says that --module llama3 --config llama3_8b name, in a module of the same repository; {} where a
-    command names none. Raises PlannerError where it is not there."""
+    command names none. Raises PlannerError where it is not there and no flag says a degree."""
     named = {name: values[0] for name, values, _ in options(words_of(words)) if values and name in ("module", "config")}
     if not any(re.search(TRAINS, one) for one in words) or len(named) < 2:
         return {}
@@ -357,6 +357,8 @@ def _registered(path: Path, words: list[str], given: Given) -> Sections:
     folder = module.replace(".", "/")
     places = [f"{one}{folder}/config_registry.py" for one in ("", "torchtitan/models/", "torchtitan/experiments/")]
     file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
+    if file is None and any(one.startswith("--parallelism.") for one in words):
+        return {}  # its flags say the layout
     if file is None:
         raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")
     settings = {**given.settings, "config": config}
