@@ -290,7 +290,8 @@ def test_an_interrupt_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_waits_for_the_end_of_a_write(tmp_path: Path) -> None:
-    """And comes then."""
+    """And comes then. A suite that a shell started in the background ignores interrupts, so the handler is set here."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), library.uninterrupted():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
