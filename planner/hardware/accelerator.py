@@ -154,8 +154,8 @@ class Compute:
         if recipe in self.gemm:
             return self.gemm[recipe]
         bf16 = self.gemm["bf16"]
-        if dtype == "fp32":
-            slower = self.peak(dtype) / self.peak("bf16")
+        slower = self.peak(dtype) / self.peak("bf16") if dtype == "fp32" else 1.0
+        if slower < 1.0:  # a processor's own cores compute both
             return replace(bf16, operand_bytes=4.0, efficiency=PLAIN_EFFICIENCY, k0=bf16.k0 * slower, grid=None)
         return replace(bf16, operand_bytes=DTYPE_BYTES.get(dtype, 1.0 if "8" in dtype else 2.0))
 
