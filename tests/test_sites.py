@@ -61,9 +61,7 @@ def test_the_utilisation_of_intellect_1() -> None:
 
 
 def test_streaming_hides_a_fragment_behind_the_steps_that_it_may_take() -> None:
-    need = sites.needed_bandwidth(1e9, 2, 0.5, 10, 4)
-    assert need == pytest.approx(1e9 / 10 / 2.0)
-    average = 1e9 / need  # all of it at that bandwidth
+    average = 10 * 4 * 0.5  # ten fragments, each within four steps
     assert sites.streaming_utilisation(100, 0.5, average, 10, 4) == 1.0
     assert sites.streaming_utilisation(100, 0.5, 1.5 * average, 10, 4) == pytest.approx(50 / (50 + 10 * (0.15 * average - 2)))
     assert sites.streaming_utilisation(100, 0.5, 1.5 * average, 10, 4) > sites.utilisation(100, 0.5, 1.5 * average)

@@ -35,13 +35,13 @@ def cluster(tmp_path: Path) -> ClusterFile:
 
 
 def test_one_connection_obeys_its_window_and_several_multiply_it() -> None:
-    assert wide_links.flow_bandwidth(1e9, 6 * MIB, 0.070) == pytest.approx(6 * MIB / 0.070)
-    assert wide_links.flow_bandwidth(1e9, 6 * MIB, 0.0) == pytest.approx(1e9)
+    assert wide_links.path_bandwidth(1e9, 1, 6 * MIB, 0.070) == pytest.approx(6 * MIB / 0.070)
+    assert wide_links.path_bandwidth(1e9, 1, 6 * MIB, 0.0) == pytest.approx(1e9)
     assert wide_links.path_bandwidth(1e9, 8, 6 * MIB, 0.070) == pytest.approx(8 * 6 * MIB / 0.070)
     assert wide_links.path_bandwidth(1e8, 8, 6 * MIB, 0.070) == pytest.approx(1e8)
     columns = wide_links.path_bandwidth(1e9, np.array([1, 8, 64]), 6 * MIB, 0.070)
     assert columns == pytest.approx([wide_links.path_bandwidth(1e9, k, 6 * MIB, 0.070) for k in (1, 8, 64)])
-    falling = wide_links.flow_bandwidth(1e9, MIB, np.linspace(0, 0.3, 50))
+    falling = wide_links.path_bandwidth(1e9, 1, MIB, np.linspace(0, 0.3, 50))
     assert all(b <= a for a, b in pairwise(falling))
 
 

@@ -86,11 +86,6 @@ def streaming_utilisation(every: Any, step: Any, average: Any, fragments: int, o
     return every * step / (every * step + exposed)
 
 
-def needed_bandwidth(size: float, sites: int, step: float, fragments: int, overlap: int) -> float:
-    """Bytes/s at which a fragment is averaged within ``overlap`` steps: 2 (R-1)/R S / F / (overlap t)."""
-    return 2.0 * (sites - 1) / sites * size / fragments / (overlap * step)
-
-
 def outer_memory(parameters: float) -> float:
     """Bytes of DiLoCo's outer optimizer, over all GPUs of a site or in host memory: a copy of the parameters and the Nesterov
     momentum, 4 + 4 bytes each. [prime, torchft.local_sgd.DiLoCo: backup on the host]"""

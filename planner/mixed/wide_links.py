@@ -17,11 +17,6 @@ MOST_RINGS = 7
 """Sites up to which every order of a ring is tried."""
 
 
-def flow_bandwidth(cap: Any, window: Any, round_trip: Any) -> Any:
-    """Bytes/s of one TCP connection: min(cap, window / RTT). Any of them may be a column; a round-trip time of 0 leaves the cap."""
-    return path_bandwidth(cap, 1, window, round_trip)
-
-
 def path_bandwidth(cap: Any, flows: Any, window: Any, round_trip: Any) -> Any:
     """Bytes/s of ``flows`` connections together: min(cap, flows * window / RTT), the cap in bytes/s being that of the whole path.
 

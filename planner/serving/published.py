@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
 
 from planner import library
 from planner.hardware import HardwareProfile
@@ -85,8 +84,3 @@ def precision_text(precision: Precision) -> str:
     if precision.experts and precision.experts != precision.weights:
         words = [f"{precision.experts} experts"]
     return " + ".join(words + ([f"{precision.cache} cache"] if precision.cache not in ("bf16", "fp16") else []))
-
-
-def precision_data(precision: Precision) -> dict[str, Any]:
-    """Plain data of a precision."""
-    return {name: value for name, value in vars(precision).items() if value}

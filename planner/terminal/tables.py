@@ -202,12 +202,6 @@ def equal_text(plans: list[Plan]) -> str:
     )
 
 
-def exposed_text(one: Prediction) -> str:
-    """Exposed communication by kind, what is above 0.05 % of the step."""
-    kinds = [(value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 5e-4 * one.step_time_s]
-    return ", ".join(f"{name} {percent(share)}" for share, name in sorted(kinds, reverse=True)) or "none"
-
-
 def memory_bar(one: Prediction, width: int) -> Text:
     """One line for the card's memory: each component by its letter, free memory as dots; '|' is the card's limit where
     the peak is beyond it."""

@@ -29,8 +29,6 @@ from planner.arrays import Floats
 from planner.error_bars import KEYS, QUANTITIES, QUARTER, UNLISTED, Z90, ErrorBar
 from planner.questions.accuracy.prediction import Pair, grouped
 
-COVERAGE = 0.9
-"""Part of the runs that a bar promises to hold."""
 AIM = 0.91
 """Part that it holds of published runs: users' runs differ more from these than these from one another."""
 TAILS = tuple(round(0.3 - 0.0025 * step, 4) for step in range(120))

@@ -4,6 +4,5 @@ from __future__ import annotations
 
 import numpy as np
 
-GB = 1e9
 SIZES = 2.0 ** np.arange(9, 35)  # 512 B to 16 GiB, one per octave
 RANDOM = np.random.default_rng(0)

@@ -145,9 +145,7 @@ class _Run:
 
     async def _send(self, one: Asked) -> Answer:
         left = max(self.end - time.perf_counter(), 1.0)
-        found = await post_stream(self.asked.address, self.form.path, one.body, left)
-        found.asked_output = one.output
-        return found
+        return await post_stream(self.asked.address, self.form.path, one.body, left)
 
     async def _one(self, one: Asked) -> None:
         self.inside += 1

@@ -64,7 +64,6 @@ class Address:
 class Answer:
     """One request as it went; seconds."""
 
-    asked_output: int = 0
     started: float = 0.0
     """On the clock of ``time.perf_counter``."""
     ttft: float = 0.0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.cost.parameters import active_parameters, total_parameters
+from planner.cost.parameters import active_parameters
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.serving.flags.flag_check import recorded
@@ -244,8 +244,3 @@ def weights_of(stated: Stated, model_text: str, said: Given, ask: Callable[[Ques
             )
         return known or "bf16"
     return by_name or {"float16": "fp16", "half": "fp16"}.get(stated.dtype, "bf16")
-
-
-def total_of(model: ModelSpec) -> float:
-    """Parameters of a draft model: all of them are read for each drafted token."""
-    return float(total_parameters(model))

@@ -86,11 +86,6 @@ class ServingRow:
         return tuple(self.data.get("flags") or ())
 
 
-def is_serving(data: Mapping[str, Any]) -> bool:
-    """Whether a file's mapping is one of serving runs: it says who asked or what answered."""
-    return "client" in data or "engine" in data
-
-
 def serving_rows(data: Mapping[str, Any], *, where: str = "runs", source: str = "") -> list[ServingRow]:
     """Rows of one source from plain data. Raises PlannerError with file, row and key of what is wrong."""
     unread = tuple(_other_keys(data, _FILE, where))
