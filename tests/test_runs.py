@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from planner import units
+from planner.hardware import load_hardware
 from planner.layout import Module, Recompute, Schedule
 from planner.runs import FORMULAS, Row, Run, flop_per_token, read_rows
 
@@ -174,6 +175,10 @@ def test_slow_allocation_gets_its_measured_network(runs: dict[str, Run]) -> None
     run = runs["oss-ultrascale-nanotron-8p86b/dp4-tp4-pp2-acc8-mbs8-z1"]
     assert run.cluster is not None and run.family == "nanotron network slow"
     assert 5e9 < run.cluster.hardware.network_bandwidth < 10e9
+    # The cluster's own network keeps 6 GiB on each GPU; a job on another reserves 77 of 79.2 GiB.
+    normal = runs["oss-ultrascale-nanotron-8p86b/dp4-tp4-pp1-acc16-mbs4-z1"].cluster
+    assert normal is not None and normal.hardware.context_memory == 6 * 2**30
+    assert run.cluster.hardware.context_memory == load_hardware("h100-sxm").context_memory
     for other in runs.values():
         if other.cluster is not None and other.source.startswith("oss-ultrascale"):
             assert other.cluster.hardware.network_bandwidth <= 50e9

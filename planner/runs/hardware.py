@@ -47,7 +47,10 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     changes["network_bandwidth"] = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, latencies, tuple(changes.items()), joined), "normal" if share >= 0.5 else "slow"
+    slow = share < 0.5
+    if slow:  # what the cluster's network keeps on the GPU (EFA: 6 GiB) is not there on another
+        changes.pop("context_memory", None)
+    return _node(name, per_node, latencies, tuple(changes.items()), joined), "slow" if slow else "normal"
 
 
 @cache
