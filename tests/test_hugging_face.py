@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hugging_face_configs import CONFIGS, llama, sizes
 from sentences import sentence
 
+from planner import library
 from planner.cost.parameters import total_parameters
 from planner.hugging_face import table
 from planner.model import from_hugging_face, load_model, to_dict
@@ -185,3 +187,9 @@ def test_directory_and_file_of_a_config_json(tmp_path: Path) -> None:
     assert by_directory == by_file
     assert by_directory.name == "my-llama"
     assert total_parameters(by_directory) == 70_553_706_496
+
+
+def test_the_families_read_the_same_without_libyaml() -> None:
+    """A plain `a ? b` inside braces is read by libyaml alone."""
+    text = (library.profiles_directory() / "model_families.yaml").read_text()
+    assert yaml.load(text, Loader=yaml.SafeLoader) == yaml.load(text, Loader=yaml.CSafeLoader)
