@@ -286,6 +286,10 @@ def test_hybrid_lies_between() -> None:
     hybrid = Placement(mode="hybrid", train_gpus=8, generate_gpus=16, staleness=2, sync="bucketed")
     layouts = RlLayouts(actor=LAYOUTS.actor, rollout=ServingLayout(tp=1, replicas=16, max_batch=256))
     found = price(job(), hybrid, layouts)
+    own = {name: float(np.ravel(one)[0]) for name, one in found.step.phases.items()}
+    busy = found.seconds - float(np.ravel(found.step.parts["generate"])[0])
+    before = (busy - own["sync"]) * 8 / 16 / own["generate"]  # the sync stops the engines that never train too
+    assert found.seconds == pytest.approx(busy + max(1.0 - before, 0.0) * own["generate"])
     assert found.seconds >= float(found.step.busy["train"][0]) - 1e-9
     assert sum(float(np.ravel(one)[0]) for one in found.step.parts.values()) == pytest.approx(found.seconds)
 
@@ -297,6 +301,29 @@ def test_memory_of_phases() -> None:
     assert small.chance > 0.9 > 0.05 >= found.chance
     more = price(job(memory_share=0.9), COLOCATED, LAYOUTS)
     assert float(np.ravel(more.memory.peak["generate"])[0]) > float(np.ravel(found.memory.peak["generate"])[0])
+
+
+def test_states_that_are_not_offloaded_lie_beside_the_engine() -> None:
+    """Of actor, critic and reference, each by itself; to move them takes time, and dropped gradients of FSDP take no room."""
+    def priced(*states: str, trainer: str = "megatron") -> tuple[dict[str, float], float, Any]:
+        framework = dataclasses.replace(load_framework("nemo-rl@0.5"), offloaded=frozenset(states))
+        work = workload(critic=MODEL, reference=True)
+        found = price(job(framework=framework, workload=work, trainer=load_trainer(trainer)), COLOCATED, LAYOUTS)
+        peak = {name: float(np.ravel(one)[0]) for name, one in found.memory.peak.items()}
+        return peak, float(np.ravel(found.step.phases["switch"])[0]), found.train.actor
+
+    every, moved, actor = priced("weights", "gradients", "optimizer", "reference")
+    sizes = {"weights": actor.weights, "gradients": actor.estimate.memory["gradients"]}
+    sizes["optimizer"] = actor.estimate.memory["optimizer_states"]
+    states = ["weights", "gradients", "optimizer", "reference"]
+    for name in states:
+        peak, switch, _ = priced(*(one for one in states if one != name))
+        more = float(np.ravel(sizes[name])[0]) * 2.0 if name in sizes else float(np.ravel(actor.weights)[0])
+        assert peak["generate"] - every["generate"] == pytest.approx(more), name
+        assert peak["train"] > every["train"] and (switch < moved) == (name in ("weights", "optimizer"))
+    fsdp, _, learner = priced("weights", "optimizer", "reference", trainer="verl")
+    both, _, _ = priced("weights", "gradients", "optimizer", "reference", trainer="verl")
+    assert float(np.ravel(learner.estimate.memory["gradients"])[0]) > 0 and fsdp["generate"] == both["generate"]
 
 
 def test_wrong_placements_are_one_sentence() -> None:

@@ -176,6 +176,16 @@ def test_hybrid_pools_of_verl():
     assert found["trainer.v1.trainer_mode"] == "separate_async" and found["data.train_batch_size"] == "64"
     assert (found["actor_rollout_ref.rollout.nnodes"], found["trainer.nnodes"]) == ("1", "1")
     assert found["trainer.v1.separate_async.hybrid_rollout.enable_switch"] == "True" and "rollout.nnodes" not in found
+    assert found["actor_rollout_ref.actor.fsdp_config.param_offload"] == "True", "its engines share the trainer's GPUs"
+
+
+@pytest.mark.parametrize(("trainer", "part"), [("verl", "fsdp"), ("megatron", "megatron")])
+def test_critics_of_verl_leave_the_gpus_as_the_actor_does(trainer, part):
+    """The plan counts on it: their states are half of what lies beside the engine."""
+    work = {"algorithm": "ppo", "critic": load_model("qwen3-8b"), "samples": 8}
+    for ahead, moved in ((None, "True"), (1, "False")):
+        found = settings(make_export(rl_plan("verl", ahead, work=work, trainer=trainer), "verl").files)
+        assert found[f"critic.{part}.param_offload"] == found[f"critic.{part}.optimizer_offload"] == moved
 
 
 def test_adapters_and_formats_are_written_or_refused():

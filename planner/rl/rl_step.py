@@ -8,8 +8,8 @@ split, synchronous              T = P + G + L + S
 split, s steps ahead            T = max(G, P + L) + S      s = 1: the next batch is sampled from its first to its last answer
                                                            s > 1, or answers carried over: G without its tail
 hybrid, synchronous             T = P + G + L + M + S      G with the engines of all GPUs
-hybrid, s steps ahead           T = B + max(1 - B / G', 0) G,  B = P + L + M + S: engines that never train sample at 1 / G' all the
-                                time, those of the trainer help when it is idle; S stops engines for its own time
+hybrid, s steps ahead           T = B + max(1 - (B - S) / G', 0) G,  B = P + L + M + S: engines that never train sample at 1 / G',
+                                but for S, which stops them; those of the trainer help when it is idle
 
 Learners of pools of their own (reference, critic, reward model) compute beside the actor's: L takes the longest.
 """
@@ -149,9 +149,10 @@ def step_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollout
     phases["prepare"] = prepare + phases["prepare"]
     phases["sync"] = _sync(job, placement, train, rollout)
     if placement.mode != "split":
-        states = train.actor.states if job.framework.offload else 0.0 * train.actor.states
-        further = 0.0 if train.critic is None or placement.critic_gpus else train.critic.states
-        phases["switch"] = switch_seconds(job.hardware, states + further * job.framework.offload)
+        moved = _moved(job, train.actor)
+        if train.critic is not None and not placement.critic_gpus:
+            moved = moved + _moved(job, train.critic)
+        phases["switch"] = switch_seconds(job.hardware, moved)
     flows = not placement.synchronous and (placement.staleness > 1 or placement.partial)
     phases["generate"] = (generation.steady if flows else generation.seconds) * work.rounds
     if work.offline:
@@ -163,6 +164,12 @@ def step_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollout
         return _ahead(placement, phases)
     alone = placement.rollout_only / placement.generate_gpus
     return _helped(placement, phases, alone)
+
+
+def _moved(job: RlJob, learner: Learning) -> Floats:
+    """Bytes of a GPU for weights and optimizer states that wait in host memory while it generates."""
+    sizes = {"weights": learner.weights, "optimizer": learner.estimate.memory["optimizer_states"]}
+    return np.sum([size * (name in job.framework.offloaded) for name, size in sizes.items()], axis=0)
 
 
 def _columns(layout: Layout) -> Layout:
@@ -242,7 +249,7 @@ def _helped(placement: Placement, phases: dict[str, Floats], alone: float) -> St
     zero = np.zeros_like(learning)
     busy = learning + path["wait"] + phases["prepare"] + phases["switch"] + phases["sync"]
     sampled = phases["generate"] + phases["reward"]
-    done = np.minimum(busy * alone / np.maximum(sampled, 1e-9), 1.0)
+    done = np.minimum((busy - phases["sync"]) * alone / np.maximum(sampled, 1e-9), 1.0)
     parts = {**phases, **path, "reward": zero, "generate": (1.0 - done) * sampled}
     step = busy + parts["generate"]
     used = {"train": learning + parts["generate"], "generate": np.minimum(step, sampled / alone)}

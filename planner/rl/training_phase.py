@@ -66,11 +66,6 @@ class Learning:
     weights: Floats
     """Bytes of a GPU for weights."""
 
-    @property
-    def states(self) -> Floats:
-        """Bytes of a GPU for weights and optimizer states: what waits in host memory while it generates."""
-        return np.asarray(self.weights + self.estimate.memory["optimizer_states"])
-
     def take(self, rows: Any) -> Learning:
         """Some rows."""
         columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
