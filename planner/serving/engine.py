@@ -200,9 +200,10 @@ class Engine:
             not found.arch or generation(hardware) in found.arch
         )
 
-    def overlaps_launches(self, hardware: HardwareProfile) -> bool:
-        """Whether kernels are launched before the one before has ended: programmatic dependent launch."""
-        return _is_since(self.graphs.dependent, hardware)
+    def overlaps_launches(self, hardware: HardwareProfile, weights: str) -> bool:
+        """Whether kernels are launched before the one before has ended (programmatic dependent launch) in layers of such weights."""
+        waiting = generation(hardware) in self.graphs.waiting.get(weights, ())
+        return not waiting and _is_since(self.graphs.dependent, hardware)
 
 
 def _is_since(oldest: tuple[str, ...], hardware: HardwareProfile) -> bool:

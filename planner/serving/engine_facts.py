@@ -111,6 +111,8 @@ class Graphs:
     """The largest size is captured itself where it is not on the grid."""
     dependent: tuple[Name, ...] = ()
     """Oldest generation of each vendor on which kernels are launched before the one before has drained."""
+    waiting: Annotated[dict[str, tuple[Name, ...]], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Formats whose products are launched without that -> generations: they wait for the kernel before, and the next for them."""
 
     def sizes(self, most: float) -> Floats:
         """All sizes up to ``most``."""

@@ -212,7 +212,7 @@ class _Step:
         heads, context = m.num_heads / self.tp, np.asarray(self.work.context, dtype=np.float64)
         dcp = np.asarray(self.layout.dcp, dtype=np.float64)
         some = self.sequences > 0.0
-        batch = np.maximum(self.batch, 1.0)
+        batch = np.maximum(self.sequences, 1.0)  # rows that a graph pads have no keys
         if m.is_mla:
             seen = np.minimum(context, m.index_top_k) if m.is_sparse else context
             decode = self.curves.decode_mla_time(batch, heads * dcp * self.queries, np.maximum(seen / dcp, 1.0), cache)
@@ -280,7 +280,7 @@ class _Step:
         # Products, attention, collectives and experts were measured beside others of their kind; in a layer each waits for the one
         # before it to drain: seven a layer, five more with MLA's compressed states and absorbed heads.
         gap, floor = self.hardware.graph_launch_floor, self.hardware.launch_floor
-        if self.served.engine.overlaps_launches(self.hardware):
+        if self.served.engine.overlaps_launches(self.hardware, self.served.attention_format):
             gap, floor = 0.0, self.hardware.graph_launch_floor
         gaps = m.num_layers * (7.0 + 5.0 * m.is_mla) * gap
         h, rows = float(m.hidden_size), self.tokens
