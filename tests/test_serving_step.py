@@ -11,30 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.hardware import load_hardware
-from planner.model import load_model
 from planner.serving import load, pools
-from planner.serving.curves import decode_curves
-from planner.serving.engine import load_engine
 from planner.serving.engine_passes import Engine
 from planner.serving.lock_step import bulk_of
-from planner.serving.result import StepTime
-from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most
-from planner.serving.serving_layout import Precision, ServingLayout
+from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
 from planner.serving.traffic import Lengths, Speculation, Traffic
-
-
-def served(
-    model: str = "llama-3.1-70b", hardware: str = "h100-sxm", engine: str = "vllm", weights: str = "fp8"
-) -> Served:
-    return Served(
-        model=load_model(model),
-        hardware=load_hardware(hardware),
-        engine=load_engine(engine),
-        precision=Precision(weights=weights),
-    )
+from tests.serve_samples import served
 
 
 def closed_loop(value: float, i: float = 1024, o: float = 256, **more: Any) -> Traffic:
@@ -106,56 +90,6 @@ def test_prompts_are_computed_at_the_rate_of_large_products() -> None:
     )
     floor = 2.0 * 8192.0 * model.num_layers * layer / DENSE.hardware.peak("fp8")
     assert floor < float(time.linear) < 2.0 * floor
-
-
-def test_dependent_launches_hide_the_gaps_between_kernels() -> None:
-    """From TensorRT-LLM 1.2 and Hopper on: seven gaps a layer less, and four floors of a graph in place of those of a stream."""
-    layout, work = ServingLayout(tp=1, max_batch=64), Pass(batch=4.0, context=512.0)
-    model, h100 = DENSE.model, DENSE.hardware
-
-    def between(engine: str, hardware: str) -> float:
-        one = served(model.name, hardware, engine, "bf16")
-        return float(step_time(one, layout, work).memory_bound)
-
-    saved = model.num_layers * (7.0 * h100.graph_launch_floor + 4.0 * (h100.launch_floor - h100.graph_launch_floor))
-    assert between("trtllm@1.1", "h100-sxm") - between("trtllm@1.2", "h100-sxm") == pytest.approx(saved)
-    assert between("trtllm@1.1", "a100-sxm-80gb") == between("trtllm@1.2", "a100-sxm-80gb")
-
-
-def _parts(engine: str, tp: int, weights: str = "bf16", model: str = DENSE.model.name) -> StepTime:
-    one = served(model, "b200-sxm", engine, weights)
-    return step_time(one, ServingLayout(tp=tp, max_batch=64), Pass(batch=4.0, context=512.0))
-
-
-def test_an_all_reduce_does_the_norms_after_it() -> None:
-    """vLLM 0.11 on Blackwell, two norms a layer: their launches and the gaps before them are saved in a tensor group alone."""
-    hardware, layers = load_hardware("b200-sxm"), DENSE.model.num_layers
-    saved = 2.0 * layers * (hardware.launch_floor + hardware.graph_launch_floor)
-    found = [float(_parts("vllm@0.10", n).memory_bound - _parts("vllm@0.11", n).memory_bound) for n in (1, 4)]
-    assert found == pytest.approx([0.0, saved])
-
-
-def test_the_input_of_a_product_is_quantised_by_the_kernel_before_or_by_one_of_its_own() -> None:
-    """nvfp4 of TensorRT-LLM: norms quantise inside an all-reduce, attention always, the activation never."""
-    curves, m = decode_curves(load_hardware("b200-sxm"), "trtllm"), DENSE.model
-    for tp in (1, 4):
-        columns = (m.query_size + 2.0 * m.key_size) / tp
-        products = ((columns, m.hidden_size, tp > 1), (m.hidden_size, m.query_size / tp, True),
-                    (2.0 * m.ffn_size / tp, m.hidden_size, tp > 1), (m.hidden_size, m.ffn_size / tp, False))  # fmt: skip
-        time = sum(float(curves.linear_time(4.0, n, k, "nvfp4", fused=fused)) for n, k, fused in products)
-        assert float(_parts("trtllm@1.1", tp, "nvfp4").linear) == pytest.approx(m.num_layers * time)
-
-
-def test_norms_over_all_heads_are_summed_over_the_group() -> None:
-    """MiniMax-M2: one all-reduce of two fp32 sums for each token and layer; none on one GPU, none where each head has its own."""
-    one = served("minimax-m2", "b200-sxm", "vllm@0.19", "bf16")
-    apart = replace(one, model=replace(one.model, qk_norm_spans="head"))
-    work = Pass(batch=4.0, context=512.0)
-    for tp in (1, 4):
-        layout = ServingLayout(tp=tp, moe_tp=tp, max_batch=64)
-        both = (float(step_time(x, layout, work).communication) for x in (one, apart))
-        small = float(decode_curves(one.hardware, "vllm").all_reduce_time(4.0 * 8.0, tp, "graph", "vllm")) if tp > 1 else 0.0
-        assert next(both) - next(both) == pytest.approx(one.model.num_layers * small)
 
 
 def test_graphs_pad_the_batch_and_end() -> None:

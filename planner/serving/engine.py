@@ -201,7 +201,7 @@ class Engine:
         )
 
     def overlaps_launches(self, hardware: HardwareProfile, weights: str) -> bool:
-        """Whether kernels are launched before the one before has ended (programmatic dependent launch) in layers of such weights."""
+        """Whether kernels of layers of such weights are launched before the one before has ended: programmatic dependent launch."""
         waiting = generation(hardware) in self.graphs.waiting.get(weights, ())
         return not waiting and _is_since(self.graphs.dependent, hardware)
 

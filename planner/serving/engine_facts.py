@@ -85,6 +85,8 @@ class Fusion:
     quantised: Annotated[dict[str, Fused], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Formats whose inputs the kernel before quantises; in all others a kernel of its own does it."""
     norms: ReducedNorms = field(default_factory=ReducedNorms)
+    experts: Annotated[dict[str, Cases], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Format -> kernels of a mixture, one after the other, where it is more than the measured one has (FUSED_LAUNCHES)."""
 
 
 @dataclass(frozen=True, kw_only=True)

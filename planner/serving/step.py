@@ -16,6 +16,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.serving import host_weights
 from planner.serving.curves.decode_curves import JOINED_BY, TABLE_ROWS
+from planner.serving.curves.expert_kernels import FUSED_LAUNCHES
 from planner.serving.engine_facts import by_card
 from planner.serving.result import StepTime
 from planner.serving.served import Served
@@ -176,15 +177,22 @@ class _Step:
     def _experts(self) -> Floats:
         """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
         m = self.model
-        routed = self._routed(False)
+        routed = self._routed(False) + self._chain()
         if np.any(self.attn_dp > 1.0):  # dispatch and combine bring a rank its own copies only
-            routed = np.where(self.attn_dp > 1.0, self._routed(True), routed)
+            routed = np.where(self.attn_dp > 1.0, self._routed(True) + self._chain(), routed)
         if not m.num_shared_experts:
             return routed
         width = float(m.num_shared_experts * m.shared_expert_ffn_size)
         return routed + self._mlp(width, self.tp, self.served.precision.weights)
 
+    def _chain(self) -> Floats:
+        """What a mixture of more kernels takes longer: a launch for each, and each waits for the one before it to drain."""
+        number = by_card(self.served.engine.fusion.experts.get(self.served.expert_format, ()), self.hardware, self.ranks)
+        floors = np.maximum(number - FUSED_LAUNCHES, 0.0) * self.hardware.launch_floor
+        return floors + number * self.hardware.graph_launch_floor
+
     def _routed(self, sent: bool) -> Floats:
+        """Where training moved a bias per expert until all were as busy, only chance makes them differ. [arXiv 2408.15664]"""
         m, layout = self.model, self.layout
         return self.curves.experts_time(
             self.tokens * self.attn_dp,
@@ -195,6 +203,7 @@ class _Step:
             moe_tp=np.asarray(layout.moe_tp, dtype=np.float64),
             ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
+            skewed=not (m.constants and m.constants.router and m.constants.router.expert_bias),
             sent=sent,
         )
 

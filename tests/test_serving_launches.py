@@ -1,0 +1,108 @@
+"""Launches of the kernels of a step: what engines fuse, what overlaps, what waits, and what padded rows cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.hardware import load_hardware
+from planner.serving.curves import decode_curves
+from planner.serving.result import StepTime
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.step import Pass, step_time
+from tests.serve_samples import served
+
+DENSE = served()
+
+
+def test_dependent_launches_hide_the_gaps_between_kernels() -> None:
+    """From TensorRT-LLM 1.2 and Hopper on: seven gaps a layer less, and four floors of a graph in place of those of a stream."""
+    layout, work = ServingLayout(tp=1, max_batch=64), Pass(batch=4.0, context=512.0)
+    model, h100 = DENSE.model, DENSE.hardware
+
+    def between(engine: str, hardware: str) -> float:
+        one = served(model.name, hardware, engine, "bf16")
+        return float(step_time(one, layout, work).memory_bound)
+
+    saved = model.num_layers * (7.0 * h100.graph_launch_floor + 4.0 * (h100.launch_floor - h100.graph_launch_floor))
+    assert between("trtllm@1.1", "h100-sxm") - between("trtllm@1.2", "h100-sxm") == pytest.approx(saved)
+    assert between("trtllm@1.1", "a100-sxm-80gb") == between("trtllm@1.2", "a100-sxm-80gb")
+
+
+def _parts(engine: str, tp: int, weights: str = "bf16", model: str = DENSE.model.name) -> StepTime:
+    one = served(model, "b200-sxm", engine, weights)
+    return step_time(one, ServingLayout(tp=tp, max_batch=64), Pass(batch=4.0, context=512.0))
+
+
+def test_an_all_reduce_does_the_norms_after_it() -> None:
+    """vLLM 0.11 on Blackwell, two norms a layer: their launches and the gaps before them are saved in a tensor group alone."""
+    hardware, layers = load_hardware("b200-sxm"), DENSE.model.num_layers
+    saved = 2.0 * layers * (hardware.launch_floor + hardware.graph_launch_floor)
+    found = [float(_parts("vllm@0.10", n).memory_bound - _parts("vllm@0.11", n).memory_bound) for n in (1, 4)]
+    assert found == pytest.approx([0.0, saved])
+
+
+def test_the_input_of_a_product_is_quantised_by_the_kernel_before_or_by_one_of_its_own() -> None:
+    """nvfp4 of TensorRT-LLM: norms quantise inside an all-reduce, attention always, the activation never."""
+    curves, m = decode_curves(load_hardware("b200-sxm"), "trtllm"), DENSE.model
+    for tp in (1, 4):
+        columns = (m.query_size + 2.0 * m.key_size) / tp
+        products = ((columns, m.hidden_size, tp > 1), (m.hidden_size, m.query_size / tp, True),
+                    (2.0 * m.ffn_size / tp, m.hidden_size, tp > 1), (m.hidden_size, m.ffn_size / tp, False))  # fmt: skip
+        time = sum(float(curves.linear_time(4.0, n, k, "nvfp4", fused=fused)) for n, k, fused in products)
+        assert float(_parts("trtllm@1.1", tp, "nvfp4").linear) == pytest.approx(m.num_layers * time)
+
+
+def test_norms_over_all_heads_are_summed_over_the_group() -> None:
+    """MiniMax-M2: one all-reduce of two fp32 sums for each token and layer; none on one GPU, none where each head has its own."""
+    one = served("minimax-m2", "b200-sxm", "vllm@0.19", "bf16")
+    apart = replace(one, model=replace(one.model, qk_norm_spans="head"))
+    work = Pass(batch=4.0, context=512.0)
+    for tp in (1, 4):
+        layout = ServingLayout(tp=tp, moe_tp=tp, max_batch=64)
+        both = (float(step_time(x, layout, work).communication) for x in (one, apart))
+        small = float(decode_curves(one.hardware, "vllm").all_reduce_time(4.0 * 8.0, tp, "graph", "vllm")) if tp > 1 else 0.0
+        assert next(both) - next(both) == pytest.approx(one.model.num_layers * small)
+
+
+@pytest.mark.parametrize(("model", "weights"), [("llama-3.1-8b", "fp8"), ("deepseek-v3", "fp8_block")])
+def test_padded_rows_have_no_keys(model: str, weights: str) -> None:
+    """TensorRT-LLM 1.1 pads 130 sequences to 256: products and norms take all rows, attention reads the cache of 130."""
+    one, layout = served(model, "h200-sxm", "trtllm@1.1", weights), ServingLayout(tp=8, moe_tp=8, max_batch=512)
+    some, all_ = (step_time(one, layout, Pass(batch=batch, context=8192.0)) for batch in (130.0, 256.0))
+    assert float(some.memory_bound) == float(all_.memory_bound)
+    assert float(some.attention) < 0.6 * float(all_.attention)
+
+
+def test_block_scaled_products_wait_for_the_kernel_before() -> None:
+    """DeepGEMM on Blackwell is launched without dependent launch: an engine that has it gains nothing there."""
+    layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=64), Pass(batch=8.0, context=1024.0)
+
+    def between(weights: str, version: str) -> float:
+        return float(step_time(served("deepseek-v3", "b200-sxm", f"trtllm@{version}", weights), layout, work).memory_bound)
+
+    assert between("fp8_block", "1.2") == pytest.approx(between("fp8_block", "1.1"))
+    assert between("nvfp4", "1.2") < 0.5 * between("nvfp4", "1.1")
+
+
+def test_a_mixture_of_nine_kernels_takes_nine_launches() -> None:
+    """fp8 experts of TensorRT-LLM 1.1 on Blackwell: five kernels more than the measured four, a gap after each of the nine."""
+    layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=64), Pass(batch=8.0, context=1024.0)
+    old, new = (served("deepseek-v3", "b200-sxm", f"trtllm@{version}", "fp8_block") for version in ("1.1", "1.2"))
+    longer = float(step_time(old, layout, work).experts) - float(step_time(new, layout, work).experts)
+    hardware = old.hardware
+    each = 5.0 * hardware.launch_floor + 9.0 * hardware.graph_launch_floor
+    assert longer == pytest.approx(old.model.num_moe_layers * each)
+
+
+def test_a_bias_per_expert_leaves_loads_to_chance() -> None:
+    """DeepSeek-V3 as it is touches nearly all experts of a batch of 128; with a plain router a third of them stay idle."""
+    balanced = served("deepseek-v3", "h200-sxm", "sglang", "fp8_block")
+    known = balanced.model.constants
+    assert known is not None and known.router is not None and known.router.expert_bias
+    router = replace(known.router, expert_bias=False)
+    skewed = replace(balanced, model=replace(balanced.model, constants=replace(known, router=router)))
+    layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=128), Pass(batch=128.0, context=1024.0)
+    times = [float(step_time(one, layout, work).experts) for one in (balanced, skewed)]
+    assert times[0] > 1.2 * times[1]
