@@ -101,3 +101,57 @@ def test_stages_whose_replicas_are_of_different_kinds() -> None:
     assert run_of(data, open_rows, "file")[1] == layout
     gradients = 24 / 2 * 12 * 1024**2 * 4  # bytes of half the layers in fp32
     assert found.quantities["step_s"].predicted > gradients / job.clusters["ti"].hardware.network_bandwidth
+
+
+CARDS = ("titan-rtx", "rtx-2080ti", "rtx-3090", "rtx-4090", "rtx-a5000")
+
+
+def cards(stages: dict[str, tuple[str, str]]):
+    """Nodes of four such cards on one network; rows of two stages, each with two replicas of a node."""
+    return {
+        "source": {"id": "made-up"}, "topic": "heterogeneous", "framework": "sailor (megatron-deepspeed fork)",
+        "cluster": {"nodes": [{"kind": f"node-{one}", "gpu": one, "gpus": 4, "network": "10 Gb/s"} for one in CARDS]},
+        "models": {"opt-350m": {"hidden": 1024, "layers": 24, "heads": 16, "seq": 2048, "vocab": 50272}},
+        "rows": [
+            {"id": name, "model": "opt-350m", "parallel": {"gpus": None, "dp": 2}, "batch": {"micro": 1, "global": 32},
+             "stages": [{"units": 13, "replicas": [{"gpu": gpu, "tp": 4, "count": 1} for gpu in (pair[at], pair[-1])]}
+                        for at in (0, 1)],
+             "measured": {"step_s": 3.0, "tokens_per_s_per_gpu": 1000.0, "mem_bytes": 9.0e9}}
+            for name, pair in stages.items()
+        ],
+    }  # fmt: skip
+
+
+def test_mixed_cards_lie_between_their_homogeneous_clusters() -> None:
+    """Equal networks and whole nodes: nothing but the cards differs."""
+    alone = {one: (one, one) for one in CARDS}
+    pairs = {f"{one} {two}": (one, two) for one in CARDS for two in CARDS if one < two}
+    found = {one.id: one for one in answers(cards({**alone, **pairs}), "file")}
+    steps = {name: one.quantities["step_s"].predicted for name, one in found.items()}
+    assert {one.status for one in found.values()} == {"predicted"}
+    for name, pair in pairs.items():
+        low, high = sorted(steps[one] for one in pair)
+        assert low * 0.995 <= steps[name] <= high * 1.005, name
+    for name, one in found.items():
+        assert one.quantities["tokens_per_s_per_gpu"].predicted == pytest.approx(32 * 2048 / steps[name] / 16)
+        assert all(some.range[0] < some.predicted < some.range[1] for some in one.quantities.values())
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("cluster", "nodes"), 3), (("cluster", "nodes", 0), None), (("cluster", "links"), 1), (("models",), 2),
+        (("rows", 0, "stages", 0), None), (("rows", 0, "stages", 0, "units"), "many"), (("rows", 0, "batch"), 4),
+        (("rows", 0, "stages", 0, "replicas", 0, "tp"), 0), (("rows", 0, "stages", 0, "replicas", 0, "gpu"), "h100"),
+        (("rows", 0, "layers_per_stage"), "12"), (("rows", 0, "parallel"), 1),
+    ],
+)  # fmt: skip
+def test_rows_of_a_wrong_form_are_refused(place, value) -> None:
+    data = cards({"row": ("titan-rtx", "rtx-3090")})
+    assert answers(data, "file")[0].status == "predicted"
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    found = answers(data, "file")[0]
+    assert found.status == "refused" and found.reason
