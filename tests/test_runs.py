@@ -246,3 +246,15 @@ def test_every_row_maps_or_says_why(runs: dict[str, Run]) -> None:
             assert run.measured.fits is not None, name
     stated = [run for run in runs.values() if run.stated]
     assert sum(not run.unsupported for run in stated) >= 0.95 * len(stated)
+
+
+def test_launch_scripts_say_what_graphs_hold(runs: dict[str, Run]) -> None:
+    """NeMo's launcher of 25.05: with experts of a fixed number of rows a graph holds the whole layer, else what has no experts."""
+    said = {
+        "nv-dgxc-25.05-grok1-gb200/grok1-bf16-g128-b256": "layers_and_experts",
+        "nv-dgxc-25.05-nemotron4-gb200/340b-weak-bf16-g128-b32": "layers",
+        "nv-dgxc-25.05-llama4-h100/maverick-fp8-g512-b1024": "layers_and_experts",
+        "nv-dgxc-25.05-llama4-h100/maverick-bf16-g512-b1024": "none",
+    }
+    found = {name: runs[name].trainer for name in said}
+    assert {name: trainer.host.cuda_graphs for name, trainer in found.items() if trainer is not None} == said
