@@ -272,7 +272,8 @@ WRITTEN = {
         "a serve plan, as --output of 'plan serve' writes it", "plan serve estimate, report, export, validate and doctor",
     ),
     "planner_mixed_plan": (
-        "a mixed plan, as --output of 'plan --cluster' writes it", "plan estimate, report, what-if, export, validate and watch",
+        "a mixed plan, as --output of 'plan --cluster' writes it",
+        "plan estimate, report, what-if, export, validate, resilience, reshape and watch",
     ),
     "planner_rl_plan": (
         "an RL plan, as --output of 'plan rl' writes it", "plan rl estimate, report, export, doctor and calibrate --rl",

@@ -19,13 +19,13 @@ from planner.elastic import prometheus
 from planner.elastic.elastic_job import ElasticJob, Surroundings
 from planner.elastic.expert_placement import placed, unevenness
 from planner.elastic.gpu_states import gpus_of_table
+from planner.elastic.mixed_elastic_job import MixedElasticJob
 from planner.elastic.observed import KNOWN, of_metrics
 from planner.elastic.prometheus import from_query, from_text, metrics_of
 from planner.elastic.seen_tables import table_of
 from planner.elastic.stragglers import levels
 from planner.errors import PlannerError
 from planner.library import read_ends, read_yaml
-from planner.mixed.export.placement import place
 from planner.questions.watch import watched
 from planner.questions.watch.mixed_watched import Mixed
 from planner.questions.watch.replans import Held, replica_times, stretch, uneven_shares
@@ -145,7 +145,7 @@ def test_several_slow_nodes_are_planned_again(folder: Path) -> None:
     assert found.save(folder / "next.yaml").startswith("plan again")
     assert planner.load_mixed(folder / "next.yaml").to_dict()["layout"] == again.plan["layout"]
     new = planner.load_mixed(folder / "next.yaml").file
-    mixed = Mixed(new, place(new.layout, new.cluster))
+    mixed = Mixed(MixedElasticJob(plan=new, around=Surroundings()))
     for slow, loss in (({}, 0.0), ({2: 1.4}, 0.2)):  # the new plan is watched too: as planned, and with a slow rank
         busy = {rank: planned * slow.get(rank, 1.0) for rank, planned in mixed.expected().items()}
         table = ranks(folder / "new.csv", busy, ranks=new.layout.num_gpus)

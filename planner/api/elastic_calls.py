@@ -18,7 +18,9 @@ from planner.units import parse
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.elastic.elastic_job import Surroundings
+    from planner.api.mixed_calls import MixedPlan
+    from planner.elastic.elastic_job import ElasticJob, Surroundings
+    from planner.elastic.mixed_elastic_job import MixedElasticJob
     from planner.elastic.reshape import Reshape
     from planner.elastic.resilience import Resilience
     from planner.lab.elastic.reshard import Resharded
@@ -28,11 +30,40 @@ AROUND = ("mtbf", "spares", "price", "spot", "synchronous", "cluster")
 """Keywords about what a plan file does not say."""
 
 
-def _plan(plan: Plan | File) -> Any:
-    """The plan, or that of a plan file, as its file holds it."""
+def _job(plan: Plan | MixedPlan | File, said: Mapping[str, Any], size: float | None = None) -> ElasticJob | MixedElasticJob:
+    """A plan of one kind of node, or of several, with storage, failures, spares and prices: of flags, else of the cluster file.
+    ``size``: bytes of a checkpoint that was looked into. Raises PlannerError."""
+    from planner.api.mixed_calls import MixedPlan, load_mixed
+    from planner.api.plan_kinds import plan_kind
+    from planner.cluster_file import read_cluster
+    from planner.elastic.elastic_job import ElasticJob, Surroundings, surroundings_of
+    from planner.elastic.mixed_elastic_job import MixedElasticJob, as_said_by
     from planner.plan_file import load_plan
 
-    return plan.file if isinstance(plan, Plan) else load_plan(Path(plan))
+    if not isinstance(plan, (Plan, MixedPlan)):
+        kind = plan_kind(plan)
+        if kind == "rl":
+            raise PlannerError(_of_rl(plan))
+        plan = load_mixed(plan) if kind == "mixed" else Plan(load_plan(Path(plan)))
+    cluster = None if said.get("cluster") is None else read_cluster(Path(said["cluster"]))
+    if isinstance(plan, MixedPlan):
+        mixed = plan.file if cluster is None else as_said_by(plan.file, cluster)
+        around = Surroundings(storage=mixed.cluster.storage, spares=mixed.cluster.spares)
+        return MixedElasticJob(plan=mixed, around=_flagged(around, said), checkpoint_bytes=size)
+    around = surroundings_of(cluster, plan.file.cluster().hardware)
+    return ElasticJob(plan=plan.file, around=_flagged(around, said), checkpoint_bytes=size)
+
+
+def _of_rl(path: File) -> str:
+    """What to ask instead of an RL plan: the policy's training holds all that a failure loses; engines get weights from it."""
+    from planner.rl.rl_plan import load_rl_plan
+
+    plan = load_rl_plan(Path(path))
+    return (
+        f"{path} is an RL plan, whose engines keep nothing that a failure could lose; ask for the training of its policy: "
+        f"plan --model {plan.workload.model.name} --hardware {plan.hardware} --gpus {plan.placement.train_gpus} "
+        f"--trainer {plan.trainer} --output train.yaml"
+    )
 
 
 def _seconds(value: Any, flag: str, like: str) -> float | None:
@@ -44,13 +75,8 @@ def _seconds(value: Any, flag: str, like: str) -> float | None:
     return parse(str(value), "seconds", what=flag, like=like)
 
 
-def surroundings(plan: Any, said: dict[str, Any]) -> Surroundings:
-    """Storage, failures, spares and prices: of flags, else of the cluster file. Raises PlannerError."""
-    from planner.cluster_file import read_cluster
-    from planner.elastic.elastic_job import surroundings_of
-
-    cluster = said.get("cluster")
-    found = surroundings_of(None if cluster is None else read_cluster(Path(cluster)), plan.cluster().hardware)
+def _flagged(found: Surroundings, said: Mapping[str, Any]) -> Surroundings:
+    """Surroundings with what flags say. Raises PlannerError."""
     changes: dict[str, Any] = {}
     if said.get("mtbf") is not None:
         changes["mtbf"] = _seconds(said["mtbf"], "--mtbf", "900h")
@@ -86,13 +112,13 @@ class Resilient(Answer["Resilience"]):
         elif output.suffix == ".json":
             write_whole(output, json.dumps(self.to_dict(), indent=2) + "\n")
         elif output.suffix == ".html":
-            title = html.escape(f"Resilience of {self.found.job.plan.workload.model.name}")
+            title = html.escape(f"Resilience of {self.found.job.model}")
             write_whole(output, f"<!doctype html><meta charset='utf-8'><title>{title}</title>{self._repr_html_()}\n")
         else:
             raise PlannerError(f"{output}: name a file that ends in .png, .svg, .pdf, .html or .json")
 
 
-def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Resilient:
+def resilience(plan: Plan | MixedPlan | File, *, progress: Progress = silent, **said: Any) -> Resilient:
     """What failures cost a plan: ``resilience("plan.yaml", mtbf="900h", days=30, spares=2)``.
 
     Keywords are the flags of ``plan resilience``: ``mtbf`` of one node, ``days`` of training, ``spares``, ``repair``, ``shortage``,
@@ -100,30 +126,30 @@ def resilience(plan: Plan | File, *, progress: Progress = silent, **said: Any) -
     seconds. Raises PlannerError.
     """
     from planner.elastic.availability import read_trace
-    from planner.elastic.best_layout import resolved_plan
-    from planner.elastic.elastic_job import ElasticJob
-    from planner.elastic.resilience import SHORTAGE, Asked, replayed
+    from planner.elastic.replays import replayed, traced_kind
+    from planner.elastic.resilience import SHORTAGE, Asked
     from planner.elastic.resilience import resilience as answer
     from planner.questions.resilience.show import print_resilience
 
     known = (*AROUND, "days", "repair", "shortage", "restart", "interval", "trace")
     require_known("resilience", said, known)
-    file = _plan(plan)
-    job = ElasticJob(plan=file, around=surroundings(file, said))
+    job = _job(plan, said)
     days, shortage = said.get("days"), said.get("shortage")
     for flag, value in (("--days", days), ("--shortage", shortage)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6):
             raise PlannerError(f"{flag} is {shown(value)}; it must be a number above 0 and below a million")
     asked = Asked(
         days=30.0 if days is None else float(days),
-        repair=_seconds(said.get("repair"), "--repair", "24h") or 0.0,
+        repair=_seconds(said.get("repair"), "--repair", "24h"),
         shortage=SHORTAGE if shortage is None else float(shortage),
         restart=_seconds(said.get("restart"), "--restart", "90s"), interval=_seconds(said.get("interval"), "--interval", "10min"),
     )  # fmt: skip
     trace = None if said.get("trace") is None else read_trace(Path(said["trace"]))
-    found = answer(job, resolved_plan(file), asked, progress)
     if trace is not None:
-        found = replace(found, replay=replayed(found, trace, resolved_plan(file), progress))
+        traced_kind(job.failures())
+    found = answer(job, asked, progress)
+    if trace is not None:
+        found = replace(found, replay=replayed(found, trace, progress))
     return Resilient(found, print_resilience)
 
 
@@ -193,7 +219,7 @@ class Reshaped(Result):
         _save(Path(path), self._move.recipe_document())
 
 
-def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> Reshaped:
+def reshape(plan: Plan | MixedPlan | File, *, progress: Progress = silent, **said: Any) -> Reshaped:
     """The best plan on another number of GPUs, the move counted: ``reshape("run.yaml", gpus=48, drain="120s")``.
 
     Keywords are the flags of ``plan reshape``: ``gpus`` or ``nodes``, ``drain``, ``lost``, ``remaining``, ``step``, ``mtbf``,
@@ -205,12 +231,28 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
 
     known = ("gpus", "nodes", "drain", "lost", "remaining", "step", "mtbf", "synchronous", "cluster", "checkpoint")
     require_known("reshape", said, known)
-    file, size, seen = _plan(plan), None, list[str]()
+    size, seen = None, list[str]()
     if said.get("checkpoint") is not None:
         from planner.lab.elastic.checkpoint_folder import held_by
 
         size, step = held_by(Path(said["checkpoint"]), seen.append)
         said["step"] = step if said.get("step") is None else said["step"]
+    job = _job(plan, said, size)
+    if not isinstance(job, ElasticJob):
+        raise PlannerError("a plan over several kinds of nodes: plan it again on the nodes that are left, plan --cluster FILE")
+    gpus = _gpus_of(said, int(job.hardware.gpus_per_node))
+    if said.get("lost") and gpus > job.num_gpus:
+        raise PlannerError(f"--lost is for fewer GPUs than the plan's {job.num_gpus}; {gpus} are asked for")
+    wanted = Wanted(
+        gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
+        remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
+    )  # fmt: skip
+    found = answer(job, wanted, progress)
+    return Reshaped(None if found is None else replace(found, checkpoint=" ".join(seen)), gpus)
+
+
+def _gpus_of(said: Mapping[str, Any], node: int) -> int:
+    """GPUs that a run goes on with; ``node``: of one node. Raises PlannerError."""
     for flag in ("gpus", "nodes", "step"):
         value, least = said.get(flag), 0 if flag == "step" else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**21):
@@ -219,15 +261,7 @@ def reshape(plan: Plan | File, *, progress: Progress = silent, **said: Any) -> R
         raise PlannerError("--gpus and --nodes both say how many GPUs; leave one of them out")
     if said.get("gpus") is None and said.get("nodes") is None:
         raise PlannerError("on how many GPUs does the run go on? give --gpus or --nodes")
-    gpus = said.get("gpus") or said["nodes"] * int(file.cluster().hardware.gpus_per_node)
-    if said.get("lost") and gpus > file.num_gpus:
-        raise PlannerError(f"--lost is for fewer GPUs than the plan's {file.num_gpus}; {gpus} are asked for")
-    wanted = Wanted(
-        gpus=gpus, drain=_seconds(said.get("drain"), "--drain", "120s"), lost=bool(said.get("lost")), step=said.get("step"),
-        remaining=_seconds(said.get("remaining"), "--remaining", "24h") or REMAINING,
-    )  # fmt: skip
-    found = answer(ElasticJob(plan=file, around=surroundings(file, said), checkpoint_bytes=size), wanted, progress)
-    return Reshaped(None if found is None else replace(found, checkpoint=" ".join(seen)), gpus)
+    return int(said.get("gpus") or said["nodes"] * node)
 
 
 @dataclass(frozen=True, repr=False)
@@ -263,7 +297,8 @@ def _save(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def watch(
-    plan: Plan | File, *logs: File, url: str | None = None, progress: Progress = silent, before: Watching | None = None, **said: Any
+    plan: Plan | MixedPlan | File, *logs: File, url: str | None = None, progress: Progress = silent, before: Watching | None = None,
+    **said: Any,
 ) -> Watching:
     """What holds a running job up, and what would pay: ``watch("plan.yaml", "ranks.csv", "gpus.csv")``.
 
@@ -271,9 +306,7 @@ def watch(
     ``before``: the look before, whose plan with the measured speeds is kept while they are the same. Keywords: ``remaining``,
     ``spares``, ``price`` and a ``cluster`` file. Raises PlannerError.
     """
-    from planner.api.mixed_calls import MixedPlan, load_mixed
-    from planner.api.plan_kinds import plan_kind
-    from planner.elastic.elastic_job import ElasticJob
+    from planner.elastic.mixed_elastic_job import MixedElasticJob
     from planner.elastic.observed import observe
     from planner.questions.watch.mixed_watched import watched_mixed
     from planner.questions.watch.show import print_watched
@@ -282,14 +315,11 @@ def watch(
     require_known("watch", said, (*AROUND, "remaining"))
     remaining = _seconds(said.get("remaining"), "--remaining", "24h") or REMAINING
     last, paths = None if before is None else before.found, [Path(one) for one in logs]
-    if isinstance(plan, MixedPlan) or (not isinstance(plan, Plan) and plan_kind(plan) == "mixed"):
-        mixed = (plan if isinstance(plan, MixedPlan) else load_mixed(plan)).file
-        work = mixed.workload
-        seen = observe(paths, url, mixed.layout.global_batch_size, work.tokens, mixed.layout.num_gpus)
-        return Watching(watched_mixed(mixed, seen, remaining, progress, last), print_watched)
-    file = _plan(plan)
-    job, work = ElasticJob(plan=file, around=surroundings(file, said)), file.workload
-    seen = observe(paths, url, work.global_batch_size, work.tokens, file.num_gpus)
+    job = _job(plan, said)
+    work = job.plan.workload
+    seen = observe(paths, url, work.global_batch_size, work.tokens, job.num_gpus)
+    if isinstance(job, MixedElasticJob):
+        return Watching(watched_mixed(job, seen, remaining, progress, last), print_watched)
     return Watching(watched(job, seen, remaining, progress, last), print_watched)
 
 

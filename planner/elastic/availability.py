@@ -142,7 +142,7 @@ class Job:
     """What a replay needs to know of a job."""
 
     nodes: int
-    """Machines of the plan."""
+    """Machines of the plan that the trace is of."""
     step_time: float
     """Seconds of its step."""
     restart: float
@@ -160,7 +160,7 @@ class Job:
     group_rate: float = 1.0
     """Rate with such groups over that of the plan: states that are not shared out over all replicas cost time."""
     speed: Callable[[int], float]
-    """Rate without some machines over that of the plan."""
+    """Rate without some machines over that of the plan; without all of them 0, or that of nodes that the trace is not of."""
     reroute: Callable[[int], float] | None = None
     """The same where peers do their microbatches, 0 where a stage has none left; None = the plan cannot do that."""
     set_up: float = 0.0
@@ -175,7 +175,7 @@ class Replayed:
     work: float
     """Seconds of the whole plan's training that stay."""
     utilisation: float
-    """The same over what the machines held could have done, each at its part of the plan's rate."""
+    """The same over what the machines held could have done, each at its part of the plan's rate, and nodes that are in no trace."""
     paid: float
     """Machine seconds that were held."""
     stops: int
@@ -221,7 +221,8 @@ def replay(trace: Trace, job: Job) -> Replay:
         runs.append(_groups(counts, removed, job))
     if job.reroute is not None:
         runs.append(_rerouted(counts, removed, job, job.reroute))
-    could = float(np.minimum(counts, job.nodes).sum()) * MINUTE / job.nodes
+    none = job.speed(job.nodes)
+    could = float((none + (1.0 - none) * np.minimum(counts, job.nodes) / job.nodes).sum()) * MINUTE
     found = []
     for name, rates, shares, stops in runs:
         work = float(rates.sum()) * MINUTE
@@ -245,23 +246,25 @@ def _checkpointed(policy: str, counts: Floats, removed: Floats, job: Job) -> Run
     interval after the last start at the earliest."""
     rates = np.zeros(len(counts))
     shares = {"work": 0.0, "lost_work": 0.0, "restarts": 0.0, "waiting": 0.0}
-    using, down, since, stops = 0, 0.0, 0.0, 0
+    using: int | None = None
+    down, since, stops = 0.0, 0.0, 0
     for minute, (there, taken) in enumerate(zip(counts.astype(int), removed, strict=True)):
-        wanted = min(there, job.nodes) if policy == "shrink" else job.nodes * (there >= job.nodes)
-        hit = using > 0 and taken > 0 and (there < using or policy == "restart" or taken * using >= there + taken)
-        grows = policy == "shrink" and wanted > using and since >= job.interval
-        if hit:
+        wanted = _wanted(policy, there, job)
+        hit = using is not None and taken > 0 and (
+            there < using or policy == "restart" or taken * using >= there + taken
+        )  # fmt: skip
+        grows = policy == "shrink" and None is not wanted and None is not using and wanted > using and since >= job.interval
+        if hit and using is not None:
             lost = min(since, job.interval / 2.0 + job.behind)
-            speed = job.speed(job.nodes - using) if using else 0.0
-            undone = _undo(rates, minute, lost * speed)
+            undone = _undo(rates, minute, lost * job.speed(job.nodes - using))
             shares["lost_work"] += undone
             shares["work"] -= undone
             stops += 1
-        if hit or grows or (using == 0 and wanted > 0):
+        if hit or grows or (using is None and wanted is not None):
             using, since = wanted, 0.0
-            down = (job.restart + (job.save if grows and not hit else 0.0)) if wanted else 0.0
+            down = 0.0 if wanted is None else job.restart + (job.save if grows and not hit else 0.0)
             stops += grows and not hit
-        if using == 0:
+        if using is None:
             shares["waiting"] += 1.0
             continue
         idle = min(down, MINUTE)
@@ -272,6 +275,14 @@ def _checkpointed(policy: str, counts: Floats, removed: Floats, job: Job) -> Run
         shares["work"] += part
         since += MINUTE * part
     return policy, rates, shares, stops
+
+
+def _wanted(policy: str, there: int, job: Job) -> int | None:
+    """Machines that a job goes on with; None where it cannot."""
+    if policy == "restart":
+        return job.nodes if there >= job.nodes else None
+    some = min(there, job.nodes)
+    return some if job.speed(job.nodes - some) > 0.0 else None
 
 
 def _rerouted(counts: Floats, removed: Floats, job: Job, rate: Callable[[int], float]) -> Run:

@@ -102,17 +102,15 @@ def lost_by_failure(interval: float, times: SaveTimes, mtbf: float, restart: flo
 
 
 def save_times(
-    size: float, storage: Storage, *, ranks: int, node_ranks: int, copy: float, asynchronous: bool = True
+    size: float, storage: Storage, *, of_node: npt.ArrayLike, stall: float, asynchronous: bool = True
 ) -> SaveTimes:
-    """What a checkpoint of ``size`` bytes, shared out evenly over ``ranks`` (``node_ranks`` of them in a node), takes.
+    """What a checkpoint of ``size`` bytes takes, of which nodes write ``of_node`` each.
 
-    save = latency + size / min(write, nodes x per_node); load likewise. An asynchronous save stalls training for the copy of each
-    rank's part to host memory, size / ranks / ``copy`` (bytes/s of one rank).
+    save = latency + max(size / write, max_node bytes / per_node). An asynchronous save stalls training for ``stall`` seconds, the
+    copy of the largest part of a rank to host memory.
     [torch.distributed.checkpoint, state_dict_saver.py, async_save: staging to CPU, then the save in a thread or process]
     """
-    of_node = size / ranks * min(node_ranks, ranks)
     save, load = (transfer_seconds(storage, size, of_node, rate) for rate in (storage.write, storage.read))
-    stall = size / ranks / copy
     return SaveTimes(
         stall=stall if asynchronous else save, behind=save if asynchronous else 0.0, load=load, size=size
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,13 +11,20 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster_file import ClusterFile, Storage
 from planner.costs import DAY
+from planner.elastic.best_layout import resolved_plan
 from planner.elastic.checkpoints import SaveTimes, save_times, transfer_seconds
-from planner.elastic.failure_rates import NodeMtbf, constants, node_mtbf
+from planner.elastic.failing_job import FailingNodes, Failures, Groups, Rerouting
+from planner.elastic.failure_answers import rerouting_of
+from planner.elastic.failure_rates import NodeMtbf, constants, node_mtbf, repair_of
+from planner.elastic.fewer_nodes import Fewer
 from planner.elastic.shards import Places, Saved, items_of, places_of_plan, saved_of
 from planner.errors import PlannerError
+from planner.explain import layout_text
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
+from planner.model import ModelSpec
 from planner.plan_file import Assumption, Plan
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.units import GIGA, format_seconds
 
 TENSORS_OF_LAYER = 9
@@ -70,20 +77,53 @@ def groups_of(layout: Layout) -> list[int]:
     return [*(one for one in degrees if one > 1), int(layout.num_gpus)]
 
 
-def start_parts(layout: Layout, tensors: float, shards: float, end: str = "") -> dict[str, float]:
+def start_parts(groups: Sequence[int], tensors: float, shards: float, end: str = "") -> dict[str, float]:
     """Seconds from the start of the processes until the checkpoint can be read, in parts; ``end``: as ``constants`` takes it.
+    ``groups``: ranks of the process groups that a rank opens.
 
     communicators = sum over groups of n ranks of c + r n; planning = tensors (t + shards s): every rank reads the metadata of all
     stored shards and looks for those that meet its own.  [torch.distributed.checkpoint, state_dict_loader.py, load: read_metadata,
     create_local_plan]
     """
-    known, ranks = constants(end), int(layout.num_gpus)
-    set_up = sum(known.communicator.value + known.communicator_rank.value * size for size in groups_of(layout))
+    known = constants(end)
+    set_up = sum(known.communicator.value + known.communicator_rank.value * size for size in groups)
     return {
         "processes": known.process_start.value,
-        "communicators": set_up if ranks > 1 else 0.0,
+        "communicators": set_up if max(groups) > 1 else 0.0,
         "planning": tensors * (known.plan_tensor.value + shards * known.plan_shard.value),
     }
+
+
+def copy_rate(hardware: HardwareProfile) -> float:
+    """Bytes/s of one rank's copy to host memory: PCIe, or what ranks leave each other of host memory, read and written."""
+    return min(hardware.pcie_bandwidth, hardware.host_memory_bandwidth / (2.0 * hardware.gpus_per_node))
+
+
+def storage_of_nodes(nodes: int, end: str = "") -> Storage:
+    """Where checkpoints lie where nothing says it: each node reaches ``storage_node``, all of them no less together."""
+    each = constants(end).storage_node.value
+    return Storage(read=each * nodes, write=each * nodes, per_node=each)
+
+
+def tensors_of(saved: Saved, model: ModelSpec) -> float:
+    """Tensors of a checkpoint."""
+    return float(model.num_layers * TENSORS_OF_LAYER * sum(COPIES[name] for name, size in saved.bytes_each.items() if size > 0))
+
+
+def said_of(around: Surroundings, communicators: float) -> list[Assumption]:
+    """What the user did not say of saves and starts; ``communicators``: seconds to set them up."""
+    known, found = constants(), []
+    if around.storage is None:
+        each = f"{known.storage_node.value / GIGA:g} GB/s per node"
+        found.append(Assumption("storage", each, known.storage_node.source, "--cluster (storage)"))
+    if around.asynchronous:
+        why = "Megatron --async-save, torchtitan checkpoint.async_mode, torch async_save"
+        found.append(Assumption("saves", "asynchronous", why, "--synchronous"))
+    process = known.process_start
+    each = f"{format_seconds(process.value)}, from {format_seconds(process.fast)} to {format_seconds(process.slow)}"
+    found.append(Assumption("start of processes", each, process.source, "--restart"))
+    found.append(Assumption("process groups", format_seconds(communicators), known.communicator.source, "--restart"))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +158,7 @@ class ElasticJob:
     @cached_property
     def saved(self) -> Saved:
         """What a checkpoint holds; the size of one that was looked into replaces the computed one, its shares stay."""
-        found = saved_of(self.plan.workload, self.plan.load_trainer())
-        if self.checkpoint_bytes is None:
-            return found
-        ratio = self.checkpoint_bytes / found.size
-        return replace(found, bytes_each={name: ratio * each for name, each in found.bytes_each.items()})
+        return saved_of(self.plan.workload, self.plan.load_trainer()).of_size(self.checkpoint_bytes)
 
     @cached_property
     def places(self) -> Places:
@@ -137,17 +173,12 @@ class ElasticJob:
     def storage_of(self, ranks: int, end: str = "") -> Storage:
         """Where checkpoints lie: as the cluster file says, else each node reaches ``storage_node`` and all nodes of so many ranks
         no less; ``end``: as ``constants`` takes it."""
-        if self.around.storage is not None:
-            return self.around.storage
-        each = constants(end).storage_node.value
-        rate = each * -(-ranks // self.node_ranks)
-        return Storage(read=rate, write=rate, per_node=each)
+        return self.around.storage or storage_of_nodes(-(-ranks // self.node_ranks), end)
 
     @property
     def tensors(self) -> float:
         """Tensors of a checkpoint."""
-        each = sum(COPIES[name] for name, bytes_ in self.saved.bytes_each.items() if bytes_ > 0)
-        return float(self.plan.workload.model.num_layers * TENSORS_OF_LAYER * each)
+        return tensors_of(self.saved, self.plan.workload.model)
 
     @property
     def stored_shards(self) -> float:
@@ -157,11 +188,10 @@ class ElasticJob:
 
     @cached_property
     def times(self) -> SaveTimes:
-        """What a save and a load take. The copy to host memory runs at PCIe, or at what ranks leave each other of host memory."""
-        hardware = self.hardware
-        copy = min(hardware.pcie_bandwidth, hardware.host_memory_bandwidth / (2.0 * hardware.gpus_per_node))
+        """What a save and a load take, the checkpoint shared out evenly."""
+        of_rank = self.saved.size / self.plan.num_gpus
         saves = save_times(
-            self.saved.size, self.storage, ranks=self.plan.num_gpus, node_ranks=self.node_ranks, copy=copy,
+            self.saved.size, self.storage, of_node=of_rank * self.node_ranks, stall=of_rank / copy_rate(self.hardware),
             asynchronous=self.around.asynchronous,
         )  # fmt: skip
         reads = np.asarray(sum(one.read() for one in items_of(self.saved, self.places, self.places)))
@@ -170,7 +200,7 @@ class ElasticJob:
     @cached_property
     def start(self) -> dict[str, float]:
         """Seconds of a new start on as many nodes, in parts; they sum to the restart."""
-        parts = start_parts(self.plan.layout, self.tensors, self.stored_shards)
+        parts = start_parts(groups_of(self.plan.layout), self.tensors, self.stored_shards)
         return {"detection": constants().detect_node.value, **parts, "load": self.times.load, "warm-up": self.step_time}
 
     @property
@@ -199,30 +229,72 @@ class ElasticJob:
             return self.around.price
         return self.hardware.prices[0].usd_per_hour if self.hardware.prices else None
 
-    def with_mtbf(self, seconds: float) -> ElasticJob:
-        """The same job on nodes that fail more or less often."""
-        return replace(self, around=replace(self.around, mtbf=seconds))
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.plan.workload.model.name
+
+    @property
+    def machines(self) -> str:
+        """GPUs in words."""
+        return f"{self.plan.num_gpus} x {self.plan.hardware}"
+
+    @property
+    def layout_in_words(self) -> str:
+        """The layout."""
+        return layout_text(self.plan.layout)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in use."""
+        return self.plan.num_gpus
+
+    def failures(self, repair: float | None = None) -> Failures:
+        """How often its nodes fail; ``repair``: seconds until one is back, None = as published, else a day."""
+        price = self.usd_per_hour
+        return Failures(kinds=(FailingNodes(
+            kind=self.hardware.name, count=self.nodes, mtbf=self.node_mtbf, spares=self.around.spares,
+            repair=repair_of(self.hardware, self.around.spot) if repair is None else repair,
+            usd_per_hour=None if price is None else price * self.plan.num_gpus / self.nodes, spot=self.around.spot,
+        ),))  # fmt: skip
+
+    @cached_property
+    def fewer(self) -> Fewer:
+        """Plans on fewer nodes, each searched once."""
+        return Fewer(resolved_plan(self.plan), self.node_ranks, self.nodes, self.step_time, int(self.plan.layout.dp))
+
+    def speed(self, missing: tuple[int, ...]) -> float:
+        """Rate without some nodes over that of all."""
+        return self.fewer.speed(sum(missing))
+
+    def rerouting(self) -> Rerouting:
+        """What the peers of a stage can do."""
+        return rerouting_of(self.plan.layout)
+
+    def groups(self) -> Groups:
+        """The most groups of whole replicas whose states fit; a new one gets them from a peer, each rank size G / ranks.
+
+        A group keeps all states to itself: state sharding spans dp / G ranks. No group is smaller than a node.
+        """
+        plan, priced = self.plan, job_of(self.plan)
+        dp, per_replica = int(plan.layout.dp), plan.num_gpus // int(plan.layout.dp)
+        why = "needs two replicas on nodes of their own"
+        for number in sorted((n for n in range(2, dp + 1) if dp % n == 0), reverse=True):
+            ranks = per_replica * (dp // number)
+            if ranks % self.node_ranks:
+                continue
+            layout = plan.layout.replace(dp_shard=dp // number) if int(plan.layout.zero) else plan.layout
+            found = estimate_of(priced, layout)
+            if float(found.memory_needed[0]) <= found.usable_memory:
+                join = self.saved.size / ranks / self.hardware.network_bandwidth
+                return Groups(number=number, step_time=float(found.step_time[0]), join=join)
+            why = "the states of a group do not fit: they are sharded over all replicas"
+        return Groups(why_not=why)
 
     def assumptions(self) -> tuple[Assumption, ...]:
         """What the user did not say."""
-        known, found = constants(), []
+        found = []
         if self.around.mtbf is None:
             each = f"a node every {self.node_mtbf.seconds / DAY:,.1f} days"
             found.append(Assumption("failures", each, self.node_mtbf.why, "--mtbf"))
-        if self.around.storage is None:
-            each = f"{known.storage_node.value / GIGA:g} GB/s per node"
-            found.append(Assumption("storage", each, known.storage_node.source, "--cluster (storage)"))
-        if self.around.asynchronous:
-            why = "Megatron --async-save, torchtitan checkpoint.async_mode, torch async_save"
-            found.append(Assumption("saves", "asynchronous", why, "--synchronous"))
-        process = known.process_start
-        each = f"{format_seconds(process.value)}, from {format_seconds(process.fast)} to {format_seconds(process.slow)}"
-        found.append(Assumption("start of processes", each, process.source, "--restart"))
-        groups = format_seconds(self.start["communicators"])
-        found.append(Assumption("process groups", groups, known.communicator.source, "--restart"))
-        return tuple(found)
-
-
-def restarted_in(job: ElasticJob, seconds: float | None) -> Mapping[str, float]:
-    """The parts of a restart, or one part where its time was measured."""
-    return job.start if seconds is None else {"measured": seconds}
+        return (*found, *said_of(self.around, self.start["communicators"]))

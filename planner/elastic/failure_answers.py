@@ -1,22 +1,21 @@
 """Answers to a failure, each as shares of the wall time that sum to 1: what part is work that stays, and where the rest goes.
 
-Failures come to the job every M = M_node / nodes. N nodes are in repair (``spares.in_repair``); j = (N - spares)+ are missing.
+Failures come to the job every M = M_node / nodes; of several kinds of nodes 1 / M = sum n_k / M_k. N nodes are in repair
+(``spares.in_repair``); j = (N - spares)+ of a kind are missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.arrays import Floats
-from planner.elastic.checkpoints import best_interval, wall_over_work
-from planner.elastic.elastic_job import ElasticJob
+from planner.elastic.checkpoints import SaveTimes, best_interval, wall_over_work
+from planner.elastic.failing_job import FailingJob, Failures, Groups, Rerouting
 from planner.elastic.failure_rates import constants
-from planner.elastic.spares import in_repair, short_of
 from planner.layout import Layout
 
 PARTS = ("work", "saves", "lost_work", "restarts", "waiting", "slower")
@@ -57,21 +56,16 @@ class FailureAnswer:
         return {**vars(self), "name": NAMES[self.key], "goodput": self.goodput if self.shares else None}
 
 
-def missing_nodes(job: ElasticJob, repair: float) -> Floats:
-    """P(j nodes are missing), j = 0, 1, ..."""
-    return short_of(in_repair(job.nodes, job.node_mtbf.seconds, repair), job.around.spares)
-
-
-def checkpointed(job: ElasticJob, interval: float, restart: float) -> dict[str, float]:
+def checkpointed(times: SaveTimes, mtbf: float, interval: float, restart: float) -> dict[str, float]:
     """Shares while nodes are there: work tau / E and saves delta / E of a cycle that takes E wall seconds (``wall_over_work``);
     in new starts 1 - e^{-R/M}, as failures come at any time and each begins a start that the next may cut short; the rest is work
     done again."""
     stretch = float(wall_over_work(
-        interval, stall=job.times.stall, mtbf=job.mtbf, restart=restart, behind=job.times.behind
+        interval, stall=times.stall, mtbf=mtbf, restart=restart, behind=times.behind
     ))  # fmt: skip
     work = 1.0 / stretch if math.isfinite(stretch) else 0.0
-    saves = work * job.times.stall / interval
-    starts = min(-math.expm1(-restart / job.mtbf), 1.0 - work - saves)
+    saves = work * times.stall / interval
+    starts = min(-math.expm1(-restart / mtbf), 1.0 - work - saves)
     return {"work": work, "saves": saves, "restarts": starts, "lost_work": max(1.0 - work - saves - starts, 0.0)}
 
 
@@ -84,34 +78,29 @@ def _shares(running: float, parts: dict[str, float], slower: float = 0.0) -> dic
     return found
 
 
-def restart_answer(job: ElasticJob, repair: float, restart: float, interval: float) -> FailureAnswer:
+def restart_answer(job: FailingJob, failures: Failures, restart: float, interval: float) -> FailureAnswer:
     """All nodes or none: runs while no node is missing, from the last checkpoint each time."""
-    missing = missing_nodes(job, repair)
-    shares = _shares(float(missing[0]), checkpointed(job, interval, restart))
+    shares = _shares(failures.present(), checkpointed(job.times, failures.mtbf, interval, restart))
     return FailureAnswer(key="restart", shares=shares, interval=interval, restart=restart)
 
 
-def shrink_answer(
-    job: ElasticJob, repair: float, restart: float, interval: float, speed: Callable[[int], float]
-) -> FailureAnswer:
-    """Goes on with the nodes that are left: rate ``speed(j)`` with j nodes missing, over that of all.
+def shrink_answer(job: FailingJob, failures: Failures, restart: float, interval: float) -> FailureAnswer:
+    """Goes on with the nodes that are left: rate ``job.speed(j)`` with j nodes missing, over that of all.
 
     Each failure without a spare costs a restart with the rendezvous's last call; each node that comes back a planned one, without
     lost work: rate P(j > 0) / M of both.
     """
-    missing = missing_nodes(job, repair)
-    short = 1.0 - float(missing[0])
-    known = constants()
+    short, times, known = 1.0 - failures.present(), job.times, constants()
     each = restart + short * known.last_call.value
-    planned = short * (restart - known.detect_node.value + job.times.stall + job.times.behind + known.last_call.value)
-    parts = checkpointed(job, interval, each)
-    grown = min(planned / job.mtbf, 1.0) * parts["work"]
-    rates = np.array([1.0] + [speed(j) if p > 1e-7 else 0.0 for j, p in enumerate(missing[1:], 1)])
-    stopped = float(missing[rates <= 0.0].sum())
-    rate = float(missing @ rates) / max(1.0 - stopped, 1e-300)
+    planned = short * (restart - known.detect_node.value + times.stall + times.behind + known.last_call.value)
+    parts = checkpointed(times, failures.mtbf, interval, each)
+    grown = min(planned / failures.mtbf, 1.0) * parts["work"]
+    rates = [(chance, job.speed(state) if any(state) else 1.0) for state, chance in failures.states()]
+    running = sum(chance for chance, rate in rates if rate > 0.0)
+    rate = sum(chance * rate for chance, rate in rates) / max(running, 1e-300)
     parts["restarts"] += grown
     parts["work"] -= grown
-    shares = _shares(1.0 - stopped, parts, parts["work"] * (1.0 - rate))
+    shares = _shares(running, parts, parts["work"] * (1.0 - rate))
     return FailureAnswer(key="shrink", shares=shares, interval=interval, restart=each, note="torchrun --nnodes MIN:MAX")
 
 
@@ -137,14 +126,20 @@ def group_shares(*, step_time: float, mtbf: float, groups: int, away: float, mis
     }  # fmt: skip
 
 
-def replica_answer(job: ElasticJob, repair: float, away: float, groups: int, step_time: float) -> FailureAnswer:
+def replica_answer(job: FailingJob, failures: Failures, away: float, groups: Groups) -> FailureAnswer:
     """Each of G groups holds all states; a failure takes its group out until it has started and has the states of a peer."""
-    missing = missing_nodes(job, repair)
-    lacking = float(missing @ np.minimum(np.arange(len(missing)), groups))
-    shares = group_shares(step_time=step_time, mtbf=job.mtbf, groups=groups, away=away, missing=lacking)
-    slower = shares["work"] * (1.0 - min(job.step_time / step_time, 1.0))
+    if not groups.number:
+        return FailureAnswer(key="replica_groups", shares={}, why_not=groups.why_not)
+    lacking = sum(chance * min(sum(state), groups.number) for state, chance in failures.states())
+    shares = group_shares(
+        step_time=groups.step_time, mtbf=failures.mtbf, groups=groups.number, away=away, missing=lacking
+    )  # fmt: skip
+    slower = shares["work"] * (1.0 - min(job.step_time / groups.step_time, 1.0))
     shares["slower"], shares["work"] = slower, shares["work"] - slower
-    note = f"{groups} groups, states in each: {step_time / job.step_time:.2f} x step; the batch is smaller while one is away"
+    note = (
+        f"{groups.number} groups, states in each: {groups.step_time / job.step_time:.2f} x step; the batch is smaller while one is "
+        "away"
+    )
     return FailureAnswer(key="replica_groups", shares=shares, restart=away, note=note)
 
 
@@ -170,14 +165,20 @@ def rerouted(layout: Layout, missing: npt.ArrayLike) -> Floats:
     return np.where(lost < dp, 1.0 / slower, 0.0)
 
 
-def reroute_answer(job: ElasticJob, repair: float, away: float) -> FailureAnswer:
-    """Peers of the same stage take the microbatches of ranks that failed: no state is lost where weights and states have copies."""
-    layout = job.plan.layout
+def rerouting_of(layout: Layout) -> Rerouting:
+    """What the peers of a stage can do for each other."""
     if why_not := why_no_reroute(layout):
-        return FailureAnswer(key="reroute", shares={}, why_not=why_not)
-    missing = missing_nodes(job, repair)
-    kept, rejoining = kept_steps(job.step_time, job.mtbf), -math.expm1(-2.0 * away / job.mtbf)
-    rate = float(missing @ rerouted(layout, np.arange(len(missing))))
+        return Rerouting(why_not=why_not)
+    return Rerouting(rate=lambda missing: float(rerouted(layout, missing)))
+
+
+def reroute_answer(job: FailingJob, failures: Failures, away: float) -> FailureAnswer:
+    """Peers of the same stage take the microbatches of ranks that failed: no state is lost where weights and states have copies."""
+    peers = job.rerouting()
+    if peers.rate is None:
+        return FailureAnswer(key="reroute", shares={}, why_not=peers.why_not)
+    kept, rejoining = kept_steps(job.step_time, failures.mtbf), -math.expm1(-2.0 * away / failures.mtbf)
+    rate = sum(chance * peers.rate(sum(state)) for state, chance in failures.states())
     shares = dict.fromkeys(PARTS, 0.0)
     shares |= {
         "work": kept * (1.0 - rejoining) * rate, "restarts": kept * rejoining, "lost_work": 1.0 - kept,
@@ -186,6 +187,6 @@ def reroute_answer(job: ElasticJob, repair: float, away: float) -> FailureAnswer
     return FailureAnswer(key="reroute", shares=shares, restart=away, note="research runtime; no trainer of planner has it")
 
 
-def interval_of(job: ElasticJob) -> float:
-    """The best interval between saves, in whole steps."""
-    return best_interval(job.times, job.mtbf, job.step_time)
+def interval_of(job: FailingJob, failures: Failures | None = None) -> float:
+    """The best interval between saves, in whole steps; ``failures``: others than the job's own."""
+    return best_interval(job.times, (failures or job.failures()).mtbf, job.step_time)

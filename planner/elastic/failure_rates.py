@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from planner import library, schema
-from planner.costs import HOUR
+from planner.costs import DAY, HOUR
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.schema import Bandwidth, Count, Name, Positive, Seconds, Text
@@ -19,6 +19,8 @@ VERSION = 1
 NEAREST = {"Blackwell": "Hopper", "Ada": "Ampere", "Volta": "Ampere", "Turing": "Ampere"}
 """Generation whose rate stands for one without: of the same maker and of about the same kind of node."""
 EVERY_OTHER = "Hopper"
+REPAIR = DAY
+"""Seconds until a failed node is back, where the user does not say and no source shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,11 @@ def node_mtbf(hardware: HardwareProfile, *, spot: bool = False) -> NodeMtbf:
             why = f"{how}{one.source} ({one.date}){sized}"
             return NodeMtbf(seconds=one.mtbf * scale, why=why, repair=one.away_hours * HOUR)
     raise PlannerError("profiles/failures.yaml holds no rate of such nodes; give --mtbf")
+
+
+def repair_of(hardware: HardwareProfile, spot: bool) -> float:
+    """Seconds until a failed node is back, where the user does not say; of ``spot`` machines as their source shows it."""
+    return (node_mtbf(hardware, spot=True).repair if spot else 0.0) or REPAIR
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.elastic.checkpoints import transfer_seconds
-from planner.elastic.elastic_job import ElasticJob, load_seconds, start_parts
+from planner.elastic.elastic_job import ElasticJob, groups_of, load_seconds, start_parts
 from planner.elastic.failure_rates import constants, spread
 from planner.elastic.moves import Move
 from planner.hardware import HardwareProfile
@@ -96,7 +96,7 @@ def ways_of(
 
 def _parts(job: ElasticJob, move: Move, layout: Layout, shared_reads: bool, end: str) -> dict[str, dict[str, float]]:
     """Seconds of every way in parts, but for work and steps; ``end``: as ``constants`` takes it."""
-    start = start_parts(layout, job.tensors, job.stored_shards, end)
+    start = start_parts(groups_of(layout), job.tensors, job.stored_shards, end)
     written, read = (job.storage_of(ranks, end) for ranks in (job.plan.num_gpus, int(layout.num_gpus)))
     load = load_seconds(read, move.shared if shared_reads else move.read, job.node_ranks)
     if shared_reads:

@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.costs import HOUR
 from planner.elastic.checkpoints import transfer_seconds, wall_over_work
-from planner.elastic.elastic_job import load_seconds, start_parts
+from planner.elastic.elastic_job import groups_of, load_seconds, start_parts
 from planner.elastic.failure_answers import group_shares, kept_steps
 from planner.elastic.failure_rates import spread
 from planner.elastic.move_costs import exchange_seconds, host_exchange_seconds, to_devices
@@ -121,7 +121,7 @@ def share(row: Row, name: str) -> float:
     interval = row.number("interval_s", "checkpoint_interval_s")
     if interval:
         stall, behind = row.number("stall_s", "save_s") or 0.0, row.number("behind_s") or 0.0
-        restart = row.number("restart_s", "recover_s") or sum(start_parts(Layout(dp=2), 0.0, 1.0).values())
+        restart = row.number("restart_s", "recover_s") or sum(start_parts(groups_of(Layout(dp=2)), 0.0, 1.0).values())
         return 1.0 / float(wall_over_work(interval, stall=stall, mtbf=mtbf, restart=restart, behind=behind))
     if step is None and row.gpus and row.value("model") is not None:
         step = row.searched(row.gpus)[1]
@@ -130,7 +130,8 @@ def share(row: Row, name: str) -> float:
     groups = row.number("groups", "replica_groups", "replicas")
     if groups is None or "kept" in name:
         return kept_steps(step, mtbf)
-    away = row.number("rejoin_s", "restart_s", "recover_s") or sum(start_parts(Layout(dp=int(groups)), 0.0, 1.0).values())
+    away = row.number("rejoin_s", "restart_s", "recover_s")
+    away = away or sum(start_parts(groups_of(Layout(dp=int(groups))), 0.0, 1.0).values())
     return group_shares(step_time=step, mtbf=mtbf, groups=int(groups), away=away)["work"]
 
 

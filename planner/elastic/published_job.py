@@ -20,7 +20,7 @@ import numpy as np
 from planner.cluster import Cluster
 from planner.cluster_file import Storage
 from planner.cost.parameters import total_parameters
-from planner.elastic.elastic_job import COPIES, TENSORS_OF_LAYER, start_parts
+from planner.elastic.elastic_job import COPIES, TENSORS_OF_LAYER, groups_of, start_parts
 from planner.elastic.moves import Move, move_of
 from planner.elastic.shards import Places, Saved, places_of, saved_of
 from planner.errors import PlannerError
@@ -174,4 +174,4 @@ class Row:
     def start(self, layout: Layout, end: str = "") -> dict[str, float]:
         """Seconds of a new start, in parts; ``end``: as ``constants`` takes it."""
         tensors = self.workload.model.num_layers * TENSORS_OF_LAYER * sum(COPIES.values())
-        return start_parts(layout, float(tensors), float(self.places(layout).shards["optimizer_states"][0]), end)
+        return start_parts(groups_of(layout), float(tensors), float(self.places(layout).shards["optimizer_states"][0]), end)

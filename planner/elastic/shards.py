@@ -10,7 +10,7 @@ both together make one interval). Boxes of one layout that are not equal do not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -55,6 +55,11 @@ class Saved:
     def size(self) -> float:
         """Bytes of a checkpoint, everything once."""
         return self.parameters * sum(self.bytes_each.values())
+
+    def of_size(self, size: float | None) -> Saved:
+        """The same with so many bytes in all; None = as it is."""
+        ratio = 1.0 if size is None else size / self.size
+        return replace(self, bytes_each={name: ratio * each for name, each in self.bytes_each.items()})
 
 
 def saved_of(workload: Workload, trainer: Trainer) -> Saved:

@@ -13,7 +13,6 @@ from planner.costs import DAY, HOUR
 from planner.elastic.availability import POLICIES, Replay
 from planner.elastic.failure_answers import NAMES, PARTS
 from planner.elastic.resilience import Resilience
-from planner.explain import layout_text
 from planner.terminal.pictures import new_figure, write_picture
 from planner.terminal.tables import assumptions_table, percent, table
 from planner.units import format_bytes, format_seconds, plural
@@ -50,19 +49,17 @@ def share(value: float) -> str:
 
 def print_resilience(console: Console, found: Resilience) -> None:
     """Everything that was found."""
-    job, asked = found.job, found.asked
-    plan = job.plan
-    where = f"{plural(job.nodes, 'node')}, {plan.num_gpus} x {plan.hardware}"
-    console.print(Text(f"{plan.workload.model.name} on {where}", style="bold"))
-    console.print(layout_text(plan.layout))
+    job, asked, nodes = found.job, found.asked, found.nodes
+    console.print(Text(f"{job.model} on {plural(nodes.nodes, 'node')}, {job.machines}", style="bold"))
+    console.print(Text(job.layout_in_words))
     console.print(
-        f"Failures: a node every {spell(job.node_mtbf.seconds)}, the job every {spell(job.mtbf)}; {found.failures:.3g} expected "
+        f"Failures: a node every {spell(nodes.node_mtbf)}, the job every {spell(nodes.mtbf)}; {found.failures:.3g} expected "
         f"in {asked.days:g} days of training."
     )
     each = "step" if found.steps == 1 else f"{found.steps:,} steps"
     console.print(
         f"[bold]Save every {each}[/bold] ({spell(found.interval)}; Young's formula: {spell(found.young)}): "
-        f"{format_bytes(job.saved.size)} each; a save stops training for {format_seconds(job.times.stall)}"
+        f"{format_bytes(job.times.size)} each; a save stops training for {format_seconds(job.times.stall)}"
         + (f" and is complete {format_seconds(job.times.behind)} later" if job.times.behind > 0 else "")
         + f". One failure costs {spell(found.lost)}."
     )
@@ -82,12 +79,13 @@ def print_resilience(console: Console, found: Resilience) -> None:
     else:
         console.print(table(*columns, rows=totals))
         console.print(table("=answer", *headings, rows=[(a[0], *b) for a, b in zip(totals, shares, strict=True)]))
+    _print_kinds(console, found)
     for one in found.answers:
         if said := one.answer.why_not or one.answer.note:
             console.print(f"[dim]{SHORT[one.answer.key]}: {said}[/dim]")
     console.print(
         f"Spares: {plural(found.spares, 'node')} for a shortage less likely than {percent(asked.shortage)}; with "
-        f"{job.around.spares} as given nodes are missing {share(found.shortage) or '0 %'} of the time."
+        f"{nodes.spares} as given nodes are missing {share(found.shortage) or '0 %'} of the time."
     )
     parts = ", ".join(f"{name} {format_seconds(value)}" for name, value in found.restart_parts.items())
     console.print(f"A restart takes {spell(sum(found.restart_parts.values()))}: {parts}.")
@@ -96,6 +94,21 @@ def print_resilience(console: Console, found: Resilience) -> None:
         print_replay(console, found.replay)
     console.print()
     console.print(assumptions_table(found.assumptions))
+
+
+def _print_kinds(console: Console, found: Resilience) -> None:
+    """Of several kinds of nodes what the failures of each cost."""
+    if len(found.kinds) < 2:
+        return
+    rows = [
+        (one.nodes.kind, f"{one.nodes.count}", spell(one.nodes.mtbf.seconds), f"{one.failures:.3g}", f"{one.nodes.spares}",
+         f"{one.spares}", percent(one.without_one), percent(one.without_all) if one.without_all else "nothing fits")
+        for one in found.kinds
+    ]  # fmt: skip
+    headings = ("=kind", ">nodes", "~one fails every", "~failures", "~spares", "~needed", "~rate without one", "~without all")
+    console.print(table(*headings, rows=rows))
+    if found.advice:
+        console.print(Text(f"{found.advice}.", style="bold"))
 
 
 def _days(days: float) -> str:
@@ -156,7 +169,7 @@ def draw(found: Resilience, path: Path) -> None:
         axes.set_xscale("log", base=10 if name == "mtbf_h" else 2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(alpha=0.25)
-    panels[0][0].axvline(found.job.node_mtbf.seconds / HOUR, color="0.5", linestyle=":")
+    panels[0][0].axvline(found.nodes.node_mtbf / HOUR, color="0.5", linestyle=":")
     panels[0][0].legend(frameon=False)
     if found.replay is not None:
         minutes = found.replay.minutes
@@ -168,6 +181,5 @@ def draw(found: Resilience, path: Path) -> None:
         panels[1][1].set(xlabel="hours", ylabel=f"rate, % of the plan ({SHORT[found.replay.policies[0].policy]})")
         for axes in panels[1]:
             axes.grid(alpha=0.25)
-    plan = found.job.plan
-    figure.suptitle(f"{plan.workload.model.name}, {plan.num_gpus} x {plan.hardware}", fontsize=10)
+    figure.suptitle(f"{found.job.model}, {found.job.machines}", fontsize=10)
     write_picture(figure, path)

@@ -7,39 +7,43 @@ from dataclasses import dataclass, replace
 
 from planner.cluster_file import ClusterFile
 from planner.costs import DAY
-from planner.elastic.checkpoints import transfer_seconds
-from planner.elastic.elastic_job import start_parts
-from planner.elastic.failure_rates import constants
+from planner.elastic.mixed_elastic_job import MixedElasticJob
 from planner.elastic.observed import Observed
-from planner.elastic.shards import saved_of
 from planner.elastic.stragglers import Straggler, busy_times, grouped, levels, odd_gpus, slow_of, slow_pairs
 from planner.errors import PlannerError
-from planner.layout import Layout
-from planner.mixed.export.placement import Placement, place
+from planner.mixed.export.placement import Placement
 from planner.mixed.local_updates import price_layout
 from planner.mixed.mixed_changes import changed_plan
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, job_of, usd_per_second
 from planner.mixed.mixed_question import kind_of_node, slowed
 from planner.plan_file import Assumption
-from planner.questions.watch.replans import LEAST_GAIN, Change, actions_of, in_steps, slower_ranks
+from planner.questions.watch.replans import LEAST_GAIN, Change, actions_of, in_steps, move_seconds, slower_ranks
 from planner.questions.watch.watched import REMAINING, Costed, Watched
-from planner.trainer import load_trainer
 
 CHECK = "time the same matrix product on every GPU, or read clocks with 'dcgmi dmon -e 100,155' on all nodes"
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """A mixed plan and where its ranks are."""
+    """A mixed plan as it is held up."""
 
-    plan: MixedPlan
-    placement: Placement
+    job: MixedElasticJob
+
+    @property
+    def plan(self) -> MixedPlan:
+        """The plan."""
+        return self.job.plan
+
+    @property
+    def placement(self) -> Placement:
+        """Where its ranks are."""
+        return self.job.placement
 
     @property
     def step(self) -> float:
         """Seconds of a step as planned."""
-        return self.plan.prediction.step_time_s
+        return self.job.step_time
 
     def expected(self) -> dict[int, float]:
         """Seconds of a step that each rank is planned to be busy."""
@@ -83,20 +87,6 @@ class Mixed:
         each = usd_per_second(self.plan.job(), self.plan.layout)
         return None if each is None else loss * each * DAY
 
-    def move(self) -> float:
-        """Seconds of a save and a new start; on a storage that the cluster file says, else on what is assumed for each node."""
-        plan, first = self.plan, self.plan.layout.pipelines[0]
-        nodes, known, work = len(self.placement.nodes), constants(), plan.workload
-        trainer = load_trainer(plan.trainer)
-        storage, size = plan.cluster.storage, saved_of(work, trainer).size
-        each = known.storage_node.value
-        layout = Layout(tp=first.stages[0].tp, pp=len(first.stages), dp=plan.layout.replicas)
-        start = sum(start_parts(layout, 0.0, 1.0).values())
-        if storage is None:
-            return 2.0 * size / (each * nodes) + start + self.step
-        times = (transfer_seconds(storage, size, size / nodes, rate) for rate in (storage.write, storage.read))
-        return sum(times) + start + self.step
-
 
 def found_in(mixed: Mixed, seen: Observed) -> list[Straggler]:
     """Slow ranks and nodes against what is planned of their stages, odd GPUs, slow pairs of ranks. Raises PlannerError."""
@@ -116,14 +106,14 @@ def found_in(mixed: Mixed, seen: Observed) -> list[Straggler]:
 
 
 def watched_mixed(
-    plan: MixedPlan, seen: Observed, remaining: float = REMAINING, progress: Callable[[str], None] = lambda _: None,
+    job: MixedElasticJob, seen: Observed, remaining: float = REMAINING, progress: Callable[[str], None] = lambda _: None,
     before: Watched | None = None,
 ) -> Watched:  # fmt: skip
     """A running mixed plan at one moment; ``before``: the look before, whose plan is kept while the same nodes are as slow.
 
     Raises PlannerError.
     """
-    mixed = Mixed(plan, place(plan.layout, plan.cluster))
+    mixed, plan = Mixed(job), job.plan
     found = found_in(mixed, seen)
     costs = []
     for one in found:
@@ -138,13 +128,12 @@ def watched_mixed(
         other = Change(what=f"replace {', '.join(sorted(nodes))}", step=mixed.step, how="drain the node, start again from a save")
         if again is None or again[0] != nodes:
             again = nodes, _planned_again(mixed, nodes, progress)
-        actions = actions_of([other, *again[1]], now, mixed.move(), remaining)
+        actions = actions_of([other, *again[1]], now, move_seconds(job), remaining)
     said = () if remaining != REMAINING else (
         Assumption("training left", "24 h", "assumed: what a change must pay for itself in", "--remaining"),
     )  # fmt: skip
-    kinds = ", ".join(f"{one.num_gpus} x {one.kind}" for one in plan.cluster.nodes)
     return Watched(
-        title=f"{plan.workload.model.name} on {kinds}", layout=shape_text(plan.layout), planned=mixed.step,
+        title=f"{job.model} on {job.machines}", layout=job.layout_in_words, planned=mixed.step,
         batch=plan.layout.global_batch_size, seen=seen, measured=seen.step_time,
         interval=plan.prediction.step_time_range_s, findings=tuple(sorted(costs, key=lambda one: -one.loss)), loss=loss,
         usd_per_day=mixed.dollars(loss), actions=tuple(actions), remaining=remaining, assumptions=said if actions else (),

@@ -15,6 +15,7 @@ from planner.cluster_file import ClusterFile, NodeKind
 from planner.elastic.best_layout import best_layout, resolved_plan
 from planner.elastic.elastic_job import ElasticJob
 from planner.elastic.expert_placement import placed, unevenness
+from planner.elastic.failing_job import FailingJob
 from planner.elastic.shards import Places
 from planner.elastic.stragglers import LEAST, Straggler
 from planner.errors import PlannerError, listed
@@ -121,7 +122,7 @@ def stretch(times: Floats, microbatches: int) -> float:
     return float(steps.max()) / (times.shape[1] + microbatches - 1)
 
 
-def move_seconds(job: ElasticJob) -> float:
+def move_seconds(job: FailingJob) -> float:
     """Seconds of a save and a new start."""
     return job.times.behind + job.times.stall + sum(value for name, value in job.start.items() if name != "detection")
 
