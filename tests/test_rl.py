@@ -193,6 +193,19 @@ def test_a_longer_tail_costs_and_running_ahead_hides_it() -> None:
     assert float(found.even[0]) < float(found.seconds[0])
 
 
+def test_a_group_is_in_flight_until_its_longest_answer_ends() -> None:
+    """Slots of groups that are filled again as they end, sampled: so many answers run in the mean as the formula has them."""
+    work = workload(prompts=16, samples=8)
+    flow = sampler(work, replicas=1, max_batch=4096).flow
+    lengths = np.array([work.answers.quantile(share) for share in (np.arange(1000) + 0.5) / 1000])
+    groups = np.random.default_rng(0).choice(lengths, size=(20000, work.samples))
+    running = 2 * 16 * groups.sum() / groups.max(axis=1).sum()  # the groups of two steps
+    age = work.answers.squared / (2.0 * work.answers.mean)
+    one = flow.decode(np.arange(1), np.array([running]), np.array([work.prompt_length + age]))
+    seconds = 16 * 8 * work.answers.mean / running * float(one[0])
+    assert running < 0.7 * 2 * 16 * 8 and float(flow.steady(1.0)[0]) == pytest.approx(seconds, rel=0.02)
+
+
 def test_more_engines_are_never_slower_and_hosts_cost() -> None:
     times = [float(sampler(workload(), replicas=n).seconds[0]) for n in (1, 2, 4, 8, 16)]
     assert times == sorted(times, reverse=True)
@@ -283,13 +296,13 @@ def test_one_after_the_other_or_side_by_side() -> None:
 
 def test_hybrid_lies_between() -> None:
     """Engines of the trainer help: faster than without them, and never faster than the learning itself."""
-    hybrid = Placement(mode="hybrid", train_gpus=8, generate_gpus=16, staleness=2, sync="bucketed")
-    layouts = RlLayouts(actor=LAYOUTS.actor, rollout=ServingLayout(tp=1, replicas=16, max_batch=256))
+    hybrid = Placement(mode="hybrid", train_gpus=8, generate_gpus=9, staleness=2, sync="bucketed")
+    layouts = RlLayouts(actor=LAYOUTS.actor, rollout=ServingLayout(tp=1, replicas=9, max_batch=256))
     found = price(job(), hybrid, layouts)
     own = {name: float(np.ravel(one)[0]) for name, one in found.step.phases.items()}
     busy = found.seconds - float(np.ravel(found.step.parts["generate"])[0])
-    before = (busy - own["sync"]) * 8 / 16 / own["generate"]  # the sync stops the engines that never train too
-    assert found.seconds == pytest.approx(busy + max(1.0 - before, 0.0) * own["generate"])
+    before = (busy - own["sync"]) / 9 / own["generate"]  # the sync stops the engines that never train too
+    assert before < 1.0 and found.seconds == pytest.approx(busy + (1.0 - before) * own["generate"])
     assert found.seconds >= float(found.step.busy["train"][0]) - 1e-9
     assert sum(float(np.ravel(one)[0]) for one in found.step.parts.values()) == pytest.approx(found.seconds)
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from planner import api
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.questions.rl.rl_trace import STEPS, slices
 from planner.rl.rl_layout import RlLayouts
 from planner.rl.rl_question import RlRequest, ask, read_fields, read_staleness
 from planner.rl.rl_search import Asked, placements, price, rollout_candidates, search, train_candidates
@@ -204,3 +205,16 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_flag(flags: list[str], say
     """A 0 must not read as not said, and a fixed degree that rules everything out is the one named."""
     found = CliRunner().invoke(main, ["rl", "--model", "qwen3-4b", "--gpus", "4", *flags])
     assert found.exit_code == 2 and says in found.stderr
+
+
+@pytest.mark.parametrize("more", [{"mode": "hybrid"}, {"mode": "split"}, {"mode": "split", "staleness": 2}])
+def test_the_timeline_shows_the_pools_as_idle_as_they_are(more: dict[str, Any]) -> None:
+    """Engines that never train sample while the others do, at their share of the rate of all, and stop for the new weights."""
+    asked = {**SMALL, "framework": "verl", "staleness": 1, "train_gpus": 3 if more["mode"] == "hybrid" else 2, **more}
+    plan = api.estimate_rl(**asked).file
+    one, found = plan.prediction, slices(plan)
+    assert one is not None
+    sampled = sum(end - start for pool, phase, start, end, _ in found if (pool, phase) == ("generate", "generate")) / STEPS
+    synced = [start for pool, phase, start, _, _ in found if (pool, phase) == ("generate", "sync")]
+    assert len(synced) == STEPS and sampled <= one.step_s - one.parts_s["sync"] + 1e-9
+    assert 1.0 - sampled / one.step_s == pytest.approx(one.idle["generate"], abs=one.parts_s["sync"] / one.step_s + 1e-6)

@@ -11,7 +11,8 @@ D from the serving step model; context: prompts, and what is generated so far. T
 what it runs longer than the expected longest of its own n, alone, comes on top. Prompts are computed at the beginning; answers of
 one prompt share its cache. Between turns an answer leaves its place in the batch, not in the cache, for the time of the tool.
 
-Where new weights enter running engines (partial), or a bounded lead keeps them filled, nothing is drained: T = n mean / (B / D(B)).
+Where new weights enter running engines (partial) nothing is drained: T = n mean / (B / D(B)), as many groups in flight as the lead
+allows. A group, the answers to one prompt, is in flight until its longest ends: B = n (1 + lead) mean / E[longest of a group].
 """
 
 from __future__ import annotations
@@ -251,9 +252,10 @@ class _Flow:
         return running, some, ages, width
 
     def steady(self, lead: float) -> Floats:
-        """Decodes of a step's answers where the engines stay filled with those of ``lead`` further steps."""
+        """Decodes of a step's answers where the engines stay filled with groups of ``lead`` further steps."""
         answers, active = self._active(self.work.answers)
-        batch = np.minimum(self.places, self.each * (1.0 + lead))
+        running = self.work.answers.mean / self.work.answers.longest_of(self.work.samples)
+        batch = np.minimum(self.places, self.each * (1.0 + lead) * running)
         age = answers.squared / (2.0 * answers.mean)
         count = len(self.each)
         one = self.decode(np.arange(count), batch * active, np.full(count, self._context(age * active)))

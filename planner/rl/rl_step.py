@@ -5,8 +5,8 @@ switches, P host time of the step.
 
 colocated                       T = P + G + L + M + S
 split, synchronous              T = P + G + L + S
-split, s steps ahead            T = max(G, P + L) + S      s = 1: the next batch is sampled from its first to its last answer
-                                                           s > 1, or answers carried over: G without its tail
+split, s steps ahead            T = max(G, P + L) + S      every batch is sampled from its first to its last answer; where new
+                                                           weights enter running engines (partial) G without its tail
 hybrid, synchronous             T = P + G + L + M + S      G with the engines of all GPUs
 hybrid, s steps ahead           T = B + max(1 - (B - S) / G', 0) G,  B = P + L + M + S: engines that never train sample at 1 / G',
                                 but for S, which stops them; those of the trainer help when it is idle
@@ -153,8 +153,7 @@ def step_of(job: RlJob, placement: Placement, train: TrainSide, rollout: Rollout
         if train.critic is not None and not placement.critic_gpus:
             moved = moved + _moved(job, train.critic)
         phases["switch"] = switch_seconds(job.hardware, moved)
-    flows = not placement.synchronous and (placement.staleness > 1 or placement.partial)
-    phases["generate"] = (generation.steady if flows else generation.seconds) * work.rounds
+    phases["generate"] = (generation.steady if placement.partial else generation.seconds) * work.rounds
     if work.offline:
         phases |= dict.fromkeys(("prepare", "generate", "reward", "logprob", "sync", "switch"), np.zeros_like(own["train"]))
     phases = {name: seconds * job.factors.get(name, 1.0) for name, seconds in phases.items()}
@@ -252,5 +251,5 @@ def _helped(placement: Placement, phases: dict[str, Floats], alone: float) -> St
     done = np.minimum((busy - phases["sync"]) * alone / np.maximum(sampled, 1e-9), 1.0)
     parts = {**phases, **path, "reward": zero, "generate": (1.0 - done) * sampled}
     step = busy + parts["generate"]
-    used = {"train": learning + parts["generate"], "generate": np.minimum(step, sampled / alone)}
+    used = {"train": learning + parts["generate"], "generate": np.minimum(step - phases["sync"], sampled / alone)}
     return Step(parts=parts, phases=phases, busy=used)

@@ -170,7 +170,7 @@ def notes(plan: RlPlan) -> list[str]:
     )
     if work.offline:
         return [f"{updates}. Answers are recorded: nothing is generated or synchronised."]
-    times, hidden = one.longest_tokens / work.answers.mean, place.staleness > 1 or place.partial
+    times, hidden = one.longest_tokens / work.answers.mean, place.partial
     tail = f"a batch by itself would take {seconds(one.tail_s)} less if all had the mean"
     found = [
         f"Length tail: the longest of {work.sampled:,.0f} answers: {one.longest_tokens:,.0f} tokens, {times:.1f} times the mean; "

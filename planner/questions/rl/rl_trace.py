@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.rl.rl_answer import PART_TEXT
-from planner.rl.rl_plan import PHASES, RlPlan
+from planner.rl.rl_plan import PHASES, RlPlan, RlPrediction
 from planner.units import MEGA
 
 STEPS = 3
@@ -31,11 +31,20 @@ def slices(plan: RlPlan) -> list[tuple[str, str, float, float, int]]:
                 now += length
         if place.mode != "colocated":
             ahead = 0.0 if not place.synchronous else one.parts_s["prepare"]
-            sampled = one.phases_s["generate"]
-            found.append(("generate", "generate", begin + ahead, begin + min(ahead + sampled, one.step_s), step))
-            if one.parts_s["sync"] > 0.0 and ahead + sampled <= one.step_s - one.parts_s["sync"]:
-                found.append(("generate", "sync", begin + one.step_s - one.parts_s["sync"], begin + one.step_s, step))
+            until = one.step_s - one.parts_s["sync"]
+            end = min(ahead + _sampled(plan, one), until)
+            found.append(("generate", "generate", begin + ahead, begin + end, step))
+            if one.parts_s["sync"] > 0.0:
+                found.append(("generate", "sync", begin + until, begin + one.step_s, step))
     return found
+
+
+def _sampled(plan: RlPlan, one: RlPrediction) -> float:
+    """Seconds in which the pool that only generates samples: of hybrid pools that run ahead the engines that never train work
+    while the others train, each at its share of the rate of all."""
+    place, whole = plan.placement, one.phases_s["generate"]
+    alone = place.rollout_only / place.generate_gpus
+    return whole / alone if place.mode == "hybrid" and not place.synchronous else whole
 
 
 def trace_of(plan: RlPlan) -> str:
