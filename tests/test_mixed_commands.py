@@ -52,6 +52,27 @@ def test_plan_estimate_and_what_if(run, cluster) -> None:
         assert kept is None or kept >= one["best"]["estimate"]["step_time_s"] * 0.98
 
 
+def test_what_was_fixed_stays_fixed(run, cluster) -> None:
+    """The plan file keeps it; what-if searches within it, on one kind too."""
+    fixed = ("--tp", "2", "--micro-batch-size", "2", "--recompute", "full", "--runnable")
+    assert run(*JOB, "--cluster", "cluster.yaml", *fixed, "--output", "mixed.yaml").exit_code == 0
+    pins = planner.load_mixed("mixed.yaml").file.pins
+    assert (pins.tp, pins.micro_batch_size, pins.recompute, pins.runnable) == (2, 2, "full", True)
+    rows = json.loads(run("what-if", "mixed.yaml", "--slowdown", "node-0=1.4", "--without", "l40s", "--json").output)["changes"]
+    for one in rows:
+        stages = [stage for some in one["best"]["layout"]["pipelines"] for stage in some["stages"]]
+        assert {(stage["tp"], stage["recompute"]) for stage in stages} == {(2, "full")}
+        assert {some["micro_batch_size"] for some in one["best"]["layout"]["pipelines"]} == {2}
+        assert one["best"]["pins"] == pins.to_dict()
+    data = yaml.safe_load(Path("mixed.yaml").read_text())
+    Path("mixed.yaml").write_text(yaml.safe_dump({**data, "pins": {"tp": -2}}))
+    found = run("estimate", "mixed.yaml")
+    assert found.exit_code == 2 and "pins: tp is -2; it must be a whole number from 1" in found.output
+    del data["pins"]  # a file of before
+    Path("mixed.yaml").write_text(yaml.safe_dump(data))
+    assert run("estimate", "mixed.yaml").exit_code == 0
+
+
 def test_json_is_what_the_tables_show(run, cluster) -> None:
     found = run(*JOB, "--cluster", "cluster.yaml", "--tp", "2", "--micro-batch-size", "2", "--runnable", "--json")
     data = json.loads(found.output)

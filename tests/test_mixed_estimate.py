@@ -33,11 +33,16 @@ H100 = NodeKind(kind="h100", hardware="h100-sxm", count=4)
 @pytest.mark.parametrize(
     ("tp", "pp", "dp", "b", "recompute", "trainer"),
     [(2, 4, 4, 1, "none", "megatron"), (4, 1, 8, 2, "full", "megatron"), (1, 8, 4, 1, "selective", "megatron"),
-     (8, 2, 2, 2, "none", "megatron"), (1, 2, 16, 1, "full", "torchtitan"), (2, 1, 16, 1, "full", "torchtitan")],
+     (8, 2, 2, 2, "none", "megatron"), (1, 2, 16, 1, "full", "torchtitan"), (2, 1, 16, 1, "full", "torchtitan"),
+     (1, 4, 8, 1, "full", "automodel"), (1, 4, 8, 1, "none", "automodel")],
 )  # fmt: skip
 def test_one_kind_is_what_the_estimate_of_a_uniform_layout_says(tp, pp, dp, b, recompute, trainer) -> None:
+    """AutoModel's pipelines run empty after every two microbatches."""
     job = job_on(A100, trainer=trainer)
-    zero = 1 if trainer == "megatron" else 3 if pp == 1 else 1
+    if trainer == "automodel":
+        calls = job.trainer.with_facts({"terms": {"automodel": {"local_batch": 2}}})
+        job = replace(job, trainers={"a100": calls})
+    zero = 1 if trainer == "megatron" else 3 if pp == 1 else min(job.trainer.legal.zero_with_pp)
     number = {"none": 0, "selective": 1, "full": 2}[recompute]
     m = 64 // (b * dp)
     shared = job.layout("a100", tp=tp, pp=pp, dp=dp, micro_batch_size=b, num_microbatches=m, zero=zero, recompute=number)
@@ -162,3 +167,25 @@ def test_a_hop_leaves_the_node_where_the_next_stage_begins_on_another() -> None:
     assert shared > seconds[3] and Hops(job).boundary(together, 1) > seconds[5]
     wide = replace(one, network=4.0 * job.clusters[one.kind].hardware.network_bandwidth)
     assert Hops(job_on(wide, other, model="gpt3-350m", batch=8)).boundary(together, 0) == pytest.approx(seconds[3], rel=1e-9)
+
+
+def test_a_link_between_interleaved_stages_is_busy_for_every_chunk() -> None:
+    """With two chunks a microbatch crosses three times each way: forward, back to the first stage, forward; gradients reversed."""
+    link = Link(between=("a100", "h100"), bandwidth=1e8)
+    job, stages = job_on(A100, H100, links=(link,)), (Stage(kind="a100", layers=12, tp=8), Stage(kind="h100", layers=20, tp=8))
+    pipeline = Pipeline(stages=stages, count=4, num_microbatches=16)
+    once = 4 * 4096 * 4096 * 2 / 1e8  # four pipelines, s b h in bf16
+    assert Hops(job).busiest_link(pipeline) == pytest.approx(once)
+    assert Hops(job).busiest_link(pipeline, 2) == pytest.approx(3 * once)
+    found = estimate_mixed(job, MixedLayout(pipelines=(pipeline,), schedule="interleaved_1f1b", vpp=2))
+    assert found.step_time >= 16 * 3 * once
+
+
+def test_three_kinds_have_each_their_link() -> None:
+    """A ring of stages over three kinds: every pair of them has a link of its own, and the last leads back to the first."""
+    l40s = NodeKind(kind="l40s", hardware="l40s", count=4)
+    links = tuple(Link(between=ends, bandwidth=1e8) for ends in (("a100", "h100"), ("h100", "l40s"), ("l40s", "a100")))
+    stages = tuple(Stage(kind=kind, layers=layers, tp=8) for kind, layers in (("a100", 10), ("h100", 16), ("l40s", 6)))
+    one = Pipeline(stages=stages, count=1, num_microbatches=64)
+    once = 4096 * 4096 * 2 / 1e8
+    assert Hops(job_on(A100, H100, l40s, links=links)).busiest_link(one, 2) == pytest.approx(2 * once)

@@ -70,14 +70,19 @@ class Hops:
         link = self.job.cluster.link(one.kind, other.kind)
         return max(away, link_seconds(link, self.job, self.cp, pipeline, (one, other)) if link else 0.0)
 
-    def wire(self, pipeline: Pipeline) -> float:
-        """Seconds of a microbatch in which the busiest given link between two stages passes it in one direction."""
-        found = 0.0
+    def busiest_link(self, pipeline: Pipeline, vpp: int = 1) -> float:
+        """Seconds for which a microbatch keeps the busiest given link between stages busy in each direction, all chunks together.
+
+        A boundary is crossed vpp times, that of the last stage to the first vpp - 1 times: activations go one way, their gradients
+        the other.
+        """
+        busy, last = dict[Link, float](), len(pipeline.stages) - 1
         for number, one in enumerate(pipeline.stages):
-            other = pipeline.stages[(number + 1) % len(pipeline.stages)]
+            other = pipeline.stages[number + 1 if number < last else 0]
             if (link := self.job.cluster.link(one.kind, other.kind) if one.kind != other.kind else None) is not None:
-                found = max(found, link_seconds(link, self.job, self.cp, pipeline, (one, other)) - link.latency)
-        return found
+                seconds = link_seconds(link, self.job, self.cp, pipeline, (one, other)) - link.latency
+                busy[link] = busy.get(link, 0.0) + (vpp - (number == last)) * seconds
+        return max(busy.values(), default=0.0)
 
     def _sent(self, pipeline: Pipeline, stage: Stage, run: int, count: int, together: int = 0) -> float:
         """Seconds of a send in a run of so many stages of one kind, of so many pipelines side by side.

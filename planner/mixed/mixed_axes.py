@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.layout import Layout
+from planner.layout import FIELDS, NAMES, Layout
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import INTERLEAVED
 from planner.mixed.stage_tables import Axes
 from planner.rules import divisors, stage_allowed
+from planner.schema import Count, one_of, plain_fields, within
 from planner.space import MICRO_BATCHES
 
 LARGEST_TP = 64
@@ -29,16 +31,16 @@ VPPS = (2, 4)
 class MixedPins:
     """What the user fixed; None = searched."""
 
-    tp: int | None = None
+    tp: Count | None = None
     """Of every kind."""
-    micro_batch_size: int | None = None
-    recompute: str | None = None
-    zero: int | None = None
-    schedule: str | None = None
-    vpp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    offload_optimizer: int | None = None
+    micro_batch_size: Count | None = None
+    recompute: Annotated[str | None, one_of(*NAMES["recompute"].values())] = None
+    zero: Annotated[int | None, within(0, 3)] = None
+    schedule: Annotated[str | None, one_of(*NAMES["schedule"].values())] = None
+    vpp: Count | None = None
+    cp: Count | None = None
+    ep: Count | None = None
+    offload_optimizer: Annotated[int | None, within(0, 100)] = None
     """None: on the host only where nothing fits otherwise."""
     equal_shares: bool = False
     """All replicas take as many microbatches, as most trainers ask for."""
@@ -46,6 +48,20 @@ class MixedPins:
     """Likewise one tensor parallel degree for all stages."""
     equal_recompute: bool = False
     """Likewise one recompute for all stages."""
+    runnable: bool = False
+    """Only what an export of the trainer runs as it is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is fixed, as plain data that ``schema.read`` takes back."""
+        return plain_fields(self)
+
+    def of_layout(self) -> dict[str, int]:
+        """The fixed fields that a layout of one kind has, as it holds them."""
+        given = {name: value for name, value in self.to_dict().items() if name in FIELDS}
+        return {name: int(getattr(Layout.from_dict(given), name)) for name in given}
+
+
+NOTHING_FIXED = MixedPins()
 
 
 def axes_of(job: MixedJob, pins: MixedPins, offload: int = 0) -> list[Axes]:

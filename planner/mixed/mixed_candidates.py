@@ -128,15 +128,15 @@ def _fresh_cut(
         alone = float(choices[0].seconds[0, 0])
         whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
         return Priced(whole, choices, 0.0) if np.isfinite(alone) else None
-    hops, fill, wire = [sum(one) for one in space.hops.times(shape, vpp)], 0.0, 0.0
+    hops, fill, link = [sum(one) for one in space.hops.times(shape, vpp)], 0.0, 0.0
     if not space.blocking:
-        hops, fill, wire = [0.0] * p, 2.0 * sum(space.hops.between(shape, vpp)), vpp * space.hops.wire(shape)
+        hops, fill, link = [0.0] * p, 2.0 * sum(space.hops.between(shape, vpp)), space.hops.busiest_link(shape, vpp)
     empty = float(flushes(space.job.trainer, Layout(num_microbatches=rounds)))
     costs = [space.costs(one, hop) for one, hop in zip(choices, hops, strict=True)]
     cut = best_cut_of(costs, rounds * vpp / empty, (below / empty - fill) * vpp)
     if cut is None:
         return None
-    cut = replace(cut, layers=tuple(vpp * layers for layers in cut.layers), slowest=max(cut.slowest, wire))
+    cut = replace(cut, layers=tuple(vpp * layers for layers in cut.layers), slowest=max(cut.slowest, link))
     return Priced(cut, choices, empty * (max(cut.total - cut.slowest, 0.0) / vpp + fill))
 
 

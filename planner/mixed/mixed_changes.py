@@ -11,13 +11,13 @@ from planner.errors import PlannerError, shown
 from planner.mixed.known_links import changed_link
 from planner.mixed.local_search import search_local
 from planner.mixed.local_updates import price_layout
-from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan
 from planner.mixed.mixed_question import kind_of_node, slowed
-from planner.mixed.mixed_search import kinds_of, search_mixed
+from planner.mixed.mixed_search import kinds_of
 from planner.mixed.one_kind import Alone, alone_of
+from planner.mixed.run_limits import search_within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +92,15 @@ def _factor(text: str, whole: str) -> float:
     return factor
 
 
-def _best(job: MixedJob, layout: MixedLayout, pins: MixedPins) -> MixedLayout | None:
-    """The best layout of a job, with the local updates that the plan has while there are two sites; None where nothing fits."""
-    if layout.outer is None or len(job.cluster.sites) < 2:
-        found = search_mixed(job, pins, top=1).best
+def _best(job: MixedJob, plan: MixedPlan) -> MixedLayout | None:
+    """The best layout of a job within what the plan fixes, with its local updates while there are two sites; None where nothing
+    fits."""
+    outer = plan.layout.outer
+    if outer is None or len(job.cluster.sites) < 2:
+        found = search_within(job, plan.trainer, plan.pins, 1).best
         return found[0][0] if found else None
     try:
-        return search_local(job, layout.outer, pins).layout
+        return search_local(job, outer, plan.pins).layout
     except PlannerError:  # nothing fits on one of the sites
         return None
 
@@ -115,11 +117,10 @@ def changed_plan(
         kept = found.step_time if found.fits else None
     except PlannerError:  # a kind is gone
         kept = None
-    layout = plan.layout
-    best = _best(job, layout, MixedPins(zero=layout.zero))
-    made = priced_plan(job, plan.trainer, best, plan.assumptions, f"planned again: {name}") if best else None
+    best = _best(job, plan)
+    made = priced_plan(job, plan.trainer, best, plan.assumptions, f"planned again: {name}", plan.pins) if best else None
     kinds = kinds_of(best) if best else set(job.kinds)
-    alone = alone_of(job, min(kinds)) if len(kinds) == 1 else None
+    alone = alone_of(job, min(kinds), plan.pins.of_layout()) if len(kinds) == 1 else None
     step = made.prediction.step_time_s if made else float("inf")
     faster = alone is not None and alone.step_time_s is not None and alone.step_time_s < step
     return MixedChange(change=name, kept_s=kept, best=made, alone=alone if faster else None)

@@ -314,7 +314,7 @@ def _walked(
     overlapped = bool(sends_overlap(job.trainer, Layout(schedule=schedule)))
     sends = hops.between(pipeline, vpp) if overlapped else 0.0
     walked = empty * float(walked_time(schedule, count, vpp, m, each, sends))
-    return max(walked, vpp * pipeline.num_microbatches * hops.wire(pipeline))
+    return max(walked, pipeline.num_microbatches * hops.busiest_link(pipeline, vpp))
 
 
 def _straggling(layout: MixedLayout, found: list[PipelineEstimate], slowest: int) -> float:

@@ -6,6 +6,7 @@
     trainer: megatron
     layout: {pipelines: [{stages: [{kind: a100, layers: 20, tp: 8}, ...], count: 4, num_microbatches: 16}], zero: 1}
     estimate: {...}
+    pins: {tp: 8}                         # what was fixed: another search keeps it
     why: ...
     assumptions: [...]
 """
@@ -26,6 +27,7 @@ from planner.defaults import NO_FLASH_ATTENTION
 from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError
 from planner.mixed.local_updates import loss_scales, price_layout
+from planner.mixed.mixed_axes import NOTHING_FIXED, MixedPins
 from planner.mixed.mixed_estimate import MixedEstimate, StageEstimate
 from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout
@@ -149,6 +151,8 @@ class MixedPlan:
     assumptions: tuple[Assumption, ...] = ()
     why: Text = ""
     """Why this layout, and what else the nodes are good for."""
+    pins: MixedPins = NOTHING_FIXED
+    """What the user fixed: ``what-if`` and the report search within it."""
 
     def job(self) -> MixedJob:
         """The job, its profiles and trainer read again."""
@@ -163,8 +167,8 @@ class MixedPlan:
         """Plain data in the form of a mixed plan file."""
         return {
             KEY: VERSION, "workload": self.workload.to_dict(), "cluster": self.cluster.to_dict(), "trainer": self.trainer,
-            "layout": self.layout.to_dict(), "estimate": plain(self.prediction), "why": self.why,
-            "assumptions": plain(self.assumptions),
+            "layout": self.layout.to_dict(), "estimate": plain(self.prediction),
+            "pins": self.pins.to_dict(), "why": self.why, "assumptions": plain(self.assumptions),
         }  # fmt: skip
 
     def save(self, path: Path) -> None:
@@ -188,13 +192,14 @@ def job_of(workload: Workload, cluster: ClusterFile, trainer: str) -> MixedJob:
 
 
 def priced_plan(
-    job: MixedJob, trainer: str, layout: MixedLayout, assumptions: tuple[Assumption, ...] = (), why: str = ""
+    job: MixedJob, trainer: str, layout: MixedLayout, assumptions: tuple[Assumption, ...] = (), why: str = "",
+    pins: MixedPins = NOTHING_FIXED,
 ) -> MixedPlan:  # fmt: skip
     """The plan of a layout, priced now."""
     prediction = predict_mixed(job, layout, price_layout(job, layout))
     return MixedPlan(
         workload=job.workload, cluster=job.cluster, trainer=trainer, layout=layout, prediction=prediction,
-        assumptions=assumptions, why=why,
+        assumptions=assumptions, why=why, pins=pins,
     )  # fmt: skip
 
 
@@ -204,13 +209,15 @@ def load_mixed_plan(path: Path) -> MixedPlan:
 
 
 _KEYS = (KEY, "workload", "cluster", "trainer", "layout", "estimate", "why", "assumptions")
+_OPTIONAL = ("pins",)
+"""Files of before have none."""
 
 
 def mixed_plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> MixedPlan:
     """A mixed plan from plain data. Raises PlannerError."""
     if data.get(KEY) != VERSION:
         raise PlannerError(f"{where}: {KEY} is {data.get(KEY)!r}, this planner reads {VERSION}; make the plan again with --output")
-    found = dict(check_keys(data, _KEYS, where, required=_KEYS, hint="; the file is damaged or cut off"))
+    found = dict(check_keys(data, (*_KEYS, *_OPTIONAL), where, required=_KEYS, hint="; the file is damaged or cut off"))
     del found[KEY]
     found["prediction"] = read(MixedPrediction, found.pop("estimate"), f"{where}: estimate")
     plan = read(MixedPlan, found, where)

@@ -17,9 +17,9 @@ from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import Outer
 from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
-from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of, search_mixed
+from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of
 from planner.mixed.one_kind import Alone, alone_of
-from planner.mixed.run_limits import MOST, limited, only_run, run_as_well
+from planner.mixed.run_limits import limited, run_as_well, search_within
 from planner.plan_file import Assumption
 from planner.rules import check_workload
 from planner.units import format_bytes
@@ -90,8 +90,7 @@ def ask_mixed(
     """
     job, trainer, assumptions = mixed_job(cluster, said)
     pins = limited(pins_of(layout), trainer) if wanted.runnable else pins_of(layout)
-    finding = search_mixed(job, pins, MOST if wanted.runnable else wanted.top, progress=progress)
-    finding = only_run(job, trainer, finding, wanted.top) if wanted.runnable else finding
+    finding = search_within(job, trainer, pins, wanted.top, progress)
     alone = list[Alone]()
     for kind in job.kinds:
         progress(f"{kind} alone")
@@ -103,10 +102,11 @@ def ask_mixed(
         found.append(finding.mixed[0])
     progress(f"what {trainer} runs")
     found += run_as_well(job, trainer, finding, found, pins)
-    plans = tuple(priced_plan(job, trainer, one, assumptions, f"{verdict} {_certificate(finding)}") for one in found)
+    why = f"{verdict} {_certificate(finding)}"
+    plans = tuple(priced_plan(job, trainer, one, assumptions, why, pins) for one in found)
     if wanted.outer is not None:
         local = search_local(job, wanted.outer, pins_of(layout), progress).layout
-        plans = (priced_plan(job, trainer, local, assumptions, LOCAL), *plans)
+        plans = (priced_plan(job, trainer, local, assumptions, LOCAL, pins), *plans)
     return MixedAnswer(
         job=job, plans=plans, alone=tuple(alone), finding=finding, verdict=verdict, assumptions=assumptions
     )

@@ -1,8 +1,8 @@
-"""Of what a search finds, what the job's trainer runs as it is; and a search within what it asks for."""
+"""The search within what the user fixed, and of what it finds, what the job's trainer runs as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from planner.mixed.mixed_axes import SMALL, MixedPins
@@ -23,7 +23,15 @@ FREE = ("torchtitan", "fsdp")
 def limited(pins: MixedPins, trainer: str) -> MixedPins:
     """The pins with what the exports of a trainer ask for."""
     free = spelled(trainer)[0] in FREE
-    return replace(pins, equal_tp=True, equal_shares=not free, equal_recompute=not free)
+    return replace(pins, equal_tp=True, equal_shares=not free, equal_recompute=not free, runnable=True)
+
+
+def search_within(
+    job: MixedJob, trainer: str, pins: MixedPins, top: int, progress: Callable[[str], None] = lambda _: None
+) -> MixedFinding:  # fmt: skip
+    """The search with what is fixed: where only what the trainer runs is wanted, the best of that."""
+    finding = search_mixed(job, pins, MOST if pins.runnable else top, progress=progress)
+    return only_run(job, trainer, finding, top) if pins.runnable else finding
 
 
 def runs(job: MixedJob, trainer: str, layouts: Iterable[MixedLayout]) -> list[MixedLayout]:

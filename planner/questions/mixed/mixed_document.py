@@ -11,14 +11,14 @@ from planner.costs import HOUR, rates_of
 from planner.explain import COMPONENT_TEXT
 from planner.mixed.export.who_runs import who_runs
 from planner.mixed.local_updates import price_layout
-from planner.mixed.mixed_axes import MixedPins
 from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, priced_plan
-from planner.mixed.mixed_search import MixedFinding, search_mixed
+from planner.mixed.mixed_search import MixedFinding
 from planner.mixed.mixed_timeline import actions
 from planner.mixed.one_kind import Alone, alone_of
+from planner.mixed.run_limits import search_within
 from planner.questions.mixed.mixed_charts import (
     cluster_chart,
     layers_chart,
@@ -47,11 +47,11 @@ EXPORTED = "plan export --to "
 def build_mixed(plan: MixedPlan, spending: Spending, progress: Callable[[str], None]) -> Document:
     """The whole report of a mixed plan, priced again. Raises PlannerError where it does not suit its cluster any more."""
     stored, job = plan.prediction.step_time_s, plan.job()
-    plan = priced_plan(job, plan.trainer, plan.layout, plan.assumptions, plan.why)
+    plan = priced_plan(job, plan.trainer, plan.layout, plan.assumptions, plan.why, plan.pins)
     found, crossing = price_layout(job, plan.layout), plan.between_sites()
     progress("searching")
-    finding = search_mixed(job, MixedPins(), ALTERNATIVES, progress=progress)
-    alone = [alone_of(job, kind) for kind in job.kinds]
+    finding = search_within(job, plan.trainer, plan.pins, ALTERNATIVES, progress)
+    alone = [alone_of(job, kind, plan.pins.of_layout()) for kind in job.kinds]
     charts = [
         cluster_chart(plan), layers_chart(plan), time_chart(plan), lost_chart(plan, found), pipeline_chart(plan, found),
         memory_chart(plan), *([sites_chart(crossing)] if crossing is not None and crossing.traffic else []),
