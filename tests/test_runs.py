@@ -254,7 +254,9 @@ def test_launch_scripts_say_what_graphs_hold(runs: dict[str, Run]) -> None:
         "nv-dgxc-25.05-grok1-gb200/grok1-bf16-g128-b256": "layers_and_experts",
         "nv-dgxc-25.05-nemotron4-gb200/340b-weak-bf16-g128-b32": "layers",
         "nv-dgxc-25.05-llama4-h100/maverick-fp8-g512-b1024": "layers_and_experts",
-        "nv-dgxc-25.05-llama4-h100/maverick-bf16-g512-b1024": "none",
+        "nv-dgxc-25.05-llama4-h100/maverick-bf16-g512-b1024": "static_experts",
     }
     found = {name: runs[name].trainer for name in said}
     assert {name: trainer.host.cuda_graphs for name, trainer in found.items() if trainer is not None} == said
+    ultra = runs["nv-mbridge-26.08-gb200/nemotron-3-ultra-mxfp8-g256-b256-m1-tp2pp1cp1vp1ep64"].trainer
+    assert ultra is not None and "tp" not in ultra.traffic.overlap  # its recipe sets no overlap

@@ -160,6 +160,9 @@ def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
     assert tuned and tuned.recompute_modules == Module.NORM | Module.MLP_ACTIVATION
     later = _as("megatron-bridge (NeMo container 26.02)", model="gpt-oss-120b").layout
     assert later and later.recompute_modules == 0
+    split = {gpu: _as("megatron-bridge (NeMo container 26.06)", gpu=gpu, model="qwen3-235b-a22b") for gpu in ("H100-SXM", "B200")}
+    overlaps = {gpu: "tp" in run.trainer.traffic.overlap for gpu, run in split.items() if run.trainer}
+    assert overlaps == {"H100-SXM": False, "B200": True}
 
 
 def test_a_row_holds_what_is_its_own() -> None:
