@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mixed_samples import export_of, pipeline, stage, two_kinds
+from rl_samples import rl_plan
 
-import planner
 from planner.cluster_file import ClusterFile, Storage
 from planner.commands.main import main
 from planner.elastic.elastic_job import Surroundings
@@ -21,9 +21,10 @@ from planner.elastic.failing_job import FailingNodes, Failures
 from planner.elastic.failure_rates import NodeMtbf
 from planner.elastic.mixed_elastic_job import MixedElasticJob
 from planner.elastic.resilience import Asked, resilience
-from planner.elastic.shards import saved_of
+from planner.elastic.shards import read_factor, saved_of
+from planner.library import read_yaml
 from planner.mixed.mixed_layout import MixedLayout
-from planner.mixed.mixed_plan import MixedPlan, priced_plan
+from planner.mixed.mixed_plan import MixedPlan, load_mixed_plan, priced_plan
 
 HOUR = 3600.0
 RATES = {(1, 0): 0.6, (2, 0): 0.25, (0, 1): 0.9, (0, 2): 0.75}
@@ -151,6 +152,53 @@ def test_the_command_and_a_trace_of_the_spot_kind(tmp_path: Path, monkeypatch: p
     assert "rate without one" in " ".join(text.split()) and "small" in text
 
 
+def test_other_nodes_are_planned_with_the_move_counted(tmp_path: Path) -> None:
+    """A small node is lost: the ways of the move, what it competes with, and what the new run has to know."""
+    file, cluster = tmp_path / "mixed.yaml", tmp_path / "left.yaml"
+    plan_of().save(file)
+    cluster.write_text(
+        "nodes:\n- {kind: big, hardware: h100-sxm, count: 2, gpus: 4}\n- {kind: small, hardware: l40s, count: 1, gpus: 2}\n"
+        "storage: {read: 1 MB/s, write: 500 kB/s}\n"
+    )
+    flags = ["--cluster", str(cluster), "--step", "7", "--drain", "1s", "--recipe", str(tmp_path / "recipe.yaml")]
+    done = CliRunner().invoke(main, ["reshape", str(file), *flags, "--output", str(tmp_path / "next.yaml"), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    planned, failed = found["ways"]
+    size = saved_of(plan_of().workload, job_of().trainer).size
+    assert planned["seconds"] == pytest.approx(sum(planned["parts_s"].values()))
+    assert planned["parts_s"]["save"] == pytest.approx(size / 500e3)
+    assert planned["parts_s"]["load"] == pytest.approx(found["read_bytes"] / 1e6)
+    assert found["read_bytes"] >= found["needed_bytes"] and failed["parts_s"]["work done again"] > 0
+    assert found["pay_back"]["against"] == "waiting until 8 x big, 4 x small are there again"
+    assert found["pay_back"]["seconds"] == pytest.approx(2 * planned["seconds"])
+    recipe = read_yaml(tmp_path / "recipe.yaml")
+    assert recipe["samples"] == 7 * 8 and recipe["step"] == 7 and recipe["engine"]["engine"] == "torch_dist"
+    new = load_mixed_plan(tmp_path / "next.yaml")
+    assert new.layout.global_batch_size == 8 and new.layout.gpus_of("small") <= 2
+    text = CliRunner().invoke(main, ["reshape", str(file), *flags]).output
+    assert "Pay-back:" in text and "Warning of" in text
+
+
+def test_shards_that_do_not_nest_are_read_more_than_once() -> None:
+    """4 -> 3: six of four quarters are read, 1.5 times; 4 -> 8 each quarter twice; 8 -> 4 no more than needed."""
+    assert [read_factor(new, old) for new, old in ((3, 4), (8, 4), (4, 8), (5, 5))] == pytest.approx([1.5, 2.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [(["--gpus", "8"], "give --cluster FILE in place of a number"), ([], "give --cluster FILE"),
+     (["--cluster", "here", "--to", "pytorch", "--export", "folder"], "plan export PLAN --to pytorch")],
+)  # fmt: skip
+def test_a_move_of_several_kinds_needs_a_cluster_file(tmp_path: Path, flags: list[str], says: str) -> None:
+    file, cluster = tmp_path / "mixed.yaml", tmp_path / "left.yaml"
+    plan_of().save(file)
+    cluster.write_text("nodes: [{kind: big, hardware: h100-sxm, count: 1, gpus: 4}]\n")
+    flags = [str(cluster) if one == "here" else str(tmp_path / one) if one == "folder" else one for one in flags]
+    done = CliRunner().invoke(main, ["reshape", str(file), *flags])
+    assert done.exit_code == 2 and says in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("cluster", "flags", "says"),
     [("kind: other, hardware: h100-sxm, count: 2", ["--cluster"], "the cluster file has other"),
@@ -166,7 +214,7 @@ def test_bad_input_is_a_sentence(tmp_path: Path, cluster: str, flags: list[str],
 
 def test_rl_plans_are_sent_to_the_training_of_their_policy(tmp_path: Path) -> None:
     file = tmp_path / "rl.yaml"
-    planner.plan_rl(model="qwen3-8b", gpus=16, top=1)[0].save(file)
+    rl_plan().save(file)
     for command in (["resilience"], ["reshape", "--gpus", "8"]):
         done = CliRunner().invoke(main, [command[0], str(file), *command[1:]])
         assert done.exit_code == 2 and "plan --model qwen3-8b" in done.output and "Traceback" not in done.output

@@ -9,5 +9,5 @@ Order of the modules: each imports from its own line and from lines above.
     elastic_job mixed_elastic_job  a plan with its surroundings, of one kind of node and of several
     move_costs published_job  seconds of a move; a published row as a job
     resilience reshape published  the questions, and answers to published runs
-    replays  what every answer makes of a trace
+    replays mixed_reshape  what every answer makes of a trace; other nodes of several kinds
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -126,11 +127,12 @@ class MixedElasticJob:
         parameters[KINDS.index("experts")] /= self.plan.layout.ep
         return float(parameters.sum()) * self.saved.bytes_each[stream]
 
-    def reads(self) -> Floats:
-        """Bytes that every rank reads of a checkpoint of this layout: its own boxes."""
+    def reads(self, more: Callable[[float, str], float] = lambda parts, stream: 1.0) -> Floats:
+        """Bytes that every rank reads of a checkpoint of this layout: its own boxes; ``more``: so many times as much."""
         found = np.zeros(self.placement.world)
         for stage in self.placement.stages:
-            found[list(stage.ranks)] += sum(self.held(stage, one) / self.stored_parts(stage, one) for one in self.saved.bytes_each)
+            parts = {name: self.stored_parts(stage, name) for name in self.saved.bytes_each}
+            found[list(stage.ranks)] += sum(self.held(stage, name) / n * more(n, name) for name, n in parts.items())
         return found
 
     def writes(self) -> Floats:

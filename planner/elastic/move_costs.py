@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from planner.elastic.checkpoints import transfer_seconds
+from planner.elastic.checkpoints import SaveTimes, transfer_seconds
 from planner.elastic.elastic_job import ElasticJob, groups_of, load_seconds, start_parts
 from planner.elastic.failure_rates import constants, spread
 from planner.elastic.moves import Move
@@ -78,20 +79,26 @@ def ways_of(
 ) -> list[Way]:
     """All ways of a move from a plan to another layout, whose steps take ``step_time``. ``shared_reads``: ranks with equal boxes
     read a part each and send it to the others (Megatron --ckpt-fully-parallel-load)."""
-    lost = {"work done again": (interval + job.times.stall) / 2.0 + job.times.behind, "detection": constants().detect_node.value}
-    middle, fast, slow = (_parts(job, move, layout, shared_reads, end) for end in ("", "fast", "slow"))
     why_not = "" if move.complete else "the ranks that are left do not hold all of the state"
+    found = both_ways(lambda end: _parts(job, move, layout, shared_reads, end), job.times, interval, step_time)
+    found = [replace(one, why_not=why_not) if one.key == "live" else one for one in found]
+    return [one for one in found if one.key != "live" or move.exchanged]
+
+
+def both_ways(
+    parts_at: Callable[[str], dict[str, dict[str, float]]], times: SaveTimes, interval: float, step_time: float
+) -> list[Way]:
+    """Ways of a move from their parts, but for work and steps, at an end of what is known (as ``constants`` takes it)."""
+    lost = {"work done again": (interval + times.stall) / 2.0 + times.behind, "detection": constants().detect_node.value}
+    middle, fast, slow = (parts_at(end) for end in ("", "fast", "slow"))
 
     def whole(key: str, parts: dict[str, float]) -> dict[str, float]:
         return {**(lost if key == "failed" else {}), **parts, "warm-up": step_time}
 
     return [
-        Way(
-            key=key, parts=whole(key, parts), why_not=why_not if key == "live" else "",
-            range=spread(*(whole(key, one[key]) for one in (middle, fast, slow))),
-        )
-        for key, parts in middle.items() if key != "live" or move.exchanged
-    ]  # fmt: skip
+        Way(key=key, parts=whole(key, parts), range=spread(*(whole(key, one[key]) for one in (middle, fast, slow))))
+        for key, parts in middle.items()
+    ]
 
 
 def _parts(job: ElasticJob, move: Move, layout: Layout, shared_reads: bool, end: str) -> dict[str, dict[str, float]]:

@@ -10,6 +10,7 @@ from planner.costs import DAY
 from planner.elastic.best_layout import Found, choices, resolved_plan
 from planner.elastic.elastic_job import ElasticJob
 from planner.elastic.engine_recipes import Recipe, recipe_of
+from planner.elastic.failing_job import FailingJob
 from planner.elastic.failure_answers import interval_of
 from planner.elastic.move_costs import Way, ways_of
 from planner.elastic.moves import Move, move_of, nesting
@@ -19,6 +20,7 @@ from planner.explain import layout_text
 from planner.layout import Layout
 from planner.plan_file import Assumption, Plan
 from planner.units import format_bytes, format_seconds
+from planner.workload import Workload
 
 CANDIDATES = 12
 """Layouts, fastest first, whose move is priced."""
@@ -29,6 +31,8 @@ OTHER_BATCH = 0.1
 UNLIKE = 2.0
 """A checkpoint so many times as large, or as small, as the plan's states is doubted."""
 REMAINING = DAY
+OF_FAILURES = ("failures", "saves", "spares", "rate with")
+"""What assumptions begin with that say how old the last checkpoint is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,15 +148,22 @@ class Reshape:
 
     def recipe_document(self) -> dict[str, Any]:
         """What the new run needs to know of the old one: engine, flags, positions."""
-        batch = self.job.plan.workload.global_batch_size
-        samples = None if self.wanted.step is None else self.wanted.step * batch
-        return {
-            "planner_reshape": 1,
-            "from": {"gpus": self.job.plan.num_gpus, "layout": self.job.plan.layout.to_dict(), "global_batch_size": batch},
-            "to": {"gpus": self.best.gpus, "layout": self.best.layout.to_dict(), "global_batch_size": self.best.batch},
-            "samples": samples, "step": None if samples is None else samples // self.best.batch,
-            "engine": self.recipe.to_dict(), "carry": list(self.kept),
-        }  # fmt: skip
+        job = self.job
+        old = {"gpus": job.num_gpus, "layout": job.plan.layout.to_dict(), "global_batch_size": job.plan.workload.global_batch_size}
+        new = {"gpus": self.best.gpus, "layout": self.best.layout.to_dict(), "global_batch_size": self.best.batch}
+        return recipe_of_move(old, new, self.wanted.step, self.recipe, self.kept)
+
+
+def recipe_of_move(
+    old: dict[str, Any], new: dict[str, Any], step: int | None, recipe: Recipe, kept: tuple[str, ...]
+) -> dict[str, Any]:
+    """What a run needs to know of the one before: where its data goes on, in samples; ``step``: that the old one has reached."""
+    samples = None if step is None else step * int(old["global_batch_size"])
+    return {
+        "planner_reshape": 1, "from": old, "to": new, "samples": samples,
+        "step": None if samples is None else samples // int(new["global_batch_size"]),
+        "engine": recipe.to_dict(), "carry": list(kept),
+    }  # fmt: skip
 
 
 def _candidate(job: ElasticJob, wanted: Wanted, found: Found, number: int, *, exchange: bool) -> Candidate:
@@ -173,22 +184,27 @@ def _candidate(job: ElasticJob, wanted: Wanted, found: Found, number: int, *, ex
     )  # fmt: skip
 
 
+def pay_back_of(rates: tuple[float, float], step_time: float, way: Way, back: float | None, against: str) -> PayBack:
+    """From when on the move is ahead of staying (more GPUs), t_move / (1 - r_old/r_new), or of waiting until the machines are back:
+    two moves, there and back, against none. ``rates``: samples/s before and after; ``back``: seconds of the move back, None =
+    staying is what it competes with."""
+    old, new = rates
+    if back is None and new <= old:
+        return PayBack(against=against, seconds=None, steps=None)
+    seconds = way.seconds / (1.0 - old / new) if back is None else way.seconds + back
+    return PayBack(against=against, seconds=seconds, steps=int(seconds / step_time) + 1)
+
+
 def _pay_back(job: ElasticJob, wanted: Wanted, best: Candidate, way: Way) -> PayBack:
-    """From when on the move is ahead of staying (more GPUs, t_move / (1 - r_old/r_new)), or of waiting until the machines are back:
-    two moves, there and back, against none: 2 t_move."""
-    old, new = job.plan.workload.global_batch_size / job.step_time, best.batch / best.step_time
-    if wanted.gpus > job.plan.num_gpus or not (wanted.lost or wanted.gpus < job.plan.num_gpus):
-        against = f"staying on {job.plan.num_gpus} GPUs"
-        if new <= old:
-            return PayBack(against=against, seconds=None, steps=None)
-        seconds = way.seconds / (1.0 - old / new)
-    else:
-        against = f"waiting until {job.plan.num_gpus} GPUs are there again"
-        seconds = way.seconds + best.way("planned").seconds
-    return PayBack(against=against, seconds=seconds, steps=int(seconds / best.step_time) + 1)
+    """Against staying, where no GPU is lost, or against waiting for those that are."""
+    rates = job.plan.workload.global_batch_size / job.step_time, best.batch / best.step_time
+    if wanted.gpus >= job.num_gpus and not wanted.lost:
+        return pay_back_of(rates, best.step_time, way, None, f"staying on {job.num_gpus} GPUs")
+    against = f"waiting until {job.num_gpus} GPUs are there again"
+    return pay_back_of(rates, best.step_time, way, best.way("planned").seconds, against)
 
 
-def _drain(job: ElasticJob, warning: float | None) -> tuple[float, bool] | None:
+def drain_of(job: FailingJob, warning: float | None) -> tuple[float, bool] | None:
     """The running step ends, then all is saved while training stands: t_step + t_save against the warning."""
     if warning is None:
         return None
@@ -197,24 +213,32 @@ def _drain(job: ElasticJob, warning: float | None) -> tuple[float, bool] | None:
     return needed, needed <= warning
 
 
-def _kept(job: ElasticJob, wanted: Wanted, best: Candidate) -> tuple[str, ...]:
-    """What the new run has to carry over so that the loss goes on as if nothing had happened."""
-    batch = job.plan.workload.global_batch_size
-    lines = [f"global batch: {batch} sequences as before" if best.batch == batch else
-             f"global batch: {best.batch} sequences instead of {batch}, {100.0 * (best.batch / batch - 1.0):+.1f} %: "
+def carried_over(workload: Workload, batch: int, step: int | None) -> tuple[str, ...]:
+    """What a new run has to carry over so that the loss goes on as if nothing had happened. ``batch``: its own; ``step``: that the
+    old one has reached."""
+    old = workload.global_batch_size
+    lines = [f"global batch: {batch} sequences as before" if batch == old else
+             f"global batch: {batch} sequences instead of {old}, {100.0 * (batch / old - 1.0):+.1f} %: "
              "no layout shares out the old one over all GPUs; learning rate and schedule are the user's to look at"]  # fmt: skip
-    if wanted.step is None:
-        lines.append(f"data: go on at sample step x {batch}, not at a step number of the loader (say --step for the number)")
+    if step is None:
+        lines.append(f"data: go on at sample step x {old}, not at a step number of the loader (say --step for the number)")
     else:
-        samples = wanted.step * batch
-        lines.append(f"data: go on at sample {samples:,}: step {samples // best.batch:,} of the new run"
-                     + ("" if samples % best.batch == 0 else f", {samples % best.batch} samples into it"))  # fmt: skip
+        samples = step * old
+        lines.append(f"data: go on at sample {samples:,}: step {samples // batch:,} of the new run"
+                     + ("" if samples % batch == 0 else f", {samples % batch} samples into it"))  # fmt: skip
     lines.append("random numbers: of the checkpoint where ranks keep their data, else seeded by sample; dropout differs otherwise")
-    if job.plan.workload.precision == "fp16":
+    if workload.precision == "fp16":
         lines.append("loss scale: from the checkpoint")
-    if best.gpus != wanted.gpus:
-        lines.append(f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle: no layout shares out the batch over all of them")
     return tuple(lines)
+
+
+def _kept(job: ElasticJob, wanted: Wanted, best: Candidate) -> tuple[str, ...]:
+    """What the new run has to carry over, and GPUs that have nothing to do."""
+    lines = carried_over(job.plan.workload, best.batch, wanted.step)
+    if best.gpus == wanted.gpus:
+        return lines
+    idle = f"{wanted.gpus - best.gpus} of {wanted.gpus} GPUs stay idle: no layout shares out the batch over all of them"
+    return (*lines, idle)
 
 
 def _why(best: Candidate, way: Way, others: list[Candidate]) -> str:
@@ -255,8 +279,8 @@ def reshape(job: ElasticJob, wanted: Wanted, progress: Callable[[str], None] = l
     plan = source.resolved.plan(best.layout, estimate, _why(best, way, others), ratios)
     return Reshape(
         job=job, wanted=wanted, plan=plan, best=best, others=tuple(others), way=way, pay_back=_pay_back(job, wanted, best, way),
-        drain=_drain(job, wanted.drain), recipe=recipe_of(job.plan.load_trainer()), kept=_kept(job, wanted, best),
-        assumptions=_said(job, wanted),
+        drain=drain_of(job, wanted.drain), recipe=recipe_of(job.plan.load_trainer()), kept=_kept(job, wanted, best),
+        assumptions=said_of_move(job, wanted),
     )  # fmt: skip
 
 
@@ -267,9 +291,9 @@ def _chosen(every: list[Candidate], batch: int) -> Candidate:
     return next((one for one in equal if one.nested), first)
 
 
-def _said(job: ElasticJob, wanted: Wanted) -> tuple[Assumption, ...]:
+def said_of_move(job: FailingJob, wanted: Wanted) -> tuple[Assumption, ...]:
     """What was not said; failures matter only where the last checkpoint does."""
-    found = [one for one in job.assumptions() if wanted.lost or one.what not in ("failures", "saves")]
+    found = [one for one in job.assumptions() if wanted.lost or not one.what.startswith(OF_FAILURES)]
     if wanted.remaining == REMAINING:
         found.append(Assumption("training left", "24 h", "assumed: what a move has to pay for itself in", "--remaining"))
     return tuple(found)

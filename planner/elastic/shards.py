@@ -190,6 +190,16 @@ def interval_overlaps(new: int, old: int) -> Floats:
     return np.maximum(np.minimum((at + 1) / new, (of + 1) / old) - np.maximum(at / new, of / old), 0.0)
 
 
+def met(index: Ints, new: int, old: int) -> Ints:
+    """Intervals [j/old, (j+1)/old) that [i/new, (i+1)/new) meets."""
+    return -(-(index + 1) * old // new) - index * old // new
+
+
+def read_factor(new: int, old: int) -> float:
+    """Bytes read over bytes needed where stored shards are read whole, mean over the new ones: new / old met."""
+    return new / old * float(met(np.arange(new), new, old).mean())
+
+
 def nested(new: int, old: int) -> bool:
     """No interval of the finer partition is cut by the coarser one: one number divides the other."""
     return max(new, old) % min(new, old) == 0
@@ -237,8 +247,7 @@ class Item:
         """
         factor = np.ones(self.new.ranks)
         for (index, n), (_, before) in zip(*self.codes, strict=True):
-            met = -(-(index + 1) * before // n) - index * before // n
-            factor *= met / before
+            factor *= met(index, n, before) / before
         return np.asarray((self.new.stages @ self.slots)[self.new.stage] * factor)
 
     @property
