@@ -22,6 +22,7 @@ TRUE = ("ddp.grad_reduce_in_fp32", "ddp.use_distributed_optimizer")
 USUAL = {
     "ddp.data_parallel_sharding_strategy": "no_shard", "optimizer.exp_avg_dtype": "float32", "mixed_precision": "bf16_mixed",
     "model.moe_token_dispatcher_type": "alltoall", "model.moe_flex_dispatcher_backend": "deepep",
+    "model.cp_comm_type": "p2p",
 }  # fmt: skip
 """What the reader takes where nothing is said."""
 PERFORMANCE = re.compile(r"(?!_)\w+_(pretrain|sft|peft)_\d+gpu_\w+_config")

@@ -38,10 +38,15 @@ LENGTH, OLD_LENGTH = 2048, 1024
 """Tokens at which sequences are cut where nothing is said: since 0.9.1, and while its program was called train_bash.py."""
 
 
+OWN = {"stage", "finetuning_type", "cutoff_len", "model_name_or_path", "per_device_train_batch_size", "dataset", "template"}
+"""Settings of which a configuration of LLaMA-Factory has one."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         data = _own_section(file_settings(path, "a configuration of LLaMA-Factory"))
+        _require_own(path, data)
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
     gpus = said.num_gpus or found.num_gpus or found.visible
@@ -56,6 +61,14 @@ def _own_length(path: Path) -> int | None:
             found = re.search(r"\bcutoff_len: [^=\n]{1,80}=\s*field\(\s*default=(\d{1,7}),", read_text(file))
             return int(found[1]) if found else None
     return None
+
+
+def _require_own(path: Path, data: dict[str, Any]) -> None:
+    """Raises PlannerError for the file of a scheduler whose commands start LLaMA-Factory."""
+    if not OWN & data.keys():
+        started = re.search(r"(?:llamafactory-cli\s+train|src/train(?:_bash)?\.py)\s+([\w./-]+\.(?:ya?ml|json))", read_text(path))
+        file = started[1] if started else "the file that its command names"
+        raise PlannerError(f"{path}: it starts LLaMA-Factory and holds none of its settings; import {file}")
 
 
 def _own_section(data: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +103,8 @@ def parse(
     bits = given.number("quantization_bit", least=2, most=8)
     double = given.flag("double_quantization", True)
     split, asked = said_or_asked(given, sharding, launched=script or num_gpus == 1)
+    if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
+        precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
     muon = "muon" if given.flag("use_muon") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),

@@ -20,6 +20,7 @@ MODULES = {
 }  # fmt: skip
 """Names after --recompute-modules."""
 CP_TYPES: dict[int, str] = {CpMethod.RING: "p2p", CpMethod.A2A: "a2a", CpMethod.ALLGATHER: "all_gather"}
+CP_METHODS = {name: CpMethod(method) for method, name in CP_TYPES.items()} | {"allgather": CpMethod.ALLGATHER}
 """Transformer Engine's names; its check knows all_gather, while the help of --cp-comm-type says allgather."""
 OPTIMIZERS = {
     "adam": ("adam", "fp32"), "adam_bf16": ("adam", "bf16"), "adam_8bit": ("adam", "fp8"), "muon": ("muon", "fp32"),

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Order, Recompute, Schedule
+from planner.layout import Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainers.megatron import core_settings
@@ -34,7 +34,6 @@ DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "contex
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
-CP_METHODS = {name: method for method, name in core_settings.CP_TYPES.items()} | {"allgather": CpMethod.ALLGATHER}
 
 
 def read(path: Path, given: Given) -> Reading:
@@ -171,12 +170,12 @@ def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
     method = method[0] if isinstance(method, list) else str(method)
     if found.number("ds_sequence_parallel_size", 1) > 1:
         method = "a2a"
-    if cp > 1 and method not in CP_METHODS:
-        raise PlannerError(f"{found.where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
+    if cp > 1 and method not in core_settings.CP_METHODS:
+        raise PlannerError(f"{found.where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(core_settings.CP_METHODS)}")
     layout = {
         "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": found.number("micro_batch_size", 1, least=1),
         "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": zero_of(found),
-        "cp_method": int(CP_METHODS[method]) if cp > 1 else 0,
+        "cp_method": int(core_settings.CP_METHODS[method]) if cp > 1 else 0,
         "order": int(Order.TP_CP_EP_PP_DP if found.get("use_tp_pp_dp_mapping") else Order.TP_CP_EP_DP_PP),
     }  # fmt: skip
     if model.is_moe:

@@ -13,7 +13,7 @@ from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS
+from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
 from planner.trainers.megatron_bridge import performance
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
@@ -200,9 +200,17 @@ def _layout(given: Settings, model: ModelSpec | None) -> dict[str, int]:
         **held, "sequence_parallel": int(given.flag("model.sequence_parallel") and held["tp"] > 1),
         "zero": int(given.flag("ddp.use_distributed_optimizer", True)),
         "first_stage_layers": ends["first"], "last_stage_layers": ends["last"],
-        **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **_recompute(given),
+        **({"cp_method": int(_method(given))} if held["cp"] > 1 else {}), **_recompute(given),
         **states_on_the_host(given, "optimizer."),
     }  # fmt: skip
+
+
+def _method(given: Settings) -> CpMethod:
+    """How context parallelism sends, p2p where nothing is said. Raises PlannerError for one that no plan has."""
+    named = given.get("model.cp_comm_type", "p2p")
+    if named not in CP_METHODS:
+        raise PlannerError(f"{given.where('model.cp_comm_type')} is {shown(named)}; a plan knows {', '.join(CP_METHODS)}")
+    return CP_METHODS[named]
 
 
 def _laid_out(given: Settings, layers: int, pp: int, vpp: int) -> dict[str, int]:

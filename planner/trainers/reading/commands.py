@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     names. Raises PlannerError when there is none."""
     text = re.sub(r"^(\s*)[!%](?=[A-Za-z])", r"\1", read_text(path), flags=re.MULTILINE)  # cells of notebooks
     script = evaluate(text, str(path), said.settings, path.parent)
+    said.choices.update(script.choices)
     for name in said.settings:
         if re.search(rf"\b{re.escape(name)}\b", text):
             said.used.add(name)
@@ -122,6 +124,10 @@ def _is_module(words: list[str], place: int) -> bool:
 
 def _launch(path: Path, words: list[str], place: int, script: Script, notes: tuple[str, ...]) -> Launch:
     after = list(words_of(words[place + 1 :]))
+    for before, word in pairwise(after):
+        if word.text == gap([]) and not before.text.startswith("-"):
+            raise PlannerError(f"{path}: a part of its training command is the output of another command, which is not run; "
+                               "write the arguments there, or import a script with them")  # fmt: skip
     launcher = _Launcher({name.replace("-", "_"): values for name, values, _ in options(words_of(words[:place]))})
     first = next((i for i, word in enumerate(after) if word.text.startswith("-")), len(after))
     settings = _settings(after)

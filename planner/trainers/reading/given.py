@@ -65,6 +65,8 @@ class Given:
     """Settings that a reader has taken."""
     questions: list[Question] = field(default_factory=list)
     """What a reader has met that is still to be asked, so that one sentence asks for all of it."""
+    choices: dict[str, list[str]] = field(default_factory=dict)
+    """Values that a script itself has for a variable that it leaves open."""
 
     def setting(self, name: str) -> str | None:
         """The text that is given for a name, which counts as taken then."""

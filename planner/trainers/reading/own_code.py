@@ -9,7 +9,13 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.programs import program_file, shards_itself, takes_training_arguments, usual_options
+from planner.trainers.reading.programs import (
+    program_file,
+    require_transformers,
+    shards_itself,
+    takes_training_arguments,
+    usual_options,
+)
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -46,6 +52,7 @@ class Program(Running):
 def take_program(given: Settings, path: Path, program: str) -> None:
     """What the program of a command takes or does where the command says nothing."""
     file = program_file(path, program)
+    require_transformers(path, file)
     usual = usual_options(file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     code = _followed(file, {**usual, **given.data})

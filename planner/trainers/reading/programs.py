@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.python_text import last_name, tree_of
 from planner.trainers.reading.settings import beside
@@ -32,6 +33,23 @@ def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     return beside(script, name if name.endswith(".py") else f"{name.replace('.', '/')}.py", (".py",))
+
+
+LIBRARIES = {
+    r"megatron\.bridge": "Megatron-Bridge", r"nemo\.collections": "NeMo", "nanotron": "nanotron", "composer": "Composer",
+    "olmo_core": "OLMo-core", "colossalai": "Colossal-AI",
+}  # fmt: skip
+"""Modules of trainers whose programs take no arguments of transformers."""
+
+
+def require_transformers(script: Path, file: Path | None) -> None:
+    """Raises PlannerError for a program that trains with another library, whatever launches it."""
+    text = read_text(file) if file is not None and library.is_file(file) else ""
+    modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.MULTILINE)
+    trained = next((name for one, name in LIBRARIES.items() if any(re.match(rf"{one}\b", module) for module in modules)), None)
+    if file is not None and trained is not None:
+        own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo") else ", whose programs are not read"
+        raise PlannerError(f"{script}: its program {file.name} trains with {trained}{own}")
 
 
 def takes_training_arguments(file: Path | None) -> bool:

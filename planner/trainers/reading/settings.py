@@ -52,7 +52,8 @@ class Settings:
         if isinstance(value, str) and is_open(value):
             for one in roots(value) or (f"{self.place}{name}",):
                 about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
-                self.ask(Question(name=one, about="YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about))
+                about = "YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about
+                self.ask(Question(name=one, about=about, choices=tuple(self.said.choices.get(one, ())) if self.said else ()))
             value = None
         return default if value is None or value == "" else value
 

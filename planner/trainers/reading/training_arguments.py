@@ -4,10 +4,18 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
+from planner.trainers.reading.fine_tuning import (
+    KERNELS,
+    LIKE_IT,
+    OPTIMIZERS,
+    FineTuning,
+    adapter_targets,
+    optimizer,
+    quantised,
+)
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
@@ -41,8 +49,10 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
-METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method")
+METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method", "algorithm")
 """What programs call the step that they train with: sft, dpo or one of their own."""
+OWN_OPTIMIZER = re.compile(r"(?:own_|my_)?optim(?:izer)?(?:_?(?:type|name|class))?|opt_type")
+"""What programs call the optimizer that they make themselves, whatever optim of transformers says."""
 SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
 """Words that name no step of its own."""
 QUANTISED = ("q_lora", "use_qlora", "qlora")
@@ -113,7 +123,7 @@ def parse(
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
-                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits)),
+                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given)),
         notes=notes,
     ))  # fmt: skip
     fine_tuning.require_priced(reading, str(given.path))
@@ -179,6 +189,15 @@ def _own_batch(given: Settings) -> tuple[Question, ...]:
         if own and own[0] not in given.asked and all(given.data.get(one) is None for one in (*names, *others)):
             asked.append(Question(name=names[0], about=f"its program calls something {own[0]}"))
     return tuple(asked)
+
+
+def _own_optimizer(given: Settings) -> tuple[Question, ...]:
+    """The optimizer of a program that has a word of its own for it, where that is none of Adam's."""
+    own = [one for one in given.data if OWN_OPTIMIZER.fullmatch(one) and one != "optim" and isinstance(given.data[one], str)]
+    if not own or given.data.get("optim") is not None or (known := OPTIMIZERS.get(given.data[own[0]].lower())) == "adam":
+        return ()
+    about = f"its program calls something {own[0]}, which is {shown(given.data[own[0]])}; one whose states are like it"
+    return (Question(name="optim", about=about, choices=(given.data[own[0]],) if known else LIKE_IT),)
 
 
 def _own_launcher(given: Settings, habits: Habits) -> tuple[Question, ...]:

@@ -104,7 +104,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     )
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
-    other["compile"] = bool(compiled)
+    parts = _table(data, "compile").get("components", ["model"])
+    other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
     other.update(_low_precision(data, model))
     return {**found, "other": other}
 
@@ -128,6 +129,13 @@ def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     return {"precision": "mxfp8"} if any("mx" in one for one in converters) else {}
 
 
+FLAVORS = {
+    ("deepseek_v3", "671b"): "deepseek-v3", ("deepseek_v3", "236b"): "deepseek-v2", ("deepseek_v3", "16b"): "deepseek-v2-lite",
+    ("llama4", "17bx16e"): "llama-4-scout", ("llama4", "17bx128e"): "llama-4-maverick",
+}  # fmt: skip
+"""Families and flavours whose name is no preset's: sizes of torchtitan's own registry.  [models/*/__init__.py]"""
+
+
 def _model(paths: list[str], name: str, flavor: str) -> str:
     """The preset that a configuration trains, by its assets or by family and flavour; '' = not stated."""
     for one in paths:
@@ -137,8 +145,10 @@ def _model(paths: list[str], name: str, flavor: str) -> str:
                 return preset
             break
     family = {"llama3": "llama-3.1", "llama2": "llama-2", "deepseek_v3": "deepseek-v3"}.get(name, name)
+    if (known := FLAVORS.get((name, flavor.split("_")[0].lower()))) is not None:
+        return known
     if name == "deepseek_v3":
-        return "deepseek-v3" if flavor.upper().startswith("671B") else ""
+        return ""
     return (preset_of(f"{family}-{flavor}") or "") if name and flavor else ""
 
 

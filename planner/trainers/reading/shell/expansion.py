@@ -231,6 +231,8 @@ class Expansion:
             return gap(roots(listed)) if is_open(listed) else str(len(listed.split(counted[2] or counted[3])))
         if (value := queried(text, self.variables.where, lambda raw: joined(raw, self.variables))) is not None:
             return value
+        if (reflowed := _REFLOWED.fullmatch(text)) is not None:
+            return " ".join(fields(reflowed[1], self.variables))
         if words[:1] == ["echo"] and not re.search(r"[|;&<>`]|\$\(", text):
             return " ".join(fields(text, self.variables)[1:])
         return gap(_unset(text, self.variables))
@@ -241,6 +243,12 @@ _COUNTED = re.compile(
     r"""|tr\s+['"]?([,: ])['"]?\s+['"]\\n['"]\s*\|\s*(?:wc\s+-l|grep\s+-c\s+['"]?[.^]['"]?))\s*"""
 )
 """How many parts a list has, as scripts count the GPUs that they name."""
+_BLANKS = r"(?:\\n|\\s|\\\+|\[?\[:space:\]\]?|[ \t*+^$])+"
+_REFLOWED = re.compile(
+    rf"""\s*echo\s+([^|;&<>`()]+?)(?:\s*\|\s*(?:xargs|tr\s+(?:-s\s+)?(['"]){_BLANKS}\2(?:\s+['"] ['"])?"""
+    rf"""|sed\s+(?:-[eEr]\s+)?(['"])s/{_BLANKS}/ ?/g?\3))+\s*"""
+)
+"""A text whose line ends and blanks alone are changed, as scripts make one line of many."""
 
 
 def _unset(text: str, variables: Variables) -> list[str]:

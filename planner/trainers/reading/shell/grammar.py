@@ -345,3 +345,5 @@ class _Parser:
                 self.waiting.append((node, mark, match[1] == "<<-", mark != word))
             elif match[1] in (">", ">>"):
                 node.target = word
+            elif match[1] == "<<<":
+                node.input = word

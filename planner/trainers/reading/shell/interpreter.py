@@ -18,6 +18,7 @@ from planner.trainers.reading.shell.starting import (
     batch_options,
     launcher_variables,
     place_of_file,
+    read_line,
     script_place,
     without_env,
 )
@@ -296,6 +297,10 @@ class _Follower:
         elif name == "unset":
             for one in rest:
                 self.variables.values.pop(one, None)
+        elif name == "read" and node.input is not None:
+            marks = self.variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
+            for one, value in read_line(rest, joined(node.input, self.variables), marks).items():
+                self.variables.put(one, value)
         elif name not in _QUIET:
             self.command(words)
 

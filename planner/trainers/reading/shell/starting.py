@@ -1,9 +1,9 @@
 """What starts a script: batch systems, by the comments at its head, other shells and other machines."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from planner.trainers.reading.shell.text import CLOSE
+from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots
 
 
 def batch_options(text: str) -> dict[str, str]:
@@ -68,3 +68,17 @@ def without_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
         elif not word.startswith("-"):
             return found, [word, *rest]
     return found, []
+
+
+def read_line(words: list[str], line: str, marks: str | Sequence[str]) -> dict[str, str | list[str]]:
+    """Variables that ``IFS=, read -r A B <<< line`` sets: each gets a part, the last one what is left; with -a one array gets all.
+    ``marks``: the IFS of the command, blanks where it has none."""
+    between = marks if isinstance(marks, str) and marks and not is_open(marks) else " \t\n"
+    names = [one for one in words if re.fullmatch(r"[A-Za-z_]\w*", one)] or ["REPLY"]
+    parts = line.split() if between.isspace() else re.split(f"[{re.escape(between)}]", line.strip())
+    if any(re.fullmatch(r"-[a-zA-Z]*a", one) for one in words):
+        return {names[-1]: gap(roots(line)) if is_open(line) else parts}
+    if is_open(line):
+        return {name: gap(roots(line) or [name]) for name in names}
+    first = {name: parts[i] if i < len(parts) else "" for i, name in enumerate(names[:-1])}
+    return {**first, names[-1]: between[0].join(parts[len(names) - 1 :])}

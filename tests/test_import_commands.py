@@ -1,0 +1,145 @@
+"""What scripts and configurations of people say in other commands, in recipes and in words of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.layout import CpMethod
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given, OpenQuestionsError
+from planner.trainers.reading.shell import evaluate
+
+
+def words(text: str) -> str:
+    return " ".join(evaluate(text, "train.sh", {}).commands[-1].words)
+
+
+def reading(folder: Path, name: str, text: str, gpus: int | None = None, **settings: str) -> Reading:
+    (folder / name).write_text(text)
+    return read(folder / name, None, Given(num_gpus=gpus, settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('A="--x 1\n  --y 2"\nrun $(echo "$A" | tr \'\\n\' \' \')', "run --x 1 --y 2"),
+        ('A="--x 1\n  --y 2"\nrun $(echo $A | sed \'s/  \\+/ /g\' | xargs)', "run --x 1 --y 2"),
+        ('A="--x  1"\nrun $(echo "$A" | sed -E "s/[[:space:]]+/ /g")', "run --x 1"),
+        ("IFS=',' read -r T P <<< \"2,4\"\nrun --t $T --p $P", "run --t 2 --p 4"),
+        ('read -r T P <<< "2 4 6"\nrun --t $T --p "$P"', "run --t 2 --p 4 6"),
+        ("IFS=: read -ra ALL <<< 1:2:3\nrun --n ${#ALL[@]} --x ${ALL[2]}", "run --n 3 --x 3"),
+        ("IFS=, read -r T P <<< 2,\nrun --t $T --p=$P", "run --t 2 --p="),
+    ],
+)
+def test_texts_through_other_commands(text: str, said: str) -> None:
+    assert words(text) == said
+
+
+def test_a_line_that_stays_open_is_asked_for_with_its_values(tmp_path: Path) -> None:
+    text = """for C in 2,4 4,2; do
+    IFS=, read -r TP PP <<< "$C"
+    torchrun --nproc_per_node 8 run_recipe.py --recipe llama32_1b_pretrain_config \\
+        model.tensor_model_parallel_size=$TP model.pipeline_model_parallel_size=$PP
+done"""
+    with pytest.raises(OpenQuestionsError, match=r"--set C=2,4\|4,2"):
+        read_to_plan(reading(tmp_path, "t.sh", text))
+    found = reading(tmp_path, "t.sh", text, C="4,2")
+    assert (found.fields["tp"], found.fields["pp"], found.fields["dp"]) == (4, 2, 1)
+
+
+def read_to_plan(found: Reading) -> None:
+    from planner.trainers.reading.configuration import to_plan
+
+    to_plan(found)
+
+
+def test_arguments_that_another_command_writes_are_never_dropped(tmp_path: Path) -> None:
+    text = "torchrun --nproc_per_node 8 run_recipe.py --recipe llama32_1b_pretrain_config $(./more_arguments)"
+    with pytest.raises(PlannerError, match="the output of another command"):
+        reading(tmp_path, "t.sh", text)
+    assert reading(tmp_path, "t.sh", text.replace("$(./more", "model.seq_length=4096 --save $(./more")).sequence_length == 4096
+
+
+def test_how_a_recipe_sends_over_its_context_parallel_ranks(tmp_path: Path) -> None:
+    """The published recipes of 32 and 128 thousand tokens say a2a; a plan of a ring has other traffic and other limits."""
+    text = "torchrun --nproc_per_node 8 run_recipe.py --recipe qwen3_600m_sft_128k_config"
+    assert reading(tmp_path, "t.sh", text).fields["cp_method"] == CpMethod.A2A
+    assert reading(tmp_path, "t.sh", text + " model.cp_comm_type=p2p").fields["cp_method"] == CpMethod.RING
+    with pytest.raises(PlannerError, match="cp_comm_type is 'a2a\\+p2p'; a plan knows"):
+        reading(tmp_path, "t.sh", text + " model.cp_comm_type=a2a+p2p")
+
+
+RECIPE = """
+model_name_or_path: meta-llama/Llama-3.1-8B
+per_device_train_batch_size: 1
+max_seq_length: 1024
+gradient_checkpointing: true
+bf16: true
+fsdp: full_shard
+"""
+
+
+def test_an_optimizer_under_another_word_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match="optimizer_type, which is 'rmsprop'"):
+        read_to_plan(reading(tmp_path, "a.yaml", RECIPE + "optimizer_type: rmsprop\n", 8))
+    found = reading(tmp_path, "a.yaml", RECIPE + "optimizer_type: rmsprop\n", 8, optim="lion")
+    assert found.optimizer == "lion" and not found.questions
+    assert not reading(tmp_path, "a.yaml", RECIPE + "optimizer_type: AdamW\n", 8).questions
+    with pytest.raises(PlannerError, match="slic is not modelled"):
+        reading(tmp_path, "a.yaml", RECIPE + "algorithm: slic\n", 8)
+
+
+ADAPTERS = "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\nfinetuning_type: lora\nlora_rank: 4\nbf16: false\n"
+
+
+def test_a_frozen_model_of_llama_factory_keeps_its_own_dtype(tmp_path: Path) -> None:
+    """Where neither bf16 nor fp16 is said its model is loaded as it was saved, but ZeRO-3 builds it in fp32."""
+    found = reading(tmp_path, "a.yaml", ADAPTERS, 2, deepspeed="zero2")
+    assert (found.precision, found.frozen_weights) == ("bf16", "bf16")
+    found = reading(tmp_path, "a.yaml", ADAPTERS, 2, deepspeed="zero3")
+    assert (found.precision, found.frozen_weights) == ("fp32", "fp32")
+    assert reading(tmp_path, "a.yaml", ADAPTERS.replace("lora\n", "full\n"), 2, deepspeed="zero2").precision == "fp32"
+
+
+def test_a_file_that_only_starts_llama_factory_names_the_one_to_import(tmp_path: Path) -> None:
+    text = "target: cluster\njobs:\n- command:\n  - torchrun --nproc_per_node=8 src/train.py configs/dpo.yaml\n"
+    with pytest.raises(PlannerError, match="none of its settings; import configs/dpo.yaml"):
+        reading(tmp_path, "job.yaml", text, 8)
+
+
+def test_a_program_of_another_library_is_no_program_of_transformers(tmp_path: Path) -> None:
+    program = "from megatron.bridge.recipes.llama import llama32_1b_pretrain_config\nconfig = llama32_1b_pretrain_config()\n"
+    (tmp_path / "go.py").write_text(program)
+    with pytest.raises(PlannerError, match="trains with Megatron-Bridge; import go.py"):
+        reading(tmp_path, "t.sh", "torchrun --nproc_per_node=8 go.py")
+
+
+TITAN = """[model]
+name = "FAMILY"
+flavor = "FLAVOR"
+[training]
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = 8
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "flavor", "preset"),
+    [("llama4", "17bx16e", "llama-4-scout"),
+     ("deepseek_v3", "16B_flex", "deepseek-v2-lite"), ("deepseek_v3", "671B", "deepseek-v3")],
+)  # fmt: skip
+def test_flavours_of_torchtitan(tmp_path: Path, family: str, flavor: str, preset: str) -> None:
+    text = TITAN.replace("FAMILY", family).replace("FLAVOR", flavor)
+    found = reading(tmp_path, "a.toml", text)
+    assert found.model is not None and found.model.name == preset and found.trainer == "torchtitan"
+    assert reading(tmp_path, "a.toml", text + 'components = ["loss"]\n').trainer == "torchtitan+compile=off"
+    assert reading(tmp_path, "a.toml", text + 'components = ["model", "loss"]\n').trainer == "torchtitan"
