@@ -299,8 +299,8 @@ class _Follower:
                 self.variables.values.pop(one, None)
         elif name == "read" and node.input is not None:
             marks = self.variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
-            for one, value in read_line(rest, joined(node.input, self.variables), marks).items():
-                self.variables.put(one, value)
+            for one, part in read_line(rest, joined(node.input, self.variables), marks).items():
+                self.variables.put(one, part)
         elif name not in _QUIET:
             self.command(words)
 
