@@ -14,6 +14,7 @@ from planner import api
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.questions.rl.rl_trace import STEPS, slices
+from planner.rl.rl_answer import answer
 from planner.rl.rl_layout import RlLayouts
 from planner.rl.rl_question import RlRequest, ask, read_fields, read_staleness
 from planner.rl.rl_search import Asked, placements, price, rollout_candidates, search, train_candidates
@@ -218,3 +219,11 @@ def test_the_timeline_shows_the_pools_as_idle_as_they_are(more: dict[str, Any]) 
     synced = [start for pool, phase, start, _, _ in found if (pool, phase) == ("generate", "sync")]
     assert len(synced) == STEPS and sampled <= one.step_s - one.parts_s["sync"] + 1e-9
     assert 1.0 - sampled / one.step_s == pytest.approx(one.idle["generate"], abs=one.parts_s["sync"] / one.step_s + 1e-6)
+
+
+def test_an_engine_that_takes_too_much_is_told_a_smaller_share() -> None:
+    """OpenRLHF's default of 0.95 stands beside nothing; its scripts for one pool, and so the plan, take 0.6."""
+    asked = {"model": "qwen3-8b", "gpus": 16, "algorithm": "ppo", "framework": "openrlhf", "mode": "colocated"}
+    assert answer(RlRequest(**asked)).fit
+    greedy = answer(RlRequest(**asked, memory_share=0.95))
+    assert not greedy.fit and [one.flag for one in greedy.ways if "share" in one.flag] == ["--memory-share 0.6"]

@@ -25,6 +25,8 @@ from planner.units import GIB, KILO, format_seconds
 
 GROWN = (2, 4, 8, 16, 32)
 """Times the GPUs that are tried where nothing fits, up to the first that does."""
+SHARES = (0.8, 0.6, 0.4)
+"""The same of the engine's share of the memory."""
 MEMORY_TEXT = {"generate": "generation", "logprob": "the log-probs", "train": "the update", "sync": "weight sync"}
 """Phases whose memory is told, in words."""
 PART_TEXT = {
@@ -78,9 +80,13 @@ def answer(request: RlRequest, top: int = 3, progress: Callable[[str], None] = l
 
 
 def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]:
-    """Changes that make a placement fit: states on the host, adapters, more GPUs."""
+    """Changes that make a placement fit: a smaller share for the engine, states on the host, adapters, more GPUs."""
     found, job, asked = list[Way](), question.job, question.asked
     tries: list[tuple[str, str, RlQuestion]] = []
+    for share in SHARES:
+        if share < (job.memory_share or max(job.framework.cache_share, job.framework.cache_share_alone)):
+            smaller = replace(question, job=job.replace(memory_share=share))
+            tries.append((f"{share:g} of the memory for the engine", f"--memory-share {share:g}", smaller))
     if not asked.train.get("offload_optimizer"):
         held = replace(asked, train={**asked.train, "offload_optimizer": 100})
         tries.append(("optimizer states in host memory", "--actor offload_optimizer=100", replace(question, asked=held)))
@@ -92,6 +98,8 @@ def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]
             more = replace(asked, gpus=asked.gpus * times, train_gpus=0, generate_gpus=0)
             tries.append((f"{more.gpus} GPUs", f"--gpus {more.gpus}", replace(question, asked=more)))
     for change, flag, one in tries:
+        if flag.split()[0] in {way.flag.split()[0] for way in found}:
+            continue
         progress(f"trying {change}")
         try:
             result = search(one.job, one.asked, 1)
@@ -99,8 +107,6 @@ def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]
             continue
         if result.fit:
             found.append(Way(change=change, flag=flag, step_s=result.best[0].seconds))
-            if flag.startswith("--gpus"):
-                break
     return found
 
 

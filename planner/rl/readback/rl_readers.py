@@ -201,7 +201,7 @@ def openrlhf(given: Settings, program: str) -> RlFound:
         algorithm="gspo" if given.get("actor.policy_loss_type") == "gspo" else algorithm,
         reference=float(seen.first("algo.kl.init_coef", "init_kl_coef", default=0.01)) > 0, critic=algorithm == "ppo",
         lora_rank=given.number("ds.lora.rank", 0, 0) or 0,
-        memory_share=seen.share("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+        memory_share=seen.share("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization") or framework.cache_share_alone,
     )  # fmt: skip
 
 
