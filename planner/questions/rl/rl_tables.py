@@ -34,7 +34,8 @@ def print_answer(console: Console, found: Answered, price: float | None = None) 
     elif not found.fit:
         console.print(
             "Not enough by themselves: a smaller share for the engine, optimizer states in host memory, adapters of rank 32, up to "
-            "32 times the GPUs. Take a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).", soft_wrap=True,
+            "32 times the GPUs. Take a smaller model, or leave out what is fixed (--actor, --rollout, --memory-share).",
+            soft_wrap=True,
         )  # fmt: skip
     if len(found.by_mode) > 1:
         console.print(plans_table(list(found.by_mode.values()), "The best of every kind", console.width, price))
