@@ -41,7 +41,7 @@ class EngineOf:
 
 def engine_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]]) -> EngineOf:
     """Engine and version: as stated, else of the image, else that of runs of its series about that day (``stated_versions``), else
-    the newest of the day of the run. Raises PlannerError.
+    the newest of the day of the run among those of its source or all. Raises PlannerError.
     """
     stated, assumed = str(row.get("engine.name") or ""), list[str]()
     name = _named(row)
@@ -125,10 +125,18 @@ def _inside_dynamo(image: str, name: str) -> str:
     return str(methods()["dynamo"][max(known, key=len)].get(name, "")) if known else ""
 
 
+def _images(name: str, row: ServingRow) -> Mapping[object, object]:
+    """Versions of the images that the method of its source used by day, {} where it names none."""
+    device, weights = row.get("hardware.gpu"), str(row.get("precision.weights") or "")
+    lines = (one for one in method_of(row).get("images", ()) if (one["engine"], one["gpu"]) == (name, device))
+    return next((one["versions"] for one in lines if one["weights"] in weights), {})
+
+
 def _newest(name: str, row: ServingRow) -> tuple[str, str]:
-    """The newest version of the day of a run, and the day; ('', '') where no day is known."""
+    """The newest version of the day of a run, among the images of its source or all releases, and the day; ('', '') where no day
+    is known."""
     said = (row.get("date"), method_of(row).get("date"), row.about.get("title"), row.about.get("where"))
     day = next((found[0] for one in said if one and (found := _DAY.search(str(one)))), "")
-    versions = {str(key): str(one) for key, one in methods()["releases"][name].items()}
+    versions = {str(key): str(one) for key, one in (_images(name, row) or methods()["releases"][name]).items()}
     before = [one for one in sorted(versions) if one <= day] if day else []
     return (versions[before[-1]], day) if before else ("", "")
