@@ -44,6 +44,20 @@ def test_a_series_says_the_version_of_its_runs() -> None:
     assert "version 0.10.2, of runs of its series about that day" in found[1].assumed
 
 
+@pytest.mark.parametrize(("date", "full"), [("2025-12-15", "0.5.2"), ("2026-01-05", "0.5.5"), ("2026-02-01", "0.5.8")])
+def test_a_source_says_its_images_by_day(date: str, full: str) -> None:
+    """InferenceX kept older images than the newest of the day on AMD; on other devices and for other weights it says nothing."""
+    silent = {"name": "sglang", "version": None}
+    block = {"engine": silent, "precision": {"weights": "fp8_block"}}
+    table = document(
+        row(date=date, hardware={"gpu": "mi355x"}, **block),
+        row(id="b", date="2025-12-15", hardware={"gpu": "b200-sxm"}, **block),
+    )
+    table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
+    found = [one.engine.full for one in runs_of(serving_rows(table)) if one.engine]
+    assert found == [f"sglang@{full}", "sglang@0.5.6"]
+
+
 def test_an_unknown_engine_or_device_is_named() -> None:
     assert "engine 'mine' is not known" in run(engine={"name": "mine"}).unsupported
     assert "arc-pro-b60" in run(hardware={"gpu": "arc-pro-b60"}).unsupported
