@@ -44,20 +44,7 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     ran out; ``floor``, the mean regret of who knows the true times (``floors``).
     ``overall`` leaves out sweeps of runs that their source calls broken, or whose layout is not stated.
     """
-    timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
-    failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        if pair.run.workload is None or pair.run.cluster is None or pair.predicted.step_time is None or not pair.run.stated:
-            continue  # a layout that was filled in by what is fastest says nothing about an order
-        if pair.time_error is not None:
-            timed[(pair.run.source, pair.run.family, *_job(pair))].append(pair)
-        elif pair.run.measured.fits is False:
-            failed[(pair.run.source, pair.run.representative, *_job(pair))].append(pair)
-    sweeps = [
-        _sweep(key, members, failed[(key[0], members[0].run.representative, *key[2:])])
-        for key, members in sorted(timed.items(), key=lambda item: str(item[0]))
-        if len({pair.run.layout for pair in members}) >= SWEEP
-    ]
+    sweeps = [_sweep(key, members, failed) for key, members, failed in sweeps_of(pairs)]
     drawn, scatter = floors([(str(sweep["family"]), sweep.pop("times")) for sweep in sweeps], pairs)
     found = list(zip(sweeps, drawn, strict=True))
     for sweep, regrets in found:
@@ -71,6 +58,24 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
+def sweeps_of(pairs: Sequence[Pair]) -> list[tuple[tuple[Hashable, ...], list[Pair], list[Pair]]]:
+    """Key (source, family, job), timed runs and runs out of memory of every job with SWEEP timed layouts or more."""
+    timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
+    failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        if pair.run.workload is None or pair.run.cluster is None or pair.predicted.step_time is None or not pair.run.stated:
+            continue  # a layout that was filled in by what is fastest says nothing about an order
+        if pair.time_error is not None:
+            timed[(pair.run.source, pair.run.family, *_job(pair))].append(pair)
+        elif pair.run.measured.fits is False:
+            failed[(pair.run.source, pair.run.representative, *_job(pair))].append(pair)
+    return [
+        (key, members, failed[(key[0], members[0].run.representative, *key[2:])])
+        for key, members in sorted(timed.items(), key=lambda item: str(item[0]))
+        if len({pair.run.layout for pair in members}) >= SWEEP
+    ]
+
+
 def _job(pair: Pair) -> tuple[Hashable, ...]:
     workload, cluster = pair.run.workload, pair.run.cluster
     assert workload is not None and cluster is not None
@@ -80,15 +85,15 @@ def _job(pair: Pair) -> tuple[Hashable, ...]:
 
 
 def _sweep(key: tuple[Hashable, ...], runs: Sequence[Pair], failed: Sequence[Pair]) -> dict[str, Any]:
-    members, measured = _averaged(runs)
+    members, measured = averaged(runs)
     seconds = {id(pair): time for pair, time in zip(members, measured, strict=True)}
     predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
     candidates = [*members, *failed]
     chances = [pair.predicted.out_of_memory or 0.0 for pair in candidates]
     gate = max(SAFE, min(chances))
-    picks = _fastest([pair for pair, chance in zip(candidates, chances, strict=True) if chance <= gate])
+    picks = fastest([pair for pair, chance in zip(candidates, chances, strict=True) if chance <= gate])
     taken = [seconds[id(pair)] for pair in picks if id(pair) in seconds]
-    first = [seconds[id(pair)] for pair in _fastest(members)]
+    first = [seconds[id(pair)] for pair in fastest(members)]
     name, layers, _, precision, gpus, batch, length, _ = key[2:]
     return {
         "source": key[0],
@@ -108,7 +113,7 @@ def _sweep(key: tuple[Hashable, ...], runs: Sequence[Pair], failed: Sequence[Pai
     }
 
 
-def _averaged(runs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
+def averaged(runs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
     """One run for each layout, and the mean of what its repetitions measured."""
     groups: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in runs:
@@ -117,7 +122,7 @@ def _averaged(runs: Sequence[Pair]) -> tuple[list[Pair], Floats]:
     return [group[0] for group in groups.values()], np.array(means, dtype=float)
 
 
-def _fastest(pairs: Sequence[Pair]) -> list[Pair]:
+def fastest(pairs: Sequence[Pair]) -> list[Pair]:
     """The pair that is predicted fastest, and those that are predicted as fast (TIE); the fastest first."""
     found = sorted(pairs, key=lambda pair: pair.predicted.step_time or 0.0)
     limit = (found[0].predicted.step_time or 0.0) * (1.0 + TIE)
