@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from planner.mixed.export.mixed_targets import TARGETS
 from planner.mixed.export.placement import place
 from planner.mixed.export.runnable import Limits, nearest, reasons
 from planner.mixed.export.torch_bundle import settings
+from planner.mixed.known_links import read_outer
 from planner.mixed.mixed_layout import MixedLayout, Outer
 from planner.trainers.bundle.folder import write_bundle
 from planner.trainers.checking.started import started
@@ -244,7 +246,37 @@ def test_sites_that_step_alone_as_torchft_jobs() -> None:
         "semi_sync_method='diloco'",
     ):
         assert line in text
+    assert "fragment_sync_delay" not in text
+    assert "global_batch_size=2 * batch" in text  # torchft's trainer divides by the sites
     assert "torchft_lighthouse --min_replicas 2" in made.files["README.md"]
+
+
+def test_torchft_waits_as_long_as_a_slow_average_takes() -> None:
+    """By itself it gives up after 10 and 60 seconds; here an average of the 1.2B parameters takes 40 s and more."""
+    slow = dataclasses.replace(SITES, links=(dataclasses.replace(SITES.links[0], bandwidth=1e8),))
+    cut = dataclasses.replace(
+        DILOCO, outer=Outer(method="streaming_diloco", every=100, bits=32, fragments=4), zero=2,
+        pipelines=(pipeline(stage("big", 16), count=4, m=2), pipeline(stage("small", 16), count=4, m=1)),
+    )  # fmt: skip
+    made = mixed_bundle(export_of(cut, slow, model="llama-3.2-1b"), "torchtitan", PLAN)
+    size = 1.236e9 * 4
+    for line in ("fragment_sync_delay=5", "fragment_update_alpha=0.5"):
+        assert line in made.files["site-0/diloco_config.py"]
+    found = {name: int(value) for name, value in re.findall(r"(TORCHFT_\w*TIMEOUT_SEC)=\"(\d+)\"", made.files["environment.sh"])}
+    assert found["TORCHFT_TIMEOUT_SEC"] >= 60 + 2 * size / 1e8
+    assert f"process_group_timeout_ms={1000 * found['TORCHFT_TIMEOUT_SEC']}" in made.files["site-1/diloco_config.py"]
+    assert found["TORCHFT_QUORUM_TIMEOUT_SEC"] > 600
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("streaming_diloco:100:4:1", "2 to 100 fragments in turn, not 1"), ("streaming_diloco:1", "not 2"),
+     ("streaming_diloco:10:8:11", "not 11")],
+)  # fmt: skip
+def test_fragments_that_cannot_be_averaged_in_turn(text: str, sentence: str) -> None:
+    assert read_outer("streaming_diloco:100").fragments == 2
+    with pytest.raises(PlannerError, match=sentence):
+        read_outer(text)
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mixed_samples import UNEQUAL, export_of, pipeline, stage, two_kinds
+from mixed_samples import DILOCO, SITES, UNEQUAL, export_of, pipeline, stage, two_kinds
 
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
 from planner.layout import Schedule
 from planner.mixed.cut import best_cut
 from planner.mixed.export.mixed_folder import mixed_bundle
 from planner.mixed.export.torch_bundle import settings
+from planner.mixed.known_links import read_outer
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.shares import Replicas, water_fill
 from planner.trainers.bundle.folder import write_bundle
@@ -202,3 +206,35 @@ def test_the_exported_scripts_start_under_torchrun(tmp_path: Path) -> None:
         and "loss scale 1.33333" in out
         and "loss scale 0.666667" in out
     )
+
+
+# ------------------------------------------------------------------------------------------------ local updates
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="NOT RUN: torchft is not installed (pip install torchft)")
+@pytest.mark.parametrize("outer", ["diloco:10", "streaming_diloco:20:32:2"])
+def test_exported_sites_average_as_local_updates_say(tmp_path: Path, outer: str) -> None:
+    """torchft on gloo with the settings of the exported files: weights after the first average are those by hand, on both sites."""
+    from torchft._torchft import LighthouseServer
+
+    layout = replace(DILOCO, outer=read_outer(outer))
+    made = mixed_bundle(export_of(layout, SITES), "torchtitan", {"planner_mixed_plan": 1})
+    write_bundle(made, tmp_path / "run")
+    limits = {name: str(one.value) for name, one in made.rendered.environment.items() if name.startswith("TORCHFT")}
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=10000)
+    words = [sys.executable, "-m", "tests.proofs.local_updates"]
+    try:
+        running = [
+            subprocess.Popen(
+                [*words, str(site), str(tmp_path / f"run/site-{site}/diloco_config.py"), lighthouse.address()],
+                env={**os.environ, **limits}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for site in (0, 1)
+        ]  # fmt: skip
+        for one in running:
+            text, wrong = one.communicate(timeout=120)
+            found = re.search(r"averages (\d+) difference (\S+)", text)
+            assert found is not None, wrong[-2000:]
+            assert found[1] == "1" and float(found[2]) < 1e-12
+    finally:
+        lighthouse.shutdown()

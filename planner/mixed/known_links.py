@@ -108,4 +108,6 @@ def read_outer(text: str) -> Outer:
             "two averages, bits of a sent number, fragments"
         )
     names = ("every", "bits", "fragments")
-    return read(Outer, {"method": method, **{name: int(one) for name, one in zip(names, numbers, strict=False)}}, "--outer")
+    said = {"fragments": 2} if method == "streaming_diloco" else {}
+    said |= {name: int(one) for name, one in zip(names, numbers, strict=False)}
+    return read(Outer, {"method": method, **said}, "--outer")

@@ -14,7 +14,7 @@ from planner.mixed.wide_links import best_ring, ring_all_reduce_time
 
 NOT_WHOLE = "local updates need a whole replica in each of two sites; here pipelines span the sites, or one site holds all"
 OVERLAP = 5
-"""Steps that the average of a fragment is spread over. [Douillard et al. 2025: tau = 5]"""
+"""Steps that the average of a fragment is spread over at the most. [Douillard et al. 2025: tau = 5]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +90,11 @@ def local_update(job: MixedJob, outer: Outer, sites: tuple[str, ...], ring: tupl
     size, nodes = parameters_of(job) * outer.bits / 8.0, nodes_between(job, sites)
     bandwidth = min(one.speed(nodes) for one in ring)
     streams = outer.method == "streaming_diloco"
-    fragments = min(max(outer.fragments, 2), outer.every) if streams else 1
+    fragments = outer.fragments if streams else 1
     latency = fragments * max(one.latency for one in ring)
     average = float(ring_all_reduce_time(size, len(sites), bandwidth, latency))
     if streams:
-        overlap = min(OVERLAP, max(outer.every // fragments, 1))
-        used = float(law.streaming_utilisation(outer.every, step, average, fragments, overlap))
+        used = float(law.streaming_utilisation(outer.every, step, average, fragments, overlapped_steps(outer)))
     else:
         used = float(law.utilisation(outer.every, step, average))
     sent = law.data_bytes(parameters_of(job), len(sites), outer.bits / 8.0) / outer.every
@@ -103,6 +102,11 @@ def local_update(job: MixedJob, outer: Outer, sites: tuple[str, ...], ring: tupl
         method=outer.method, every=outer.every, bits=outer.bits, average=average, utilisation=used, step=step / used,
         bytes_per_step=sent, usd_per_step=len(sites) * sent * max(one.price for one in ring),
     )  # fmt: skip
+
+
+def overlapped_steps(outer: Outer) -> int:
+    """Steps that pass while the average of a fragment is under way: it must end before the next begins."""
+    return min(OVERLAP, outer.every // outer.fragments - 1) if outer.method == "streaming_diloco" else 0
 
 
 def kinds_of(job: MixedJob, site: str) -> list[str]:

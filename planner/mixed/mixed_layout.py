@@ -60,6 +60,10 @@ class Outer:
     fragments: Count = 1
     """Parts of the model that are averaged in turn (streaming)."""
 
+    def __post_init__(self) -> None:
+        if self.method == "streaming_diloco" and not 2 <= self.fragments <= self.every:
+            raise PlannerError(f"streaming_diloco averages 2 to {self.every} fragments in turn, not {self.fragments}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixedLayout:

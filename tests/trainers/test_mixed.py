@@ -85,5 +85,5 @@ def test_sites_are_parsed_as_torchft_trainers(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr[-3000:]
             words = done.stdout.split()[-11:]
             assert words[:8] == ["FaultTolerantTrainer.Config", "True", "diloco", "10", "2", "True", str(number), "2"]
-            assert words[8] == str(batch) and words[10] == "torchtitan.experiments.torchft.optimizer"
+            assert words[8] == str(2 * batch) and words[10] == "torchtitan.experiments.torchft.optimizer"
             assert config == "plan" or words[9] == "20"

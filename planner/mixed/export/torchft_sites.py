@@ -6,6 +6,7 @@ Read in torchtitan 0.3.0, experiments/torchft: manager.py (TorchFTManager.Config
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from planner.cluster_file import ClusterFile
@@ -13,7 +14,9 @@ from planner.errors import PlannerError, listed
 from planner.mixed.export.cut_job import cut_job
 from planner.mixed.export.export_job import MixedExport
 from planner.mixed.export.runnable import Limits, reasons
+from planner.mixed.local_updates import alone, inner_step, local_update, nodes_between, overlapped_steps
 from planner.mixed.mixed_layout import Pipeline
+from planner.mixed.wide_links import best_ring
 from planner.trainers.bundle.quoting import text_from
 from planner.trainers.bundle.target import Rendered, Setting
 from planner.trainers.targets import load_target
@@ -23,6 +26,9 @@ METHODS = {"diloco": "diloco", "streaming_diloco": "diloco", "local_sgd": "local
 """semi_sync_method; DiLoCo in several fragments is streaming DiLoCo."""
 BITS = {32: False, 8: True}
 """should_quantize: pseudo-gradients are sent in 8 bits."""
+LEAST, START, SLACK = 60.0, 600.0, 2.0
+"""Seconds that torchft waits by itself [torchft.Manager], that the first step may take longer than others (assumed), and how much
+longer than priced anything may take before a site is given up (assumed)."""
 SITE = Limits(equal_tp=True, equal_cuts=True, equal_shares=True, equal_recompute=True, cp=True, ep=True, outer=True)
 """Of the pipelines of one site."""
 
@@ -95,14 +101,14 @@ def render(mixed: MixedExport) -> Rendered:
     """A folder per site with plan_config.py (torchtitan's export of its part) and diloco_config.py (the averages)."""
     outer, titan, every, files = mixed.layout.outer, load_target("torchtitan"), sites(mixed), dict[str, str]()
     assert outer is not None
-    made = None
+    made, (average, meeting) = None, limits(mixed)
     for number, one in enumerate(every):
         made = titan.render(cut_job(one.mixed))
         folder = site_folder(number)
         files |= {f"{folder}/{name}": text for name, text in made.files.items()}
         files[f"{folder}/diloco_config.py"] = text_from(
             "planner.mixed.export/diloco_config.py.j2", outer=outer, method=METHODS[outer.method], quantize=BITS[outer.bits],
-            replica=number, replicas=len(every), site=one.site,
+            replica=number, replicas=len(every), site=one.site, timeout=average, delay=overlapped_steps(outer),
         )  # fmt: skip
     assert made is not None
     words = tuple("diloco_config" if word == "plan_config" else word for word in made.entry)
@@ -113,6 +119,11 @@ def render(mixed: MixedExport) -> Rendered:
             **made.variables,
             "TORCHFT_LIGHTHOUSE": Setting(None, "address of the lighthouse, like http://HOST:29510; see README.md"),
         },
+        environment={
+            **made.environment,
+            "TORCHFT_TIMEOUT_SEC": Setting(str(average), "what an average may take; torchft gives up after 60 s by itself"),
+            "TORCHFT_QUORUM_TIMEOUT_SEC": Setting(str(meeting), "how long a site waits there for the others; 60 s by itself"),
+        },
         notes=(
             *made.notes,
             f"Start the lighthouse once, where every site reaches it: torchft_lighthouse --min_replicas {len(every)} "
@@ -122,6 +133,20 @@ def render(mixed: MixedExport) -> Rendered:
         ),
         install=(*made.install, "pip install torchft-nightly  # a Rust extension; wheels for Linux on x86-64"),
     )  # fmt: skip
+
+
+def limits(mixed: MixedExport) -> tuple[int, int]:
+    """Seconds after which torchft gives up an average, and after which a site no longer waits for the others.
+
+    SLACK times what is priced: of the average, and of the steps between two (compiling comes on top of the first).
+    """
+    job, layout = mixed.job, mixed.layout
+    assert layout.outer is not None
+    places, step = alone(job, layout), inner_step(job, layout)
+    ring = best_ring(job.cluster, places, nodes_between(job, places))
+    average = local_update(job, layout.outer, places, ring, step).average
+    between = step * layout.outer.every / layout.outer.fragments
+    return math.ceil(LEAST + SLACK * average), math.ceil(START + SLACK * between)
 
 
 def site_folder(number: int) -> str:
