@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from planner.lab.elastic.attempt import Attempt, Meeting, torchrun
 from planner.lab.elastic.loop import Job, keep_training, why_failed
 from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import ADAPTERS, Saving, adapter_of, command_line
-from planner.lab.elastic.setting_up import Asked, between, set_up
+from planner.lab.elastic.setting_up import Asked, Ready, between, set_up
 from planner.lab.elastic.worlds import World
 from planner.plan_file import Plan, load_plan
 
@@ -382,6 +384,19 @@ def test_a_variable_that_is_needed_is_asked_for(plan: Path, tmp_path: Path, monk
         pass
     with ready("--hf_assets_path", "x").alone():
         assert f"export HF_ASSETS={os.path.abspath('x')}" in (tmp_path / "worlds/gpus-4/rank.sh").read_text()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_program_that_needs_cuda_is_not_started_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """One sentence before the start, in place of attempts that end with an assertion of each rank."""
+    monkeypatch.setattr("planner.lab.elastic.setting_up.ask_torch", lambda *_: [there])
+    job: Any = SimpleNamespace(folder=tmp_path)
+    ready = Ready(job=job, ranks=1, cuda=ADAPTERS["megatron"].cuda)
+    refused = contextlib.nullcontext() if there else pytest.raises(PlannerError, match="Megatron-LM trains on CUDA GPUs alone")
+    with refused, ready.alone():
+        pass
+    with Ready(job=job, ranks=1, cuda=ADAPTERS["pytorch"].cuda).alone():
+        pass
 
 
 def test_nodes_go_on_only_where_every_number_has_a_plan(run: Any, plan: Path, tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ NODES, STALL, BEHIND, RESTART, INTERVAL = 8, 1.0, 20.0, 60.0, 300.0
 
 def job_simulated(hours: float, repair: float, spares: int, *, shrinks: bool, failures: int = 4000) -> float:
     """Work of a job that starts again from its last whole checkpoint, event by event. All nodes or none; or with those that are
-    there, n / N as fast, growing by a planned start when a node comes back. Nodes fail alike whether the job runs or waits; spares do not."""
+    there, n / N as fast, growing by a planned start when a node comes back. Nodes fail alike whether the job runs or waits; spares
+    do not."""
     rng, known = np.random.default_rng(3), constants()
     now = work = whole = since = 0.0
     repairs: list[float] = []
@@ -82,11 +83,14 @@ def job_simulated(hours: float, repair: float, spares: int, *, shrinks: bool, fa
 
 
 @pytest.mark.parametrize("shrinks", [False, True], ids=["restart", "shrink"])
-@pytest.mark.parametrize(("hours", "repair", "spares"), [(20.0, 1800.0, 0), (20.0, 7200.0, 1), (4.0, 600.0, 1), (100.0, 86400.0, 2)])
+@pytest.mark.parametrize(
+    ("hours", "repair", "spares"), [(20.0, 1800.0, 0), (20.0, 7200.0, 1), (4.0, 600.0, 1), (100.0, 86400.0, 2)]
+)
 def test_jobs_that_start_again(hours: float, repair: float, spares: int, shrinks: bool) -> None:
     """A failure of the job every half an hour to half a day, repairs from ten minutes to a day."""
     nodes = FailingNodes(kind="a", count=NODES, mtbf=NodeMtbf(seconds=hours * 3600.0, why=""), repair=repair, spares=spares)
-    job: Any = SimpleNamespace(times=SaveTimes(stall=STALL, behind=BEHIND, load=5.0), speed=lambda missing: 1.0 - sum(missing) / NODES)
+    times = SaveTimes(stall=STALL, behind=BEHIND, load=5.0)
+    job: Any = SimpleNamespace(times=times, speed=lambda missing: 1.0 - sum(missing) / NODES)
     answer = shrink_answer if shrinks else restart_answer
     found = answer(cast(FailingJob, job), Failures(kinds=(nodes,)), RESTART, INTERVAL).goodput
     assert found == pytest.approx(job_simulated(hours, repair, spares, shrinks=shrinks), abs=POINTS)

@@ -57,6 +57,8 @@ class Adapter:
     """Its data position is of the job, not of each data-parallel rank."""
     forgets: bool = True
     """It removes older checkpoints itself."""
+    cuda: str = ""
+    """Its name where its training loop runs on CUDA GPUs alone."""
 
 
 def _pytorch(one: Saving) -> dict[str, str | None]:
@@ -93,11 +95,13 @@ ADAPTERS = {
             target="pytorch", layout={"--plan": "plan.json"}, variables=lambda _: {}, saving=_pytorch,
             step=re.compile(r"^step (\d+) loss"), stops=True, reshards_data=True,
         ),
-        # consumed_train_samples of the checkpoint gives the data position  [Megatron-LM, training/checkpointing.py]
+        # consumed_train_samples of the checkpoint gives the data position  [Megatron-LM, training/checkpointing.py]; without a GPU
+        # it ends with "Megatron requires CUDA."  [training/initialize.py, initialize_megatron]
         Adapter(
             target="megatron", layout={"${ARGUMENTS[@]}": None}, saving=_megatron,
             variables=lambda command: {"MEGATRON_LM": os.path.dirname(command[0])} if command else {},
             step=re.compile(r"iteration\s+(\d+)\s*/"), stops=True, reshards_data=True, forgets=False,
+            cuda="Megatron-LM",
         ),
         # no handler of SIGTERM; colours in its logs; "dataloader resharding is not supported yet"  [torchtitan,
         # components/dataloader.py]

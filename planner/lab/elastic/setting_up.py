@@ -23,6 +23,7 @@ from planner.lab.elastic.notices import gpus_here, taken_away
 from planner.lab.elastic.run_flags import Adapter, Saving, adapter_of, command_line
 from planner.lab.elastic.save_interval import Interval, best_interval_of
 from planner.lab.elastic.worlds import World, worlds_of
+from planner.lab.launch.torchrun import ask_torch
 from planner.plan_file import Plan, load_plan
 from planner.trainers.bundle.elastic_folder import write_worlds
 from planner.trainers.bundle.target import ExportJob
@@ -82,13 +83,20 @@ class Ready:
     """What is said before the start: plans, interval, limits."""
     needed: dict[str, str] = field(default_factory=dict)
     """Variables that the user must set, and what they are."""
+    cuda: str = ""
+    """The program whose training loop runs on CUDA GPUs alone; '' = any."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Inside the block nobody else runs this job in its folder; raises PlannerError where somebody does, or a variable that is
-        needed is not set."""
+        needed is not set, or there are no GPUs that the program needs."""
         if missing := [f"{name} ({what})" for name, what in self.needed.items() if not os.environ.get(name)]:
             raise PlannerError(f"{', '.join(missing)} is not set; export it and start again")
+        if self.cuda and ask_torch("torch.cuda.is_available()") == [False]:
+            raise PlannerError(
+                f"{self.cuda} trains on CUDA GPUs alone, and torch finds none here; start the same command where they are. "
+                "--print-commands shows what it would start, and train.py (--target pytorch) runs without a GPU"
+            )
         path = self.job.folder / f"lock-{socket.gethostname()}"
         with path.open("w") as file:
             try:
@@ -145,7 +153,7 @@ def set_up(asked: Asked, say: Callable[[str], object]) -> Ready:
     lines = [*_about(worlds, missing, adapter), _saved(asked, interval, checkpoints, adapter), _limits(job, silence)]
     needed = {name: rendered.variables[name].why for rendered in (one.rendered for one in bundles.values())
               for name in rendered.needed if name not in known}  # fmt: skip
-    return Ready(job=job, ranks=ranks, lines=lines, needed=needed)
+    return Ready(job=job, ranks=ranks, lines=lines, needed=needed, cuda=adapter.cuda)
 
 
 def _counts(asked: Asked) -> tuple[Meeting, int, list[int]]:
