@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mixed_samples import export_of, pipeline, stage, two_kinds
+from rich.console import Console
 from rl_samples import rl_plan
 
+import planner
 from planner.cluster_file import ClusterFile, Storage
 from planner.commands.main import main
 from planner.elastic.elastic_job import Surroundings
@@ -25,6 +27,7 @@ from planner.elastic.shards import read_factor, saved_of
 from planner.library import read_yaml
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan, load_mixed_plan, priced_plan
+from planner.questions.watch.mixed_watched import Mixed
 
 HOUR = 3600.0
 RATES = {(1, 0): 0.6, (2, 0): 0.25, (0, 1): 0.9, (0, 2): 0.75}
@@ -45,6 +48,14 @@ def plan_of(cluster: ClusterFile | None = None, tp: int = 4) -> MixedPlan:
 def job_of(rates: Mapping[tuple[int, ...], float] = RATES, **around: Any) -> MixedElasticJob:
     """That plan with rates that need no search."""
     return MixedElasticJob(plan=plan_of(), around=Surroundings(**around), searched=dict(rates))
+
+
+def shown(answer: Any) -> str:
+    """What is printed."""
+    console = Console(width=200)
+    with console.capture() as caught:
+        answer.show(console)
+    return caught.get()
 
 
 def test_failures_of_kinds_add_up() -> None:
@@ -160,10 +171,10 @@ def test_other_nodes_are_planned_with_the_move_counted(tmp_path: Path) -> None:
         "nodes:\n- {kind: big, hardware: h100-sxm, count: 2, gpus: 4}\n- {kind: small, hardware: l40s, count: 1, gpus: 2}\n"
         "storage: {read: 1 MB/s, write: 500 kB/s}\n"
     )
-    flags = ["--cluster", str(cluster), "--step", "7", "--drain", "1s", "--recipe", str(tmp_path / "recipe.yaml")]
-    done = CliRunner().invoke(main, ["reshape", str(file), *flags, "--output", str(tmp_path / "next.yaml"), "--json"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    moved = planner.reshape(file, cluster=cluster, step=7, drain="1s")
+    moved.save(tmp_path / "next.yaml")
+    moved.save_recipe(tmp_path / "recipe.yaml")
+    found = moved.to_dict()
     planned, failed = found["ways"]
     size = saved_of(plan_of().workload, job_of().trainer).size
     assert planned["seconds"] == pytest.approx(sum(planned["parts_s"].values()))
@@ -176,8 +187,7 @@ def test_other_nodes_are_planned_with_the_move_counted(tmp_path: Path) -> None:
     assert recipe["samples"] == 7 * 8 and recipe["step"] == 7 and recipe["engine"]["engine"] == "torch_dist"
     new = load_mixed_plan(tmp_path / "next.yaml")
     assert new.layout.global_batch_size == 8 and new.layout.gpus_of("small") <= 2
-    text = CliRunner().invoke(main, ["reshape", str(file), *flags]).output
-    assert "Pay-back:" in text and "Warning of" in text
+    assert all(one in shown(moved) for one in ("Pay-back:", "Warning of", "Who holds what"))
 
 
 def test_shards_that_do_not_nest_are_read_more_than_once() -> None:
@@ -210,6 +220,18 @@ def test_bad_input_is_a_sentence(tmp_path: Path, cluster: str, flags: list[str],
     more.write_text(f"nodes: [{{{cluster}}}]\n" if cluster else "2022-05-01,10:00:00,2\n2022-05-01,11:00:00,2\n")
     done = CliRunner().invoke(main, ["resilience", str(file), *flags, *([str(more)] if len(flags) == 1 else [])])
     assert done.exit_code == 2 and says in " ".join(done.output.split())
+
+
+def test_watching_says_what_it_does_not_look_at(tmp_path: Path) -> None:
+    """Ranks as busy as planned but one, which is twice as long; their communication is read and not compared."""
+    job, table = job_of(), tmp_path / "ranks.csv"
+    busy = Mixed(job).expected()
+    rows = [f"{rank},{one * (2.0 if rank == 2 else 1.0)},0.5" for rank, one in busy.items() for _ in range(4)]
+    table.write_text("rank,compute_s,comm_s\n" + "\n".join(rows))
+    job.plan.save(tmp_path / "mixed.yaml")
+    seen = planner.watch(tmp_path / "mixed.yaml", table)
+    assert [one.found.ranks for one in seen.found.findings] == [(2,)]
+    assert seen.to_dict()["skipped"].startswith("times that ranks communicate") and "Not looked at: times" in shown(seen)
 
 
 def test_rl_plans_are_sent_to_the_training_of_their_policy(tmp_path: Path) -> None:

@@ -137,8 +137,18 @@ def watched_mixed(
         batch=plan.layout.global_batch_size, seen=seen, measured=seen.step_time,
         interval=plan.prediction.step_time_range_s, findings=tuple(sorted(costs, key=lambda one: -one.loss)), loss=loss,
         usd_per_day=mixed.dollars(loss), actions=tuple(actions), remaining=remaining, assumptions=said if actions else (),
-        again=again,
+        again=again, skipped=_skipped(seen),
     )  # fmt: skip
+
+
+def _skipped(seen: Observed) -> str:
+    """What was read of rings and experts: neither is compared in a plan whose stages are unlike."""
+    read = {
+        "times that ranks communicate, by data parallel ring": "communication" in seen.ranks,
+        "tokens of experts": bool(seen.experts) or "tokens" in seen.ranks,
+    }
+    said = " and ".join(what for what, there in read.items() if there)
+    return f"{said} (a plan over several kinds of nodes)" if said else ""
 
 
 def _planned_again(mixed: Mixed, nodes: Mapping[str, float], progress: Callable[[str], None]) -> list[Change]:

@@ -43,6 +43,8 @@ def parts(found: Watched, width: int) -> Iterator[RenderableType]:
     for one in found.findings[:1]:
         if one.check:
             yield Text(f"Check: {one.check}")
+    if found.skipped:
+        yield Text(f"Not looked at: {found.skipped}.")
     yield Text.assemble(("Verdict: ", "bold"), found.verdict)
 
 

@@ -90,6 +90,8 @@ class Watched:
     assumptions: tuple[Assumption, ...]
     again: Again = None
     """Slow nodes, and the plan with their speeds."""
+    skipped: str = ""
+    """What was read and not looked at; '' where nothing is left out."""
 
     @property
     def best(self) -> Action | None:
@@ -117,7 +119,7 @@ class Watched:
             "interval_s": list(self.interval), "findings": [one.to_dict() for one in self.findings],
             "loss_percent": 100.0 * self.loss, "usd_per_day": self.usd_per_day,
             "actions": [one.to_dict() for one in self.actions], "verdict": self.verdict,
-            "assumptions": [vars(one) for one in self.assumptions],
+            "assumptions": [vars(one) for one in self.assumptions], "skipped": self.skipped,
         }  # fmt: skip
 
 
