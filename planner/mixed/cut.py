@@ -46,9 +46,9 @@ class StageCosts:
     def __init__(self, costs: Floats) -> None:
         """``costs``: by layers behind which the stage begins, as many as make a difference, and number of layers."""
         rows, size = costs.shape
-        end, held = np.indices((size, size), sparse=True)
+        held, end = np.indices((size, size), sparse=True)
         self.by_count = np.where(end >= held, costs[np.clip(end - held, 0, rows - 1), held], np.inf)
-        """By end e and number of layers n, infinite for e < n."""
+        """By number of layers n and end e, infinite for e < n."""
         there = np.arange(rows)[:, None] < size - np.arange(size)
         fastest = np.where(there, costs, np.inf).min(axis=0)
         self.values = np.unique(costs[np.isfinite(costs)])
@@ -60,7 +60,7 @@ class StageCosts:
 
     def within(self, bound: float) -> Floats:
         """``by_count`` up to the most layers that the bound allows, infinite where one is above it."""
-        table = self.by_count[:, : max(bisect.bisect_right(self._levels, bound), 1)]
+        table = self.by_count[: max(bisect.bisect_right(self._levels, bound), 1)]
         return table if self._plain and self._levels[0] <= bound else np.where(table <= bound, table, np.inf)
 
     def most(self, bounds: Floats) -> NDArray[np.intp]:
@@ -69,50 +69,57 @@ class StageCosts:
 
 
 def best_cut_of(stages: list[StageCosts], microbatches: float, below: float = np.inf) -> Cut | None:
-    """The same of stages made before; None as well where none takes less than ``below`` seconds."""
+    """The same of stages made before; None as well where none takes less than ``below`` seconds.
+
+    The least sum does not grow with z: that of one z bounds those of all smaller ones, so that most are not looked at. The smallest
+    z is often the best, and without a bound there is the least sum of all.
+    """
     counts = Counter(stages)
     bounds = np.unique(np.concatenate([one.values for one in counts]))
     room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
-    enough = np.flatnonzero(room >= len(stages[0].by_count) - 1)
+    bounds = bounds[room >= stages[0].by_count.shape[1] - 1]
+    waits = (microbatches - 1.0) * bounds
     best: Cut | None = None
-    least_sum = 0.0
-    for tried, z in enumerate(bounds[enough].tolist(), 1):
-        if least_sum + (microbatches - 1.0) * z >= below:
-            break
-        found = _least_sum(stages, z)
-        if found is not None:
-            layers, taken = found
-            cut = Cut(layers=layers, slowest=max(taken), total=sum(taken))
+    spans = [(0, 1, 0.0)] if len(bounds) else []  # numbers of z to look at, and a sum that none of them has less than
+    first = True
+    while spans:
+        low, high, least = spans.pop()
+        high = low + int(np.searchsorted(waits[low:high], below - least))
+        if low >= high:
+            continue
+        middle = (low + high) // 2
+        sums = LeastSums(stages, float(bounds[middle]))
+        if sums.least + waits[low] < below:
+            cut = sums.cut()
             if cut.seconds(microbatches) < below:
                 best, below = cut, cut.seconds(microbatches)
-        if tried == 2:
-            unbounded = _least_sum(stages, np.inf)
-            if unbounded is None:
-                return None
-            least_sum = sum(unbounded[1])
-    return best
+        spans += [(middle + 1, high, least), (low, middle, sums.least)]
+        if first:
+            spans, first = [(1, len(bounds), LeastSums(stages, np.inf).least)], False
+        spans = [one for one in spans if np.isfinite(one[2])]
+    return LeastSums(stages, best.slowest).cut() if best else None  # of equal ones always the same
 
 
-def _least_sum(stages: list[StageCosts], bound: float) -> tuple[tuple[int, ...], list[float]] | None:
-    """The cut with the least sum and no stage above the bound, with the seconds of its stages."""
-    size = len(stages[0].by_count)
-    rows = np.arange(size)
-    behind = size + rows[:, None] - rows  # where f(e - n) stands behind as many infinities
-    before = np.full(2 * size, np.inf)
-    before[size] = 0.0
-    counts, allowed = list[NDArray[np.intp]](), dict[int, Floats]()
-    for one in stages:
-        if id(one) not in allowed:
-            allowed[id(one)] = one.within(bound)
-        table = allowed[id(one)]
-        sums = before.take(behind[:, : table.shape[1]]) + table
-        counts.append(sums.argmin(axis=1))
-        before[size:] = sums[rows, counts[-1]]
-    if not np.isfinite(before[-1]):
-        return None
-    end, layers, taken = size - 1, list[int](), list[float]()
-    for one, held in zip(reversed(stages), reversed(counts), strict=True):
-        layers.append(int(held[end]))
-        taken.append(float(one.by_count[end, layers[-1]]))
-        end -= layers[-1]
-    return tuple(reversed(layers)), taken[::-1]
+class LeastSums:
+    """The least sums of stages of which none is above a bound."""
+
+    def __init__(self, stages: list[StageCosts], bound: float) -> None:
+        size, allowed = stages[0].by_count.shape[1], {one: one.within(bound) for one in set(stages)}
+        self.stages, self.tables = stages, [allowed[one] for one in stages]
+        every = np.full((len(stages) + 1, 2 * size), np.inf)  # f_j(e - n) stands behind as many infinities
+        every[0, size] = 0.0
+        self.before = np.lib.stride_tricks.sliding_window_view(every, size, axis=1)[:, ::-1]
+        """f_j(e - n) by j, n and e."""
+        for number, table in enumerate(self.tables):
+            np.minimum.reduce(self.before[number, : len(table)] + table, axis=0, out=every[number + 1, size:])
+        self.least = float(every[-1, -1])
+
+    def cut(self) -> Cut:
+        """The cut with the least sum."""
+        end, layers, taken = self.before.shape[-1] - 1, list[int](), list[float]()
+        for number in range(len(self.stages) - 1, -1, -1):
+            table = self.tables[number]
+            layers.append(int(np.argmin(self.before[number, : len(table), end] + table[:, end])))
+            taken.append(float(table[layers[-1], end]))
+            end -= layers[-1]
+        return Cut(layers=tuple(reversed(layers)), slowest=max(taken), total=sum(reversed(taken)))

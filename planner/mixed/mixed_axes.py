@@ -91,7 +91,7 @@ def axes_of(job: MixedJob, pins: MixedPins, offload: int = 0) -> list[Axes]:
             schedule=schedule, vpp=vpp, recomputes=some, piped=piped, offload=offload, equal_shares=pins.equal_shares,
             equal_tp=pins.equal_tp,
         ))  # fmt: skip
-    if not found:
+    if not found and offload == (pins.offload_optimizer or 0):
         _say_why(job, pins, zero, schedules[0], offload)
     return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from planner.mixed.mixed_axes import SMALL, MixedPins
@@ -34,20 +35,20 @@ def search_within(
     return only_run(job, trainer, finding, top) if pins.runnable else finding
 
 
-def runs(job: MixedJob, trainer: str, layouts: Iterable[MixedLayout]) -> list[MixedLayout]:
-    """Of some layouts those that an export of the trainer runs as they are."""
+def runs(job: MixedJob, trainer: str, layouts: Iterable[MixedLayout]) -> Iterator[MixedLayout]:
+    """Of some layouts those that an export of the trainer runs as they are, each looked at when it is asked for."""
     from planner.mixed.export.export_job import MixedExport
     from planner.mixed.export.who_runs import runners
 
-    return [one for one in layouts if runners(MixedExport(job=job, layout=one, trainer=trainer))[0]]
+    return (one for one in layouts if runners(MixedExport(job=job, layout=one, trainer=trainer))[0])
 
 
 def only_run(job: MixedJob, trainer: str, finding: MixedFinding, top: int) -> MixedFinding:
     """What was found without what the trainer does not run."""
-    left = runs(job, trainer, [one for one, _ in finding.best])
+    left = list(runs(job, trainer, [one for one, _ in finding.best]))
     best = [pair for pair in finding.best if pair[0] in left]
     if len(best) < top:
-        more = [one for one in runs(job, trainer, finding.found)[:MOST] if one not in left]
+        more = [one for one in itertools.islice(runs(job, trainer, finding.found), MOST) if one not in left]
         best += [pair for pair in ((one, estimate_mixed(job, one)) for one in more) if pair[1].fits]
         best.sort(key=lambda pair: pair[1].step_time)
     mixed = next((pair for pair in best if len(kinds_of(pair[0])) > 1), None)
@@ -61,12 +62,12 @@ def run_as_well(
 
     On small clusters it is searched for, on large ones it is the best of those that were cut anyway.
     """
-    if finding.mixed is None or runs(job, trainer, [one for one in shown if len(kinds_of(one)) > 1]):
+    if finding.mixed is None or any(runs(job, trainer, [one for one in shown if len(kinds_of(one)) > 1])):
         return []
     every = list(finding.found)
     if job.cluster.num_gpus <= SMALL:
         own = search_mixed(job, limited(pins, trainer), 1)
         every = [*(one for one, _ in own.best), *own.found, *every]
-    found = [one for one in runs(job, trainer, every) if len(kinds_of(one)) > 1][:FEW]
+    found = itertools.islice(runs(job, trainer, [one for one in every if len(kinds_of(one)) > 1]), FEW)
     fitting = [pair for pair in ((one, estimate_mixed(job, one)) for one in found) if pair[1].fits]
     return [min(fitting, key=lambda pair: pair[1].step_time)[0]] if fitting else []

@@ -177,7 +177,7 @@ class KindTables:
         """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
         places first.
 
-        ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
+        ``at``: which (slots, tp, micro batches, recompute, replicas, dense layers before), all by default.
         """
         numbers = self.row_numbers[at[1:]]
         placed = self.priced.placed(numbers.ravel(), tuple(places), int(SCHEDULES[schedule]), self.axes.vpp)
@@ -216,10 +216,10 @@ class KindTables:
     def held(self, levels: Floats) -> Held:
         """Most layers behind the leading dense ones that stages of the kind hold together when none takes longer than a level, at
         the end of a pipeline, where the fewest microbatches wait. No order of kinds leaves them more."""
-        each = list[NDArray[np.int32]]()
+        each, behind = list[NDArray[np.int32]](), (*[slice(None)] * 5, -1)
         for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
-            fits = self.fits([Place(flight + 1, 1, flight + 1)], "1f1b")[0]
-            seconds = np.where(fits, self.seconds, np.inf)[..., -1, :].min(axis=(0, 3))
+            fits = self.fits([Place(flight + 1, 1, flight + 1)], "1f1b", behind)[0]
+            seconds = np.where(fits, self.seconds[behind], np.inf).min(axis=(0, 3))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))

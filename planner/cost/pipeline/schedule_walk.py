@@ -188,7 +188,7 @@ def walk(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, send: Sen
 def _run(steps: tuple[Step, ...], pp: int, seconds: Durations, send: Sends) -> tuple[list[float], list[float]]:
     """Start and end of every step."""
     forward, backward, weight = seconds
-    hops = [send] * len(forward) if isinstance(send, float | int) else [*send]
+    hops = _hops(send, len(forward))
     gap = {"F": [0.0, *hops], "B": hops, "I": hops, "W": hops}  # what arrives at each stage, from which side
     duration = {"F": forward.tolist(), "B": backward.tolist(), "I": (backward - weight).tolist(), "W": weight.tolist()}
     free = [0.0] * pp
@@ -218,7 +218,32 @@ def walked_time(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, se
         rest = (m - few) // step
         short, longer = (walked_time(schedule, pp, vpp, m - (rest - more) * step, seconds, send) for more in (0, 1))
         return short + rest * (longer - short)
+    if schedule == Schedule.ONE_F_ONE_B and vpp == 1:
+        return _in_pairs(pp, m, seconds, send)
     return max(_run(program(schedule, pp, vpp, m), pp, seconds, send)[1])
+
+
+def _in_pairs(pp: int, m: int, seconds: Durations, send: Sends) -> float:
+    """The end of a walk of 1F1B, whose order needs no list: for k from 1 - p on every rank s, the last one first, runs F of
+    microbatch k + p - 1 - s and then B of k, where there are such."""
+    forward, backward = (one.tolist() for one in seconds[:2])
+    hops = _hops(send, pp)
+    free, sent = [0.0] * pp, [0.0] * pp
+    for k in range(1 - pp, m):
+        returned = 0.0
+        for s in range(pp - 1, -1, -1):
+            now = free[s]
+            if 0 <= k + pp - 1 - s < m:
+                sent[s] = now = max(now, sent[s - 1] + hops[s - 1] if s else 0.0) + forward[s]
+            if k >= 0:
+                returned = now = max(now, returned + hops[s] if s < pp - 1 else 0.0) + backward[s]
+            free[s] = now
+    return max(free)
+
+
+def _hops(send: Sends, stages: int) -> list[float]:
+    """Seconds of the send behind every stage."""
+    return [float(send)] * stages if isinstance(send, float | int) else [*send]
 
 
 def v_order(schedule: int, rank: int, pp: int, m: int) -> tuple[Group, ...]:
