@@ -158,8 +158,18 @@ def load_trainer(text: str) -> Trainer:
     """A trainer of the library by name, or of a user's own file by path: ``NAME[@VERSION][+OPTION=VALUE...]``.
 
     Raises PlannerError."""
+    return _read(text) if library.is_file_name(spelled(text)[0]) else _of_library(text)
+
+
+def _read(text: str) -> Trainer:
     path = library.find("trainers", spelled(text)[0])
     return trainer_from_dict({**_data(text), "name": path.stem}, where=str(path), written=text)
+
+
+@functools.cache
+def _of_library(text: str) -> Trainer:
+    """Read once: what runs a mixed plan is asked of hundreds of layouts, and reading takes 5 ms each."""
+    return _read(text)
 
 
 def changed_trainer(data: Mapping[str, Any], *, where: str) -> Trainer:

@@ -10,7 +10,7 @@ import pytest
 from samples import TRAINERS, job, priced
 
 from planner.cost import refine as refining
-from planner.cost.pipeline.schedule_walk import walked_time
+from planner.cost.pipeline.schedule_walk import walk, walked_time
 from planner.cost.pipeline.schedules import (
     EQUATIONS,
     flight_columns,
@@ -198,3 +198,13 @@ def test_the_walk_is_printed_and_the_closed_form_has_to_agree(monkeypatch: pytes
         patch.setattr(refining, "walked_time", longer)
         assert bubble() - before == pytest.approx(0.25 * times[-1])
     assert bubble() == before
+
+
+def test_1f1b_walked_in_pairs_is_the_walk_of_its_order() -> None:
+    """To the last bit, with unequal stages and sends, also with fewer microbatches than stages."""
+    rng = np.random.default_rng(5)
+    for pp, m in ((1, 3), (2, 1), (3, 2), (4, 4), (5, 9), (7, 40)):
+        seconds = rng.uniform(0.5, 3.0, (2, pp))
+        for send in (0.0, 0.3, rng.uniform(0.0, 1.0, pp).tolist()):
+            values = (Schedule.ONE_F_ONE_B, pp, 1, m, (*seconds, np.zeros(pp)), send)
+            assert walked_time(*values) == max(span.end for span in walk(*values))

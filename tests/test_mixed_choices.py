@@ -68,8 +68,8 @@ def test_chunks_of_an_export_are_equal_parts_of_every_stage() -> None:
     layout = MixedLayout(pipelines=(pipeline(stage("big", 20, 2), stage("small", 12, 2)),), vpp=2, schedule=INTERLEAVED)
     mixed = export_of(layout, trainer="megatron", model="llama-8b")
     assert cut_job(mixed).layers_per_chunk() == [[10, 10], [6, 6]]
-    assert runs(mixed.job, "megatron", [layout]) == [layout]
-    assert runs(mixed.job, "megatron", [replace(layout, pipelines=(pipeline(stage("big", 20, 2), stage("small", 12)),))]) == []
+    assert list(runs(mixed.job, "megatron", [layout])) == [layout]
+    assert list(runs(mixed.job, "megatron", [replace(layout, pipelines=(pipeline(stage("big", 20, 2), stage("small", 12)),))])) == []
 
 
 def test_a_pipeline_that_runs_empty_takes_as_long_as_its_calls() -> None:
@@ -133,5 +133,5 @@ def test_sites_with_local_updates_get_what_their_trainer_runs() -> None:
     work = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, global_batch_size=20, precision="bf16")
     job = job_of(replace(work, model=replace(work.model, tied_embeddings=False)), SITES, "torchtitan")
     found = search_local(job, Outer(method="diloco", every=100, bits=8), MixedPins(micro_batch_size=1, cp=1))
-    assert runs(job, "torchtitan", [found.layout]) == [found.layout]
+    assert list(runs(job, "torchtitan", [found.layout])) == [found.layout]
     assert found.layout.global_batch_size == 20

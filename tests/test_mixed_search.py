@@ -165,3 +165,11 @@ def test_shares_and_scales_of_a_found_plan() -> None:
 def test_pins_that_cannot_be_are_sentences(pins, sentence) -> None:
     with pytest.raises(PlannerError, match=sentence):
         search_mixed(small_job(), MixedPins(**pins))
+
+
+def test_host_states_that_no_rule_allows_are_no_answer() -> None:
+    """What does not fit in fp16, whose states no host of Megatron holds, is said not to fit."""
+    job = small_job()
+    job = replace(job, workload=replace(job.workload, precision="fp16")).only("l40s")
+    job.clusters["l40s"] = replace(job.clusters["l40s"], hardware=replace(job.clusters["l40s"].hardware, usable_memory=3e9))
+    assert search_mixed(job).best == []

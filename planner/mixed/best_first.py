@@ -19,7 +19,7 @@ EACH = 3
 FEW = 100
 """The same of those that use several kinds and cannot be faster than one kind alone."""
 PIECE = 512
-"""Rows whose bounds are sharpened together while a set's first candidates are looked for."""
+"""Rows of which the best are a set's first candidates, if enough of them are below the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,14 @@ class _Set:
         """The most promising rows below a limit that are not cut, as many as are cut first of every set."""
         ranked = np.argsort(self.bound, kind="stable")
         ranked = ranked[(self.bound[ranked] < limit) & ~self.cut[ranked]]
-        for start in range(0, len(ranked), PIECE):
-            self.sharpen(ranked[start : start + PIECE])
-            some = ranked[: start + PIECE]
-            some = some[self.bound[some] < limit]
-            if len(some) >= EACH:
+        start, end = 0, PIECE
+        while start < len(ranked):
+            self.sharpen(ranked[start:end])
+            left = np.flatnonzero(self.bound[ranked[:end]] < limit)
+            if len(left) >= EACH:
+                some = ranked[left[left < PIECE * (left[EACH - 1] // PIECE + 1)]]
                 return np.asarray(some[np.argsort(self.bound[some], kind="stable")][:EACH])
+            start, end = end, 2 * end  # the more of them are ruled out, the more together
         return ranked[self.bound[ranked] < limit][:EACH]
 
     def make(self, row: int, below: float, near: float) -> None:

@@ -135,7 +135,8 @@ class PricedStages:
         if len(places) > 1:
             columns = {name: np.repeat(one, len(rows), axis=1) for name, one in columns.items()}
             rows = np.tile(rows, len(places))
-        taken = vars(self.stages) if len(rows) == len(self.layout) else taken_rows(vars(self.stages), rows)
+        whole = len(rows) == self.stages.forward.shape[-1]
+        taken = vars(self.stages) if whole else taken_rows(vars(self.stages), rows)
         return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +51,7 @@ class Axes:
 
     def replica_row(self, replicas: int) -> int:
         """Number of the largest known degree up to ``replicas``."""
-        return max(int(np.searchsorted(self.replicas, replicas, side="right")) - 1, 0)
+        return max(bisect.bisect_right(self.replicas, replicas) - 1, 0)
 
 
 class Place(NamedTuple):
@@ -177,7 +178,7 @@ class KindTables:
         """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
         places first.
 
-        ``at``: which (slots, tp, micro batches, recompute, replicas, dense layers before), all by default.
+        ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
         """
         numbers = self.row_numbers[at[1:]]
         placed = self.priced.placed(numbers.ravel(), tuple(places), int(SCHEDULES[schedule]), self.axes.vpp)
@@ -216,10 +217,12 @@ class KindTables:
     def held(self, levels: Floats) -> Held:
         """Most layers behind the leading dense ones that stages of the kind hold together when none takes longer than a level, at
         the end of a pipeline, where the fewest microbatches wait. No order of kinds leaves them more."""
-        each, behind = list[NDArray[np.int32]](), (*[slice(None)] * 5, -1)
+        each, behind = list[NDArray[np.int32]](), self.row_numbers[..., -1, :]
+        every, rows, placed = self.seconds[..., -1, :], behind.ravel(), self.priced
         for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
-            fits = self.fits([Place(flight + 1, 1, flight + 1)], "1f1b", behind)[0]
-            seconds = np.where(fits, self.seconds[behind], np.inf).min(axis=(0, 3))
+            placed = placed.placed(rows, (Place(flight + 1, 1, flight + 1),), int(SCHEDULES["1f1b"]), self.axes.vpp)
+            rows = np.arange(len(rows))
+            seconds = np.where(placed.fits.reshape(every.shape), every, np.inf).min(axis=(0, 3))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))

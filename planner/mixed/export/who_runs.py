@@ -33,7 +33,7 @@ def who_runs(plan: MixedPlan) -> list[str]:
 def _refused(mixed: MixedExport, name: str) -> bool:
     target = mixed_target(name, mixed)
     try:
-        return bool(target.reasons(mixed) or reasons(mixed.layout, target.limits))
+        return bool(reasons(mixed.layout, target.limits) or target.reasons(mixed))  # the cheaper ones first
     except PlannerError:
         return True
 
