@@ -39,6 +39,11 @@ def flags(files: dict[str, str]) -> dict[str, str]:
     return {one: words[place + 1] for place, one in enumerate(words) if one.startswith("--")}
 
 
+def refused(plan, to, said):
+    with pytest.raises(PlannerError, match=said):
+        make_export(plan, to)
+
+
 def test_every_framework_is_a_target():
     assert sorted(TARGETS) == framework_names()
 
@@ -122,10 +127,6 @@ def test_files_of_areal_trl_and_prime_rl():
 
 
 def test_what_a_framework_cannot_run_is_a_sentence():
-    def refused(plan, to, said):
-        with pytest.raises(PlannerError, match=said):
-            make_export(plan, to)
-
     refused(rl_plan(), "megatron", "target of an RL plan")
     refused(rl_plan("verl", 1), "prime-rl", "runs plans of trainer prime-rl, and this one was priced for verl")
     refused(rl_plan("verl", 1, actor={"tp": 2, "dp": 4}), "verl", "splits by data and Ulysses alone")
@@ -275,3 +276,26 @@ def test_commands(run, tmp_path):
     assert run("export", str(plan), "--to", "verl", "--output", str(tmp_path / "c"), "--launcher", "slurm").exit_code == 2
     library.write_whole(tmp_path / "bad.yaml", "planner_rl_plan: 1\n")
     assert run("export", str(tmp_path / "bad.yaml"), "--to", "verl", "--output", str(tmp_path / "c")).exit_code == 2
+
+
+@pytest.mark.parametrize("ahead", [None, 1, 4])
+def test_value_models_of_nemo_rl_are_started_by_its_ppo(ahead, tmp_path):
+    """Both models get the plan's degrees, by names of its PPO configuration alone."""
+    ppo = {"algorithm": "ppo", "critic": load_model("qwen3-8b"), "epochs": 2}
+    made = export_rl(rl_plan("nemo-rl", ahead, work=ppo), "nemo-rl", tmp_path / "run")
+    found = settings(made.files)
+    assert "examples/run_ppo.py" in made.files["run.sh"] and "configs/ppo_math_1B_megatron.yaml" in made.files["run.sh"]
+    for part in ("policy", "value"):
+        assert found[f"{part}.megatron_cfg.tensor_model_parallel_size"] == "2"
+        assert found[f"{part}.sequence_packing.enabled"] == "True"
+    assert found["ppo.async_ppo.enabled"] == str(ahead is not None) and not any(name.startswith("grpo.") for name in found)
+    assert (found["ppo.ppo_epochs"], found["ppo.adv_estimator.name"]) == ("2", "gae")
+
+
+def test_what_ppo_of_nemo_rl_cannot_is_said():
+    ppo = {"algorithm": "ppo", "critic": load_model("qwen3-8b")}
+    refused(rl_plan("nemo-rl", 1, work=ppo, trainer="automodel"), "nemo-rl", "--trainer megatron")
+    refused(rl_plan("nemo-rl", 1, work=ppo, place={"sync": "reshard"}), "nemo-rl", "plan with --sync bucketed")
+    refused(rl_plan("nemo-rl", 1, work={**ppo, "lora_rank": 8}), "nemo-rl", "plan with --lora-rank 0")
+    pairs = rl_plan("nemo-rl", None, work={"algorithm": "dpo", "samples": 2})
+    refused(pairs, "nemo-rl", "plan --objective dpo plans that and exports it")

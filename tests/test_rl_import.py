@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
+from planner.model import load_model
 from planner.rl.export.rl_folder import export_rl
 from planner.rl.readback.rl_found import RlSaid
 from planner.rl.readback.rl_reading import framework_of, is_rl_configuration, read_rl
@@ -213,3 +214,12 @@ def test_command_prices_what_is_read(run, tmp_path):
     assert run("export", str(out), "--to", "verl", "--output", str(tmp_path / "again")).exit_code == 0
     assert run("import", str(file), "--from", "rl:verl", "--rate", "5/s", *words).exit_code == 2
     assert run("import", str(file), "--from", "rl:verl", "--model", "qwen3-8b").exit_code == 2
+
+
+@pytest.mark.parametrize("ahead", [None, 4])
+def test_ppo_of_nemo_rl_is_read_back(ahead, tmp_path):
+    plan = rl_plan("nemo-rl", ahead, work={"algorithm": "ppo", "critic": load_model("qwen3-8b"), "epochs": 2})
+    export_rl(plan, "nemo-rl", tmp_path / "run")
+    found = read(tmp_path / "run" / "overrides.txt", "rl:nemo-rl")
+    assert (found.workload.algorithm, found.workload.epochs, found.workload.critic) == ("ppo", 2, load_model("qwen3-8b"))
+    assert (found.placement, found.layouts.actor.tp) == (plan.placement, plan.layouts.actor.tp)

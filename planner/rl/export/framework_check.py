@@ -144,7 +144,9 @@ def _nemo_rl(folder: Path, answer: Checked) -> None:
     from omegaconf import OmegaConf
 
     module.register_omegaconf_resolvers()
-    config = module.load_config(Path(os.environ["NEMO_RL"]) / "examples" / "configs" / "grpo_math_1B.yaml")
+    named = re.search(r"examples/configs/(\w+\.yaml)", (folder / "run.sh").read_text(encoding="utf-8"))
+    assert named, "run.sh names no configuration"
+    config = module.load_config(Path(os.environ["NEMO_RL"]) / "examples" / "configs" / named[1])
     words = (folder / "overrides.txt").read_text(encoding="utf-8").splitlines()
     OmegaConf.to_container(module.parse_hydra_overrides(config, [*words, "policy.model_name=model"]), resolve=True)
     answer.reached("parsed")

@@ -156,7 +156,8 @@ def _slime(root: Path) -> Names:
 
 READERS: Mapping[str, tuple[str, Callable[[Path], Names]]] = {
     "verl": ("verl", _verl),
-    "nemo-rl": ("nemo_rl", lambda root: _yaml(root / "examples" / "configs" / "grpo_math_1B.yaml")),
+    "nemo-rl": ("nemo_rl", lambda root: _yaml(*(
+        root / "examples" / "configs" / f"{one}_math_1B.yaml" for one in ("ppo", "grpo")))),
     "openrlhf": ("openrlhf", lambda root: typed_flags(root / "openrlhf" / "cli" / "train_ppo_ray.py")),
     "trl": ("trl", _trl),
     "slime": ("slime", _slime),
@@ -238,10 +239,10 @@ def _is_a(kind: str, value: Any) -> bool:
 
 
 def _holds(have: Mapping[str, str], name: str) -> bool:
-    """A name is known, or goes into a mapping that takes any key; a leading + adds one there."""
+    """A name is known, or goes into a mapping that takes any key; a leading + adds one there, ++ also where it is."""
     plain = name.lstrip("+")
     if plain in have:
-        return not name.startswith("+") or have[plain] in FREE
+        return not name.startswith("+") or name.startswith("++") or have[plain] in FREE
     parent = plain.rpartition(".")[0]
     while parent and parent not in have:
         parent = parent.rpartition(".")[0]

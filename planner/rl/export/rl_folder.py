@@ -31,7 +31,9 @@ def make_export(plan: RlPlan, to: str) -> NamedExport:
         raise UnknownNameError("target of an RL plan", to, TARGETS)
     job, target = FrameworkJob.of(plan, to), TARGETS[to]
     problems = [*target.refusals(job), *_beyond(job, target)]
-    if plan.workload.algorithm not in ESTIMATORS[to]:
+    if plan.workload.offline:
+        problems = ["pairs that were recorded are learned without a rollout; plan --objective dpo plans that and exports it"]
+    elif plan.workload.algorithm not in ESTIMATORS[to]:
         problems.append(f"algorithm {plan.workload.algorithm} has no word there; plan with one of {', '.join(ESTIMATORS[to])}")
     if problems:
         raise PlannerError(f"{job.framework.label} cannot run this plan: {'; '.join(problems)}")

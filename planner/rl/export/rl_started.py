@@ -22,7 +22,7 @@ ESTIMATORS: Mapping[str, Mapping[str, str]] = {
     "verl": {
         "grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "rloo": "rloo", "reinforce++": "reinforce_plus_plus", "ppo": "gae",
     },
-    "nemo-rl": {"grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "reinforce++": "reinforce_plus_plus"},
+    "nemo-rl": {"grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "reinforce++": "reinforce_plus_plus", "ppo": "gae"},
     "openrlhf": {
         "grpo": "group_norm", "dapo": "group_norm", "gspo": "group_norm", "rloo": "rloo", "reinforce++": "reinforce_baseline",
         "ppo": "gae",

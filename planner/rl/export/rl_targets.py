@@ -78,19 +78,21 @@ def verl_refusals(job: FrameworkJob) -> list[str]:
 
 
 def nemo_rl(job: FrameworkJob) -> Started:
-    """Overrides of the shipped GRPO configuration."""
+    """Overrides of the shipped configuration of GRPO, of PPO where a value model is trained."""
+    program, config = ("ppo", "ppo_math_1B" + "_megatron" * (job.backend.name == "megatron")) if job.work.critic else (
+        "grpo", "grpo_math_1B")  # fmt: skip
     settings = settings_of(job, "nemo_rl.txt")
     slurm = ("On Slurm use ray.sub of the repository in place of run.sh's Ray cluster, with the same command.",)[: job.nodes - 1]
     return Started(
         settings=settings, files={"overrides.txt": _overrides(settings)},
         entry=(
-            "uv", "run", "--project", "$NEMO_RL", "python", "$NEMO_RL/examples/run_grpo.py", "--config",
-            "$NEMO_RL/examples/configs/grpo_math_1B.yaml", "${overrides[@]}", "policy.model_name=$MODEL",
+            "uv", "run", "--project", "$NEMO_RL", "python", f"$NEMO_RL/examples/run_{program}.py", "--config",
+            f"$NEMO_RL/examples/configs/{config}.yaml", "${overrides[@]}", "policy.model_name=$MODEL",
         ),
         prepare=("mapfile -t overrides < overrides.txt",),
         variables=(MODEL, ("NEMO_RL", None, "Checkout of NVIDIA-NeMo/RL, with submodules")),
         install=("git clone --recursive https://github.com/NVIDIA-NeMo/RL && export NEMO_RL=$PWD/RL",),
-        notes=("Data and rewards are those of examples/configs/grpo_math_1B.yaml: override data.* and env.*.", *slurm),
+        notes=(f"Data and rewards are those of examples/configs/{config}.yaml: override data.* and env.*.", *slurm),
     )  # fmt: skip
 
 
@@ -102,7 +104,14 @@ def nemo_refusals(job: FrameworkJob) -> list[str]:
     if job.engine.name == "sglang" and not job.colocated:
         found.append("SGLang is for colocated runs alone there; plan with vllm")
     if job.work.critic is not None:
-        found.append("a value model is trained by examples/run_ppo.py, which planner does not export; plan with grpo")
+        if job.backend.name == "fsdp":
+            found.append("value models of its DTensor workers pack no sequences, which the plan counts on; use --trainer megatron")
+        if job.work.lora_rank:
+            found.append("its PPO has no adapters; plan with --lora-rank 0")
+        if job.work.critic != job.work.model:
+            found.append("its value model is read from the policy's checkpoint; leave --critic out")
+        if job.plan.placement.sync not in ("ipc", "bucketed"):
+            found.append(f"weight sync {job.plan.placement.sync}: its PPO has the default one alone; plan with --sync bucketed")
     return found
 
 
