@@ -260,3 +260,12 @@ def test_launch_scripts_say_what_graphs_hold(runs: dict[str, Run]) -> None:
     assert {name: trainer.host.cuda_graphs for name, trainer in found.items() if trainer is not None} == said
     ultra = runs["nv-mbridge-26.08-gb200/nemotron-3-ultra-mxfp8-g256-b256-m1-tp2pp1cp1vp1ep64"].trainer
     assert ultra is not None and "tp" not in ultra.traffic.overlap  # its recipe sets no overlap
+
+
+def test_llama_3_is_interleaved_by_single_layers_and_counts_flop_as_palm(runs: dict[str, Run]) -> None:
+    """128 places on 16 ranks, embedding and head one each: chunks of one layer. 6 N + 12 L a d s FLOP per token behind its MFU."""
+    run = runs["oss-llama3-405b-table4/8192gpu"]
+    assert run.layout is not None and run.workload is not None and run.measured.step_time is not None
+    assert (int(run.layout.vpp), int(run.layout.schedule), int(run.layout.first_stage_layers)) == (8, Schedule.INTERLEAVED, 7)
+    flop = flop_per_token("palm", run.workload.model, 8192)
+    assert run.measured.step_time == pytest.approx(flop * run.workload.tokens / 8192 / 430e12)
