@@ -143,3 +143,61 @@ def test_flavours_of_torchtitan(tmp_path: Path, family: str, flavor: str, preset
     assert found.model is not None and found.model.name == preset and found.trainer == "torchtitan"
     assert reading(tmp_path, "a.toml", text + 'components = ["loss"]\n').trainer == "torchtitan+compile=off"
     assert reading(tmp_path, "a.toml", text + 'components = ["model", "loss"]\n').trainer == "torchtitan"
+
+
+STEP = """deepspeed --module here.train_sft --pretrain Qwen/Qwen2.5-7B --max_len 2048 --train_batch_size 128 \\
+    --micro_train_batch_size 4 --zero_stage 3 --bf16 --gradient_checkpointing"""
+
+
+def test_the_batch_of_a_step_and_that_of_a_forward_pass(tmp_path: Path) -> None:
+    found = reading(tmp_path, "t.sh", STEP, 8)
+    assert (found.global_batch_size, found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (128, 4, 4)
+    assert (found.sequence_length, found.model_name, found.fields["zero"]) == (2048, "Qwen/Qwen2.5-7B", 3)
+    with pytest.raises(OpenQuestionsError, match="per_device_train_batch_size=VALUE"):
+        read_to_plan(reading(tmp_path, "t.sh", STEP.replace("--micro_train_batch_size 4", ""), 8))
+
+
+def test_a_program_whose_training_lies_in_other_modules_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text("import deepspeed\n")
+    (tmp_path / "go.py").write_text("import argparse\nfrom loop import train\ntrain()\n")
+    with pytest.raises(PlannerError, match="go.py trains with modules of its own, which are not read"):
+        reading(tmp_path, "t.sh", "deepspeed go.py --config_path a.yaml", 8)
+
+
+def test_frozen_weights_in_two_bits_are_not_those_in_four(tmp_path: Path) -> None:
+    text = ADAPTERS.replace("Qwen/Qwen2.5-7B", "someone/Llama-2-7b-AQLM-2Bit-1x16")
+    with pytest.raises(PlannerError, match="fewer than 4 bits"):
+        reading(tmp_path, "a.yaml", text, 1)
+    assert reading(tmp_path, "a.yaml", text.replace("2Bit-1x16", "4Bit"), 1).frozen_weights == "nf4"
+
+
+def test_workers_of_ray_are_its_gpus(tmp_path: Path) -> None:
+    found = reading(tmp_path, "a.yaml", ADAPTERS + "ray_num_workers: 4\n")
+    assert found.num_gpus == 4 and found.fields["zero"] == 0 and not found.questions
+
+
+YAML = """language_model:
+  num_layers: 8
+  hidden_size: 1024
+  num_attention_heads: 16
+  activation_func: swiglu
+model_parallel:
+  tensor_model_parallel_size: 2
+  sequence_parallel: true
+  bf16: true
+micro_batch_size: 2
+global_batch_size: 64
+seq_length: 2048
+padded_vocab_size: 32000
+"""
+
+
+def test_a_script_that_names_its_yaml_of_megatron(tmp_path: Path) -> None:
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --yaml-cfg conf/gpt.yaml --save x"
+    with pytest.raises(OpenQuestionsError, match=r"--set config_file=FILE \(it names 'conf/gpt.yaml'"):
+        reading(tmp_path, "t.sh", text)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "gpt.yaml").write_text(YAML)
+    found = reading(tmp_path, "t.sh", text)
+    assert (found.fields["tp"], found.num_gpus, found.global_batch_size, found.sequence_length) == (2, 8, 64, 2048)
+    assert reading(tmp_path, "t.sh", text + " --seq-length 1024").sequence_length == 1024

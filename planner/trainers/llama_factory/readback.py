@@ -102,6 +102,8 @@ def parse(
         precision = "fp8"
     bits = given.number("quantization_bit", least=2, most=8)
     double = given.flag("double_quantization", True)
+    if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
+        num_gpus, script = workers, True
     split, asked = said_or_asked(given, sharding, launched=script or num_gpus == 1)
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]

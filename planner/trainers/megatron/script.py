@@ -6,10 +6,22 @@ from math import prod
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
-from planner.trainers.megatron.arguments import Arguments, ask_for, ask_for_gaps, decides, of_words
-from planner.trainers.reading.given import ARGUMENTS, Given, Question
-from planner.trainers.reading.shell import Command, Script, evaluate, options, words_of
+from planner.trainers.megatron.arguments import (
+    Arguments,
+    ask_for,
+    ask_for_gaps,
+    decides,
+    mapping_of,
+    of_mapping,
+    of_sections,
+    of_words,
+)
+from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.settings import beside
+from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.expansion import Value
+from planner.trainers.reading.shell.text import CLOSE, shown_text
+from planner.trainers.reading.values import read_text
 
 LEAST = 3
 """Arguments that decide something: fewer, and a command is no training."""
@@ -39,7 +51,9 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         if other is not None:
             raise PlannerError(f"{where}: it starts {shown(other)}, which trains nothing")
         best = [one for one in [Command(_all_options(script))] if one.words] or best or [Command([])]
+    best = [one for one in commands if any(word.startswith("--yaml-cfg") for word in one.words)] or best
     found = of_words(best[-1].words, where, script)
+    _over_yaml(found, directory, given)
     _others(found, best, script)
     if not any(decides(name) for name in found):
         raise PlannerError(f"{where}: no training with arguments of Megatron-LM (--num-layers 32 ...) is started here")
@@ -54,6 +68,21 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     ask_for_gaps(found, script, _said(given))
     _one_for_arguments(found, script)
     return found
+
+
+def _over_yaml(found: Arguments, directory: Path | None, given: Given) -> None:
+    """Takes the arguments of the YAML that --yaml-cfg names; the command goes before it. One that is not there is asked for."""
+    named = found.pop("yaml_cfg", None)
+    if named is None:
+        return
+    named = given.setting(CONFIG_FILE) or str(named)
+    file = beside((directory or Path()) / "script", named.rpartition(CLOSE)[2].lstrip("/") if is_open(named) else named)
+    if file is None:
+        about = f"it names {shown(shown_text(named))}, which is not there; or import that file"
+        ask(found.where, [Question(name=CONFIG_FILE, about=about, choices=("FILE",))])
+    there = of_mapping(of_sections(mapping_of(read_text(file), str(file))), str(file), given)
+    for name, value in there.items():
+        found.setdefault(name, value)
 
 
 def _trains(command: Command) -> bool:

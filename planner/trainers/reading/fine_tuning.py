@@ -168,6 +168,9 @@ def _trained_whole(given: Settings) -> str:
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     """Dtype of frozen weights: a quantised upload says it by its name."""
+    fewer = re.search(r"(?<![\d.])[123][-_]?bits?\b", (job.model or "").lower())
+    if job.lora_rank and fewer is not None:
+        raise PlannerError(f"{job.given.path}: weights of {job.model} lie in fewer than 4 bits, which is not priced")
     four_bits = re.search(r"gptq|awq|aqlm|int4|w4a16|nvfp4|bnb-nf4|[-_]4bit", (job.model or "").lower())
     if not job.lora_rank or four_bits is None or job.frozen_weights not in ("bf16", "fp32"):
         return job.frozen_weights, ()

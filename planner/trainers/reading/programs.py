@@ -42,6 +42,10 @@ LIBRARIES = {
 """Modules of trainers whose programs take no arguments of transformers."""
 
 
+TRAINING = ("transformers", "trl", "peft", "accelerate", "unsloth", "torch", "deepspeed", "lightning", "datasets")
+"""Libraries of which a program that trains by itself imports one."""
+
+
 def require_transformers(script: Path, file: Path | None) -> None:
     """Raises PlannerError for a program that trains with another library, whatever launches it."""
     text = read_text(file) if file is not None and library.is_file(file) else ""
@@ -50,6 +54,18 @@ def require_transformers(script: Path, file: Path | None) -> None:
     if file is not None and trained is not None:
         own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo") else ", whose programs are not read"
         raise PlannerError(f"{script}: its program {file.name} trains with {trained}{own}")
+
+
+def require_loop(script: Path, program: str) -> None:
+    """Raises PlannerError for a program that is there and whose training stands in modules beside it: nothing in it or in its
+    command says what is trained."""
+    file = program_file(script, program)
+    modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", read_text(file), re.MULTILINE) if file is not None else []
+    if file is None or any(one.partition(".")[0] in TRAINING for one in modules):
+        return
+    if any(library.is_file(file.parent / f"{one.replace('.', '/')}.py") for one in modules):
+        what = "trains with modules of its own, which are not read, and its command says no batch"
+        raise PlannerError(f"{script}: {file.name} {what}")
 
 
 def takes_training_arguments(file: Path | None) -> bool:

@@ -77,8 +77,10 @@ MICRO = ("micro_train_batch_size", "micro_batch_size")
 BATCHES = ("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size", "train_bsz_per_gpu",
            "batch_size_per_gpu", "batch_size_per_device")  # fmt: skip
 """Sequences per GPU and forward pass, as programs call them."""
+OF_A_STEP, OF_A_PASS = "train_batch_size", "micro_train_batch_size"
+"""Sequences of a step and of a GPU's forward pass: what OpenRLHF and programs after it say, both of them.  [cli/train_sft.py]"""
 LENGTHS = ("max_length", "max_seq_length", "model_max_length", "block_size", "max_seq_len", "model_max_len", "seq_length",
-           "cutoff_len", "total_max_len")  # fmt: skip
+           "cutoff_len", "total_max_len", "max_len")  # fmt: skip
 PAIRS = (
     ("max_source_length", "max_target_length"), ("source_max_len", "target_max_len"), ("max_input_length", "max_output_length"),
 )  # fmt: skip
@@ -110,10 +112,11 @@ def parse(
     own_loop = given.usual.get("shards_itself") is True
     found, asked = said_or_asked(given, sharding, launched=(bool(script) and not own_loop) or num_gpus == 1)
     micro, pieces = _micro(given)
+    step = given.number(OF_A_STEP) if says_both(given) else None
     reading = fine_tuning.reading(FineTuning(
-        given=given, trainer=habits.trainer, model=given.label(*MODELS),
-        micro_batch_size=micro,
-        accumulation=pieces * given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1),
+        given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
+        micro_batch_size=micro, batch=step,
+        accumulation=None if step else pieces * given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
@@ -130,8 +133,16 @@ def parse(
     return reading
 
 
+def says_both(given: Settings) -> bool:
+    """Whether the batch of a step and that of a forward pass are said, and no batch of a GPU."""
+    own = any(given.data.get(one) is not None for one in (*BATCHES, *STEPS))
+    return not own and all(given.data.get(one) is not None for one in (OF_A_STEP, OF_A_PASS))
+
+
 def _micro(given: Settings) -> tuple[int, int]:
     """(sequences per forward pass, forward passes of what programs call the batch of a GPU)."""
+    if says_both(given):
+        return given.size(OF_A_PASS), 1
     whole = given.size(next((one for one in BATCHES if given.get(one) is not None), BATCHES[0]), 8)
     name = next((one for one in MICRO if given.get(one) is not None), None)
     micro = given.size(name, whole) if name else whole

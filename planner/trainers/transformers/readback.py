@@ -8,8 +8,9 @@ from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
+from planner.trainers.reading.programs import require_loop
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import BATCHES, TRANSFORMERS, parse
+from planner.trainers.reading.training_arguments import BATCHES, TRANSFORMERS, parse, says_both
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -23,7 +24,8 @@ def read(path: Path, said: Given) -> Reading:
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*", modules=True)
     settings = with_files(path, found, said)
     take_program(settings, path, found.program)
-    if all(settings.get(one) is None for one in BATCHES):
+    if all(settings.get(one) is None for one in BATCHES) and not says_both(settings):
+        require_loop(path, found.program)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
     several = found.num_gpus is None and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
