@@ -140,14 +140,15 @@ def every_chain(places: list[Place], task: Task) -> float:
 
 @pytest.mark.parametrize("lengths", [(1024, 128), pytest.param((128, 512), marks=pytest.mark.proof)])
 def test_the_search_finds_what_brute_force_finds(lengths: tuple[int, int]) -> None:
-    """All compositions of the layers over one or two stages of each kind at every batch, against the search."""
+    """All compositions of the layers over one or two stages of each kind at every batch, against the search: batches near the best
+    of four shapes leave 0 to 0.3 % (docs/log/serving.md)."""
     model = replace(load_model("llama-8b"), num_layers=12)
     places = [Place(served=replace(served(name), model=model), gpus=2, per_node=2) for name in ("a100-sxm-40gb", "l40s")]
     traffic = replace(CHAT, input=Lengths.fixed(lengths[0]), output=Lengths.fixed(lengths[1]))
     task = Task(gpus=4, traffic=traffic, loaded=False, limits=Limits(), pins={"tp": 1, "max_tokens": 2048})
     found = best_chain(places, [Hop(bandwidth=np.inf)], task, "offline")
     assert found is not None and sum(found.cut) == 12
-    assert found.choice.total >= every_chain(places, task) * (1.0 - 1e-9)
+    assert found.choice.total >= every_chain(places, task) * (1.0 - 3e-3)
 
 
 def test_a_pipeline_that_is_no_better_is_named_and_not_shown() -> None:

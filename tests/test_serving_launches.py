@@ -106,3 +106,17 @@ def test_a_bias_per_expert_leaves_loads_to_chance() -> None:
     layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=128), Pass(batch=128.0, context=1024.0)
     times = [float(step_time(one, layout, work).experts) for one in (balanced, skewed)]
     assert times[0] > 1.2 * times[1]
+
+
+def test_ranks_of_a_server_gather_the_tokens_for_the_experts() -> None:
+    """Attention data parallelism: gather and scatter among eight, the faster of that and direct sends among sixteen."""
+    one, work = served("deepseek-v3", "b200-sxm", "trtllm@1.1", "nvfp4"), Pass(batch=1024.0, context=1024.0)
+    sparse, curves = one.model.num_moe_layers, one.curves
+    for ranks in (8, 16):
+        found = float(step_time(one, ServingLayout(tp=1, attn_dp=ranks, ep=ranks, max_batch=1024), work).communication)
+        size, kinds = 2.0 * 1024.0 * one.model.hidden_size, ("all_gather", "reduce_scatter")
+        both = sum(float(one.cluster.collective_time(kind, size, ranks, 1)) for kind in kinds)
+        sizes = (1024.0 / ranks, float(one.model.hidden_size), 8.0, 256.0, float(ranks))
+        direct = float(curves.dispatch_time(*sizes) + curves.combine_time(*sizes))
+        assert direct < both
+        assert found == pytest.approx(sparse * (both if ranks == 8 else direct))

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from planner.hardware import load_hardware
+from planner.serving.engine import load_engine
 from planner.serving.runs.run_schema import serving_rows
 from planner.serving.runs.serving_run import runs_of
+from planner.serving.serving_layout import ServingLayout
 from tests.test_serving_runs import document, row, run
 
 
@@ -62,3 +65,15 @@ def test_an_unknown_engine_or_device_is_named() -> None:
     assert "engine 'mine' is not known" in run(engine={"name": "mine"}).unsupported
     assert "arc-pro-b60" in run(hardware={"gpu": "arc-pro-b60"}).unsupported
     assert "engine atom priced as sglang" in run(engine={"name": "atom"}).assumed
+
+
+def test_a_benchmark_captures_its_own_batches() -> None:
+    """The tables of TensorRT-LLM 1.0: 300 sequences are padded to 384, not to 512 as the server does by default."""
+    table = document(row(engine={"name": "trtllm", "version": "1.0"}))
+    table["source"]["title"] = "TensorRT-LLM performance overview, v1.0"
+    launch = runs_of(serving_rows(table))[0].launch
+    layout, h100 = ServingLayout(max_batch=2048), load_hardware("h100-sxm")
+    server = load_engine("trtllm@1.0")
+    benchmark = launch.started(server)
+    assert [float(one.padded(300.0, layout, h100)) for one in (server, benchmark)] == [512.0, 384.0]
+    assert benchmark.accounting == server.accounting

@@ -24,6 +24,10 @@ from planner.serving.serving_layout import ServingLayout
 
 ACTIVATION = 2.0
 """Bytes of an activation between kernels: 16 bits in every engine."""
+GATHERED = 8.0
+"""Ranks of attention up to which engines gather all tokens for the experts and scatter the results: those of a server. Kernels that
+send a token to its own experts are for wide expert parallelism, or asked for by a flag. [TensorRT-LLM 1.0 fused_moe_wide_ep.py
+select_alltoall_method_type; vLLM 0.11 all2all_backend allgather_reducescatter; SGLang 0.5 moe_a2a_backend none]"""
 LOGIT_PASSES = 4.0
 """Times that a sampler reads or writes fp32 logits: temperature, softmax, top-k/top-p scan, draw."""
 
@@ -178,7 +182,7 @@ class _Step:
         """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
         m = self.model
         routed = self._routed(False) + self._chain()
-        if np.any(self.attn_dp > 1.0):  # dispatch and combine bring a rank its own copies only
+        if np.any(self.attn_dp > 1.0):  # a rank moves its own copies only
             routed = np.where(self.attn_dp > 1.0, self._routed(True) + self._chain(), routed)
         if not m.num_shared_experts:
             return routed
@@ -323,7 +327,8 @@ class _Step:
             direct = direct + self.curves.combine_time(
                 self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
             )
-            total = total + np.where(self.attn_dp > 1.0, sparse * (np.minimum(both, direct) if m.is_moe else both), 0.0)
+            exchange = np.where(m.is_moe & (self.ranks > GATHERED), np.minimum(both, direct), both)
+            total = total + np.where(self.attn_dp > 1.0, sparse * exchange, 0.0)
         hops = np.asarray(self.layout.pp, dtype=np.float64) - 1.0
         if np.any(hops > 0):
             total = total + hops * self.served.cluster.collective_time(

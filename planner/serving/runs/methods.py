@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from planner import library
 from planner.hardware import HardwareProfile, load_hardware
+from planner.serving.engine import Engine
 from planner.serving.runs.run_schema import ServingRow
 
 
@@ -42,6 +43,12 @@ class Launch:
     """Steps between two looks for new requests."""
     receive_spread: int = 1
     """The same where attention data parallelism waits until every rank has a prompt."""
+    grid: tuple[tuple[float, float], ...] = ()
+    """Captured batches, as ``Graphs.grid``; () = the engine's own."""
+
+    def started(self, engine: Engine) -> Engine:
+        """The engine with what these flags change of it."""
+        return replace(engine, graphs=replace(engine.graphs, grid=self.grid)) if self.grid else engine
 
 
 def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Launch:
@@ -63,6 +70,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         max_tokens=row.get("load.max_tokens") or tokens or None,
         receive=receive,
         receive_spread=one.get("receive_spread", receive),
+        grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
     )
 
 

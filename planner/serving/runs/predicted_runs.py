@@ -82,9 +82,9 @@ def predict_runs(
 
 def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) -> Case:
     assert run.model and run.hardware and run.engine
-    key = (run.model.name, id(run.hardware), _facts(run.engine.full), *sorted(run.formats.items()))
+    key = (run.model.name, id(run.hardware), _facts(run.engine.full), run.launch.grid, *sorted(run.formats.items()))
     if key not in known:
-        engine = load_engine(run.engine.full)
+        engine = run.launch.started(load_engine(run.engine.full))
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
         known[key] = Served(model=run.model, hardware=run.hardware, engine=engine, precision=Precision(**cache))
     served, layouts = known[key], run.split.layouts
