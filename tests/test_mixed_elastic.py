@@ -179,8 +179,8 @@ def test_other_nodes_are_planned_with_the_move_counted(tmp_path: Path) -> None:
     size = saved_of(plan_of().workload, job_of().trainer).size
     assert planned["seconds"] == pytest.approx(sum(planned["parts_s"].values()))
     assert planned["parts_s"]["save"] == pytest.approx(size / 500e3)
-    assert planned["parts_s"]["load"] == pytest.approx(found["read_bytes"] / 1e6)
-    assert found["read_bytes"] >= found["needed_bytes"] and failed["parts_s"]["work done again"] > 0
+    assert planned["parts_s"]["load"] == pytest.approx(found["read_bytes"] / 1e6, rel=1e-3)  # its network is 10,000 times as fast
+    assert size <= found["read_bytes"] * 1.0001 and failed["parts_s"]["work done again"] > 0
     assert found["pay_back"]["against"] == "waiting until 8 x big, 4 x small are there again"
     assert found["pay_back"]["seconds"] == pytest.approx(2 * planned["seconds"])
     recipe = read_yaml(tmp_path / "recipe.yaml")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from planner.arrays import Floats
 from planner.cluster_file import ClusterFile
 from planner.elastic.checkpoints import transfer_seconds
@@ -73,8 +75,9 @@ def _side(job: MixedElasticJob) -> dict[str, Any]:
     return {"gpus": job.num_gpus, "nodes": nodes, "layout": job.plan.layout.to_dict(), "step_time_s": job.step_time}
 
 
-def reads_of(new: MixedElasticJob, old: MixedElasticJob) -> tuple[Floats, Floats]:
-    """Bytes that every new rank needs, and that it reads of the old layout's checkpoint, whose shards are read whole.
+def reads_of(new: MixedElasticJob, old: MixedElasticJob) -> tuple[Floats, Floats, Floats]:
+    """Bytes that every new rank needs; that it reads of the old layout's checkpoint, whose shards are read whole; and that it gets
+    from others, where ranks with equal parts read a part each.
 
     Each new part of a tensor meets so many old ones as ``read_factor`` says; old stages that are cut unlike count alike.
     """
@@ -86,17 +89,22 @@ def reads_of(new: MixedElasticJob, old: MixedElasticJob) -> tuple[Floats, Floats
         every = before[stream]
         return sum(read_factor(round(parts), round(one)) for one in every) / len(every)
 
-    return new.reads(), new.reads(more)
+    needed, read = new.reads(), new.reads(more)
+    if not recipe_of(old.trainer).shared_reads:
+        return needed, read, np.zeros(len(read))
+    shared = new.writes() * (float(read.sum()) / float(needed.sum()))
+    return needed, shared, np.maximum(read - shared, 0.0)
 
 
 def _ways(old: MixedElasticJob, new: MixedElasticJob) -> tuple[Way, ...]:
     """Save and start again, and start from the last checkpoint."""
-    _, reads = reads_of(new, old)
+    _, reads, others = reads_of(new, old)
+    network = min(one.profile.network_bandwidth for one in new.kinds)
 
     def parts(end: str) -> dict[str, dict[str, float]]:
         written, read = old.storage(end), new.storage(end)
         save = transfer_seconds(written, old.saved.size, old.by_node(old.writes()), written.write)
-        load = transfer_seconds(read, float(reads.sum()), new.by_node(reads), read.read)
+        load = transfer_seconds(read, float(reads.sum()), new.by_node(reads), read.read) + float(others.max()) / network
         start = new.start_from(old, end)
         return {"planned": {"save": save, **start, "load": load}, "failed": {**start, "load": load}}
 
@@ -116,7 +124,7 @@ def mixed_reshape(
     batch, stays = old.plan.layout.global_batch_size, _stays(old, cluster)
     back = None if stays and not wanted.lost else next(one for one in ways if one.key == "planned").seconds
     against = f"staying on {old.machines}" if back is None else f"waiting until {old.machines} are there again"
-    needed, read = (float(one.sum()) for one in reads_of(new, old))
+    needed, read, _ = (float(one.sum()) for one in reads_of(new, old))
     rates = batch / old.step_time, batch / new.step_time
     said = f"planned again on {new.machines}, after a move of {format_seconds(way.seconds)}"
     return MixedReshape(

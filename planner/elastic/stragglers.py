@@ -16,6 +16,7 @@ from planner.elastic.gpu_states import Gpu
 from planner.elastic.observed import Observed
 from planner.elastic.shards import Places
 from planner.errors import PlannerError
+from planner.units import plural
 
 LEAST = 0.03
 """Part by which a rank must be slower than its peers: clocks of equal GPUs differ by as much."""
@@ -127,7 +128,7 @@ def grouped(
             found.append(Straggler(kind="slow_node", who=node, size=size, evidence=text, ranks=tuple(ranks)))
             continue
         for rank in hit:
-            text = f"computes {slow[rank]:.2f} times as long {peers[rank]}, median of {steps[rank]} steps"
+            text = f"computes {slow[rank]:.2f} times as long {peers[rank]}, median of {plural(steps[rank], 'step')}"
             found.append(Straggler(kind="slow_rank", who=f"rank {rank} on {node}", size=slow[rank], evidence=text, ranks=(rank,)))
     return found
 

@@ -189,7 +189,7 @@ def keep_training(job: Job, say: Callable[[str], object]) -> int:
             ended = _attempt(job, gpus, log, said, say)
             _keep(job.folder, ended)
             if ended.why == "finished":
-                say(f"finished at step {ended.last_step}" if ended.last_step else "finished")
+                say(f"finished at step {ended.last_step}" if ended.last_step else "finished; its log names no step")
                 return 0
             if ended.why in said.codes:
                 say(f"{ended.words}: {_where(ended)}; start the same command again to go on")

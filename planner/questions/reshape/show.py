@@ -56,7 +56,7 @@ def print_mixed_reshape(console: Console, found: MixedReshape) -> None:
     needed, read = found.reads
     console.print(
         f"State: {format_bytes(old.saved.size)}. All ranks together need {format_bytes(needed)} and read {format_bytes(read)}, "
-        f"{read / needed:.2f} x what they need."
+        + (f"{read / needed:.2f} x what they need." if read >= needed else "the rest is sent by those that read it.")
     )
     console.print(_ways_table(found.ways))
     _print_pay_back(console, found)
