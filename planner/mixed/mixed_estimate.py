@@ -189,8 +189,19 @@ def check_mixed(job: MixedJob, layout: MixedLayout) -> None:
                 raise PlannerError(f"trainer {job.trainer.name} has no tensor parallelism; set tp to 1")
             if layout.gpus_of(stage.kind) > node.num_gpus:
                 raise PlannerError(f"the layout takes {layout.gpus_of(stage.kind)} GPUs of {stage.kind}, which has {node.num_gpus}")
-        if len(pipeline.stages) > 1 and layout.schedule not in job.trainer.legal.schedules:
-            raise PlannerError(f"trainer {job.trainer.name} has no schedule {layout.schedule}; see 'plan trainers'")
+        if len(pipeline.stages) > 1:
+            _check_schedule(job, layout, pipeline)
+
+
+def _check_schedule(job: MixedJob, layout: MixedLayout, pipeline: Pipeline) -> None:
+    """Raise PlannerError where the trainer has no such schedule, or virtual stages do not come out even."""
+    if layout.schedule not in job.trainer.legal.schedules:
+        raise PlannerError(f"trainer {job.trainer.name} has no schedule {layout.schedule}; see 'plan trainers'")
+    stages, m = len(pipeline.stages), pipeline.num_microbatches
+    if layout.vpp > 1 and m % stages:
+        raise PlannerError(f"{m} microbatches with interleaved stages: they pass in rounds of {stages}, the stages of the pipeline")
+    if odd := [stage for stage in pipeline.stages if stage.layers % layout.vpp]:
+        raise PlannerError(f"a stage of {odd[0].layers} layers has no {layout.vpp} equal virtual stages")
 
 
 @dataclass(frozen=True)

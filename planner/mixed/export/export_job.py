@@ -68,8 +68,12 @@ def pipeline_text(one: Pipeline) -> str:
         more = "" if held.recompute == "none" else f", recompute {held.recompute}"
         return f"{held.kind} tp {held.tp}: {plural(held.layers, 'layer')}{more}"
 
-    share = f"{plural(one.num_microbatches, 'microbatch').replace('batchs', 'batches')} of {one.micro_batch_size}"
-    return f"{one.count} x [{'; '.join(map(stage, one.stages))}], {share}"
+    return f"{one.count} x [{'; '.join(map(stage, one.stages))}], {share_text(one.num_microbatches, one.micro_batch_size)}"
+
+
+def share_text(count: int, size: int) -> str:
+    """Microbatches of a replica in words."""
+    return f"{plural(count, 'microbatch').replace('batchs', 'batches')} of {size}"
 
 
 def stages_text(layout: MixedLayout) -> str:

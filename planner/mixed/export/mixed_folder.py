@@ -8,9 +8,9 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError
 from planner.mixed.export.export_job import MixedExport
-from planner.mixed.export.mixed_targets import MixedRendered, MixedTarget, mixed_target
+from planner.mixed.export.mixed_targets import MixedRendered, MixedTarget, mixed_target, nearest_run, refused
 from planner.mixed.export.placement import Placement, UsedNode
-from planner.mixed.export.runnable import reasons, refusal
+from planner.mixed.export.runnable import refusal
 from planner.mixed.export.torchft_sites import site_folder
 from planner.mixed.mixed_estimate import check_mixed, estimate_mixed
 from planner.mixed.mixed_layout import MixedLayout
@@ -32,8 +32,9 @@ def mixed_bundle(mixed: MixedExport, to: str, plan: Mapping[str, Any]) -> Bundle
     """
     target = mixed_target(to, mixed)
     check_mixed(mixed.job, mixed.layout)
-    if wrong := refusal(target.title.split(" (")[0], mixed.layout, target.limits, _reasons(target, mixed)):
-        raise PlannerError(wrong)
+    if found := refused(target, mixed):
+        near, more = nearest_run(target, mixed)
+        raise PlannerError(refusal(target.title.split(" (")[0], mixed.layout, list(dict.fromkeys([*found, *more])), near))
     made = target.render(mixed)
     warnings = _warnings(target, mixed)
     rendered = made.rendered
@@ -47,11 +48,6 @@ def mixed_bundle(mixed: MixedExport, to: str, plan: Mapping[str, Any]) -> Bundle
     files["plan.yaml"] = library.dump_yaml(dict(plan))
     files["README.md"] = _readme(target, mixed, made, warnings, files)
     return Bundle(files=files, rendered=rendered, notes=tuple(rendered.notes), warnings=tuple(warnings))
-
-
-def _reasons(target: MixedTarget, mixed: MixedExport) -> list[str]:
-    """What of the workload the target cannot run, once the layout itself is one that it has."""
-    return [] if reasons(mixed.layout, target.limits) else target.reasons(mixed)
 
 
 def _warnings(target: MixedTarget, mixed: MixedExport) -> list[str]:

@@ -12,7 +12,8 @@ from planner.mixed.export import flagscale, hexiscale, torch_bundle, torchft_sit
 from planner.mixed.export.cut_job import cut_job, in_order
 from planner.mixed.export.export_job import MixedExport
 from planner.mixed.export.placement import Placement
-from planner.mixed.export.runnable import Limits
+from planner.mixed.export.runnable import Limits, nearest, reasons
+from planner.mixed.mixed_estimate import check_mixed
 from planner.mixed.mixed_layout import INTERLEAVED, MixedLayout
 from planner.trainers.bundle.target import Rendered
 from planner.trainers.targets import load_target
@@ -60,6 +61,26 @@ def mixed_target(name: str, mixed: MixedExport) -> MixedTarget:
     if found is None:
         raise UnknownNameError("target of a mixed plan", name, TARGETS)
     return TORCHFT if name == "torchtitan" and mixed.layout.outer else found
+
+
+def refused(target: MixedTarget, mixed: MixedExport) -> list[str]:
+    """Why a target does not run a layout: what it has not, else what of the workload, else where the ranks would lie; none = it
+    runs."""
+    try:
+        check_mixed(mixed.job, mixed.layout)
+        found = reasons(mixed.layout, target.limits) or target.reasons(mixed)
+        if not found:
+            target.render(mixed)
+    except PlannerError as error:
+        return [str(error)]
+    return found
+
+
+def nearest_run(target: MixedTarget, mixed: MixedExport) -> tuple[MixedLayout | None, list[str]]:
+    """The nearest layout that a target runs, workload and nodes included; None, and why, where the nearest is refused as well."""
+    near = nearest(mixed.layout, target.limits)
+    why = [] if near is None else refused(target, replace(mixed, layout=near))
+    return (None if why else near), why
 
 
 def _one_kind(name: str, limits: Limits) -> MixedTarget:

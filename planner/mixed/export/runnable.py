@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.errors import listed
-from planner.mixed.export.export_job import stages_text
+from planner.mixed.export.export_job import share_text, stages_text
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 
 
@@ -67,18 +67,13 @@ def nearest(layout: MixedLayout, limits: Limits) -> MixedLayout | None:
     return found if found is not None and not reasons(found, limits) else None
 
 
-def refusal(who: str, layout: MixedLayout, limits: Limits, more: list[str]) -> str:
-    """The sentence that refuses a layout and names the nearest one that runs; "" where it runs. ``more``: reasons of the
-    workload."""
-    found = [*more, *reasons(layout, limits)]
-    if not found:
-        return ""
+def refusal(who: str, layout: MixedLayout, found: list[str], near: MixedLayout | None) -> str:
+    """The sentence that refuses a layout and names the nearest one that runs; ``found``: the reasons."""
     text = f"{who} cannot run this plan: {'; '.join(found)}"
-    near = None if more else nearest(layout, limits)
     if layout.outer is not None and near is None:
         return f"{text}; plan it again with --trainer torchtitan, which exports local updates, and another --global-batch-size"
     if near is None:
-        return f"{text}; plan with fewer kinds, or export to another trainer"
+        return f"{text}; plan with fewer kinds or with --runnable, or export to another trainer"
     again = "; plan --runnable finds the fastest" if layout.outer is None else ""
     return f"{text}. The nearest plan that it runs is {stages_text(near)}{_settings(layout, near)}{again}"
 
@@ -235,7 +230,7 @@ def _one_cut(layout: MixedLayout, kinds: bool) -> MixedLayout | None:
 
 def _shares(layout: MixedLayout) -> str:
     every = sorted({(one.num_microbatches, one.micro_batch_size) for one in layout.pipelines})
-    words = [f"{count} microbatches of {size}" for count, size in every]
+    words = [share_text(count, size) for count, size in every]
     return f"shares of {listed(words, 'and')}, and its replicas take equal ones" if len(every) > 1 else ""
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from planner.errors import PlannerError, listed
+from planner.errors import listed
 from planner.mixed.export.export_job import MixedExport, stages_text
-from planner.mixed.export.mixed_targets import TARGETS, mixed_target
-from planner.mixed.export.runnable import nearest, reasons
+from planner.mixed.export.mixed_targets import TARGETS, mixed_target, nearest_run, refused
 from planner.mixed.mixed_plan import MixedPlan
 from planner.trainer_options import spelled
 
@@ -14,8 +13,9 @@ def runners(mixed: MixedExport) -> tuple[list[str], list[str]]:
     """Targets of ``plan export`` that take a layout as it is: of the trainer that it is priced for, and of others."""
     trainer, priced, others = spelled(mixed.trainer)[0], list[str](), list[str]()
     for name in TARGETS:
-        if not _refused(mixed, name):
-            (priced if trainer in mixed_target(name, mixed).trainers else others).append(name)
+        target = mixed_target(name, mixed)
+        if not refused(target, mixed):
+            (priced if trainer in target.trainers else others).append(name)
     return priced, others
 
 
@@ -30,18 +30,10 @@ def who_runs(plan: MixedPlan) -> list[str]:
     return [*said, "local updates: a job of its own on every site, joined by torchft"] if plan.layout.outer else said
 
 
-def _refused(mixed: MixedExport, name: str) -> bool:
-    target = mixed_target(name, mixed)
-    try:
-        return bool(reasons(mixed.layout, target.limits) or target.reasons(mixed))  # the cheaper ones first
-    except PlannerError:
-        return True
-
-
 def _none(mixed: MixedExport) -> str:
     """No trainer; the nearest layout that the first of them would run."""
     for name in TARGETS:
-        found = nearest(mixed.layout, mixed_target(name, mixed).limits)
+        found, _ = nearest_run(mixed_target(name, mixed), mixed)
         if found is not None:
             return f"no trainer runs it as it is; --to {name} would run {stages_text(found)}"
     return "no trainer runs it as it is: plan with fewer kinds"
