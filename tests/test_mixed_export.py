@@ -174,7 +174,8 @@ def test_the_nearest_plan_is_one_that_the_target_runs(name: str) -> None:
 def test_no_nearest_plan_where_replicas_do_not_divide_the_batch() -> None:
     layout = MixedLayout(pipelines=(pipeline(stage("big", 4), m=2), pipeline(stage("small", 4), m=1)))
     assert nearest(layout, Limits(equal_shares=True)) is None
-    with pytest.raises(PlannerError, match="shares of 1 microbatch of 1 and 2 microbatches.*plan with fewer kinds or with --runnable"):
+    sentence = "shares of 1 microbatch of 1 and 2 microbatches.*plan with fewer kinds or with --runnable"
+    with pytest.raises(PlannerError, match=sentence):
         mixed_bundle(export_of(layout, trainer="megatron"), "megatron", PLAN)
 
 
