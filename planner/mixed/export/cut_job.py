@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from planner.errors import PlannerError
 from planner.layout import Order
@@ -68,7 +69,7 @@ def _renumbered(placement: Placement, order: int) -> Placement:
                 )
             found.append(node)
             seen.add(node.name)
-    starts = [sum(one.gpus for one in found[:number]) for number in range(len(found))]
+    starts = [0, *accumulate(one.gpus for one in found[:-1])]
     now = {rank: number for number, rank in enumerate(ranks)}
     return Placement(
         nodes=tuple(replace(one, first_rank=start) for one, start in zip(found, starts, strict=True)),
