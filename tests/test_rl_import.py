@@ -223,3 +223,18 @@ def test_ppo_of_nemo_rl_is_read_back(ahead, tmp_path):
     found = read(tmp_path / "run" / "overrides.txt", "rl:nemo-rl")
     assert (found.workload.algorithm, found.workload.epochs, found.workload.critic) == ("ppo", 2, load_model("qwen3-8b"))
     assert (found.placement, found.layouts.actor.tp) == (plan.placement, plan.layouts.actor.tp)
+
+
+def test_states_that_stay_on_the_gpus_are_read_and_written(tmp_path):
+    """verl says it by state, OpenRLHF of all; what the framework does by itself is no part of the plan."""
+    for name, offload, line in (
+        ("verl", ("optimizer", "reference"), "actor_rollout_ref.actor.fsdp_config.param_offload=False"),
+        ("verl", None, "actor_rollout_ref.actor.fsdp_config.param_offload=True"),
+        ("openrlhf", (), ""), ("openrlhf", None, "--ds.enable_sleep"),
+    ):  # fmt: skip
+        folder = tmp_path / f"{name}-{offload}"
+        export_rl(rl_plan(name, None, gpus=8, offload=offload), name, folder)
+        file = folder / ("overrides.txt" if name == "verl" else "arguments.txt")
+        text = file.read_text()
+        assert line in text.splitlines() or (not line and "--ds.enable_sleep" not in text)
+        assert read(file, f"rl:{name}").offload == offload

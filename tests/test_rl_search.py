@@ -227,3 +227,23 @@ def test_an_engine_that_takes_too_much_is_told_a_smaller_share() -> None:
     assert answer(RlRequest(**asked)).fit
     greedy = answer(RlRequest(**asked, memory_share=0.95))
     assert not greedy.fit and [one.flag for one in greedy.ways if "share" in one.flag] == ["--memory-share 0.6"]
+
+
+def test_states_that_stay_are_asked_for_priced_and_said(tmp_path: Path) -> None:
+    """Nothing is moved, and it lies beside the engine; frameworks that cannot be told so say it."""
+    asked = {**SMALL, "framework": "verl", "mode": "colocated", "actor": "dp=4"}
+    moved, kept = api.estimate_rl(**asked).file, api.estimate_rl(**asked, offload="none").file
+    assert moved.offload is None and kept.offload == ()
+    assert kept.prediction.phases_s["switch"] < moved.prediction.phases_s["switch"]
+    assert kept.prediction.memory_gib["generate"] > moved.prediction.memory_gib["generate"] + 4.0
+    assert kept.prediction.memory_gib["train"] >= moved.prediction.memory_gib["train"]
+    kept.save(tmp_path / "plan.yaml")
+    again = api.estimate_rl(tmp_path / "plan.yaml").file
+    assert again.offload == () and again.prediction.memory_gib == kept.prediction.memory_gib
+    assert api.estimate_rl(**asked, offload="optimizer").file.offload == ("optimizer",)
+    for more, said in (
+        ({"offload": "none", "framework": "nemo-rl"}, "to the host between training .* no setting changes"),
+        ({"offload": "optimizer", "framework": "openrlhf"}, "or none of it"), ({"offload": "x"}, "--offload is 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(PlannerError, match=said):
+            api.estimate_rl(**{**asked, **more})

@@ -22,9 +22,8 @@ ASKED = (
     "model", "gpus", "nodes", "hardware", "cluster", "framework", "trainer", "engine", "algorithm", "prompts", "samples",
     "keep_rate", "prompt_length", "answers", "max_length", "train_batch", "epochs", "reference", "critic", "reward_model",
     "reward_time", "turns", "tool_time", "tool_tokens", "speculation", "precision", "weights", "cache", "lora_rank", "mode",
-    "staleness", "train_gpus", "generate_gpus", "critic_gpus", "sync", "memory_share", "calibrated", "network_bandwidth", "price",
-    "actor",
-    "rollout",
+    "staleness", "train_gpus", "generate_gpus", "critic_gpus", "sync", "memory_share", "offload", "calibrated", "network_bandwidth",
+    "price", "actor", "rollout",
 )  # fmt: skip
 """Keywords of every question of RL: the flags in Python spelling."""
 

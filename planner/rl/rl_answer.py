@@ -14,6 +14,7 @@ from planner.costs import HOUR, rates_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import FIELDS, Layout
+from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_layout import Placement
 from planner.rl.rl_plan import PHASES, RlPlan, RlPrediction, load_rl_plan
 from planner.rl.rl_question import ROLLOUT, RlQuestion, RlRequest, ask, read_fields
@@ -159,8 +160,15 @@ def plan_of(question: RlQuestion, one: Candidate, why: str) -> RlPlan:
         workload=job.workload, hardware=question.hardware, generate_hardware=question.generate_hardware, gpus=question.asked.gpus,
         framework=job.framework.label, trainer=question.trainer, engine=job.engine.label, placement=one.placement,
         layouts=replace(one.layouts, actor=_counted(one)), network_bandwidth=question.network_bandwidth,
-        memory_share=job.memory_share, prediction=predict(question, one), assumptions=question.assumptions, why=why,
+        memory_share=job.memory_share, offload=_offload(job.framework), prediction=predict(question, one),
+        assumptions=question.assumptions, why=why,
     )  # fmt: skip
+
+
+def _offload(framework: RlFramework) -> tuple[str, ...] | None:
+    """What waits on the host where that is not what the framework does by itself."""
+    own = load_framework(framework.label).offloaded
+    return None if framework.offloaded == own else tuple(sorted(framework.offloaded))
 
 
 def _counted(one: Candidate) -> Layout:
@@ -255,6 +263,7 @@ def request_of_plan(plan: RlPlan, said: RlRequest) -> RlRequest:
         "weights": layouts.rollout_precision.weights, "cache": layouts.rollout_precision.cache, "lora_rank": work.lora_rank,
         "mode": place.mode, "staleness": place.staleness, "sync": place.sync, "actor": actor, "rollout": rollout,
         "speculation": work.speculation, "memory_share": plan.memory_share or None,
+        "offload": plan.offload,
         "network_bandwidth": None if plan.network_bandwidth is None else f"{plan.network_bandwidth} B/s",
     }  # fmt: skip
     if not resized:

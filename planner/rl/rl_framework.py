@@ -16,7 +16,7 @@ entry a fact is not there: no placement, no back end, or the empty value of its 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any
@@ -35,6 +35,8 @@ BACKENDS = ("fsdp", "megatron", "deepspeed", "archon")
 PACKINGS = ("none", "balanced", "first_fit")
 """none: sequences are padded; balanced: equal tokens up to a limit; first_fit: the fewest bins of a limit."""
 STATES = ("weights", "gradients", "optimizer", "reference")
+CHOICES = ("fixed", "whole", "each")
+"""fixed: states of training wait on the host as the framework has it; whole: all of them or none; each: by state."""
 ENGINES = ("vllm", "sglang", "trtllm")
 CRITICS = ("actor", "own")
 """A value model on the actor's GPUs, or on a pool of its own."""
@@ -129,6 +131,8 @@ class RlFramework:
     """How sequences become micro batches."""
     offloaded: frozenset[Annotated[str, one_of(*STATES)]] = frozenset()
     """States of training that wait on the host while colocated GPUs generate."""
+    offload_choice: Annotated[str, one_of(CHOICES)] = "fixed"
+    """Whether settings say what of it waits on the host."""
     engine_sleeps: bool = False
     """Weights and cache of the engine leave colocated GPUs while they train."""
     cache_share: Annotated[float, within(0.05, 1.0)] = 0.6
@@ -216,6 +220,18 @@ class RlFramework:
     def offload(self) -> bool:
         """Colocated: training states wait in host memory while it generates."""
         return bool(self.offloaded & {"weights", "optimizer"})
+
+    def offloading(self, said: Collection[str]) -> RlFramework:
+        """With these states on the host while colocated GPUs generate. Raises PlannerError where it cannot be told so."""
+        states, able = frozenset(said), self.offloaded
+        if "weights" in states and "gradients" in able:
+            states |= {"gradients"}  # wherever it can be said they go with the weights
+        ways = {"fixed": states == able, "whole": states in (able, frozenset()), "each": states <= able}
+        if not ways[self.offload_choice]:
+            have = ", ".join(one for one in STATES if one in able) or "nothing"
+            how = {"fixed": "which no setting changes", "whole": "or none of it", "each": "or some of it"}[self.offload_choice]
+            raise PlannerError(f"{self.label} moves {have} to the host between training and generation, {how}")
+        return replace(self, offloaded=states)
 
     def backend_of(self, trainer: str) -> TrainingBackend:
         """The back end that a trainer of profiles/trainers prices, whatever its options. Raises PlannerError."""

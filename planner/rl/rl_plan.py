@@ -27,9 +27,10 @@ from typing import Annotated, Any
 from planner import library
 from planner.errors import PlannerError
 from planner.plan_file import Assumption
+from planner.rl.rl_framework import STATES
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_workload import RlWorkload
-from planner.schema import Count, Name, Number, Text, check_keys, keys, plain, read, value_of, within
+from planner.schema import Count, Name, Number, Text, check_keys, keys, one_of, plain, read, value_of, within
 
 KIND = "rl_plan"
 VERSION = 1
@@ -109,6 +110,8 @@ class RlPlan:
     """Bytes/s per GPU; None = the profile's."""
     memory_share: Annotated[float, within(0, 1)] = 0.0
     """Engine's share of the memory of a GPU; 0 = the framework's default."""
+    offload: tuple[Annotated[str, one_of(STATES)], ...] | None = None
+    """States of training that wait on the host while the same GPUs generate; None = those of the framework."""
     prediction: RlPrediction | None = None
     """None in a plan that was read from a configuration and not priced yet."""
     assumptions: tuple[Assumption, ...] = ()

@@ -17,7 +17,7 @@ from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.rl.answer_lengths import AnswerLengths, read_answers
 from planner.rl.phase_factors import load_factors
-from planner.rl.rl_framework import RlFramework, load_framework
+from planner.rl.rl_framework import STATES, RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, SYNC_METHODS
 from planner.rl.rl_search import Asked
@@ -93,6 +93,8 @@ class RlRequest(AskedBatch):
     """Of a pool of the critic alone; 0 = on the actor's."""
     sync: str | None = None
     memory_share: float | None = None
+    offload: object = None
+    """States of STATES with commas, or ``none``."""
     calibrated: str | Path | None = None
     """A file of ``plan calibrate --rl``."""
     network_bandwidth: object = None
@@ -169,7 +171,15 @@ def _framework(request: RlRequest, assumed: list[Assumption]) -> RlFramework:
     found = load_framework(request.framework or FRAMEWORK)
     if request.framework is None:
         assumed.append(Assumption("framework", found.label, "the most used", "--framework"))
-    return found
+    return found if request.offload is None else found.offloading(read_states(request.offload))
+
+
+def read_states(said: object) -> tuple[str, ...]:
+    """``weights,optimizer`` or ``none``. Raises PlannerError."""
+    names = [one.strip() for one in str(said).split(",")] if isinstance(said, str) else list(said)  # type: ignore[call-overload]
+    if unknown := [one for one in names if one not in (*STATES, "none")]:
+        raise PlannerError(f"--offload is {shown(unknown[0])}; it must be of {listed(STATES)}, or none")
+    return tuple(one for one in names if one != "none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
     ("actor", str, "LIST", "Fields of the actor's layout: tp=4,pp=2,recompute=full. [searched]"),
     ("rollout", str, "LIST", "Fields of the rollout's layout: tp=4,max_batch=256. [searched]"),
     ("memory_share", float, "X", "Engine's share of the memory, like 0.6. [of the framework]"),
+    ("offload", str, "LIST", "States on the host while it generates: weights,optimizer,reference, none. [of the framework]"),
     ("calibrated", str, "FILE", "Factors of phases that 'plan calibrate --rl' wrote."),
     ("price", float, "USD", "Dollars per GPU-hour. [of the profile]"),
     OF_JOB["network_bandwidth"],

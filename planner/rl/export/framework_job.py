@@ -52,6 +52,8 @@ class FrameworkJob:
         """The job of a plan for a framework. Raises PlannerError where the framework has no such placement, trainer or engine."""
         own = plan.framework.partition("@")[0] == to
         framework = load_framework(plan.framework if own else to)
+        if plan.offload is not None and plan.placement.mode != "split":
+            framework = framework.offloading(plan.offload)
         place, hardware = plan.placement, load_hardware(plan.hardware)
         layout = plan.layouts.actor
         work = Workload(

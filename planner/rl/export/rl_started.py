@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.rl.export.framework_job import FrameworkJob
+from planner.rl.rl_framework import STATES
 from planner.trainers.bundle.quoting import yaml_from
 from planner.trainers.megatron import core_settings as mcore
 
@@ -89,7 +90,7 @@ def facts(job: FrameworkJob) -> Settings:
         "critic_nodes": job.critic_pool[0], "critic_gpus": job.critic_pool[1], "critic_apart": place.critic_gpus > 0,
         "hybrid": place.mode == "hybrid", "weights": precision.weights, "cache": precision.cache,
         "critic": job.work.critic is not None, "sync": place.sync, "partial": place.partial,
-        "offload": place.mode != "split" and job.framework.offload,
+        **{f"waits_{one}": place.mode != "split" and one in job.framework.offloaded for one in STATES},
         "estimator": ESTIMATORS[job.framework.name].get(job.work.algorithm, ""), "bucket": int(job.framework.bucket),
         "fully_async": place.staleness > 1 or place.partial or "fully_async" in job.offered.program, "transformer": chunk,
         "engine_nodes": max(-(-int(job.rollout.engine_gpus) // job.per_node), 1), "zero": int(layout.zero),

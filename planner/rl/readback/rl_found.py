@@ -85,6 +85,8 @@ class RlFound:
     lora_rank: int = 0
     memory_share: float = 0.0
     """Of the engine; 0 = the framework's default."""
+    offload: tuple[str, ...] | None = None
+    """States that wait on the host while the same GPUs generate; None = as the framework has it."""
     notes: tuple[str, ...] = ()
 
 
@@ -141,10 +143,18 @@ def to_rl_plan(found: RlFound, said: RlSaid, given: Given) -> RlRead:
             partial=found.partial and found.staleness > 0, sync=found.sync or offered.sync[0],
         ),
         layouts=_layouts(found, model, (train, generate)),
-        memory_share=found.memory_share, assumptions=tuple(assumed),
+        memory_share=found.memory_share, offload=_offload(found, mode), assumptions=tuple(assumed),
         why=f"read from a configuration of {found.framework.name}, not searched",
     )  # fmt: skip
     return RlRead(plan=plan, unread=(), notes=(*notes, *found.notes))
+
+
+def _offload(found: RlFound, mode: str) -> tuple[str, ...] | None:
+    """What waits on the host where that is said and is not what the framework does by itself."""
+    if found.offload is None or mode == "split":
+        return None
+    states = found.framework.offloading(found.offload).offloaded
+    return None if states == found.framework.offloaded else tuple(sorted(states))
 
 
 def _model(found: RlFound, said: RlSaid, given: Given) -> tuple[ModelSpec | None, tuple[str, ...]]:

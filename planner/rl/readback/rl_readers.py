@@ -98,8 +98,17 @@ def verl(given: Settings, program: str) -> RlFound:
         sync={"nixl": "rdma", "mooncake": "rdma", "delta_sharded": "delta"}.get(backend, ""),
         algorithm=_verl_algorithm(given), reference=actor.flag("use_kl_loss") or given.flag("algorithm.use_kl_in_reward"),
         critic=_algorithm(given, "algorithm.adv_estimator", "gae") == "ppo", lora_rank=model.size("lora_rank", 0, 0),
-        memory_share=seen.share("actor_rollout_ref.rollout.gpu_memory_utilization"),
+        memory_share=seen.share("actor_rollout_ref.rollout.gpu_memory_utilization"), offload=_verl_offload(given, mega),
     )  # fmt: skip
+
+
+def _verl_offload(given: Settings, mega: bool) -> tuple[str, ...]:
+    """States of the actor and of the reference that go to the host; a critic's are taken to go with the actor's. FSDP puts a model
+    that only runs forward there whatever is said (CPUOffloadPolicy)."""
+    part, model = "megatron" if mega else "fsdp_config", given.section("actor_rollout_ref")
+    actor, ref = model.section("actor").section(part), model.section("ref").section(part)
+    said = (("weights", actor, "param"), ("optimizer", actor, "optimizer"), ("reference", ref, "param"))
+    return tuple(state for state, where, name in said if where.flag(f"{name}_offload") or (state == "reference" and not mega))
 
 
 def _verl_algorithm(given: Settings) -> str:
@@ -202,6 +211,7 @@ def openrlhf(given: Settings, program: str) -> RlFound:
         reference=float(seen.first("algo.kl.init_coef", "init_kl_coef", default=0.01)) > 0, critic=algorithm == "ppo",
         lora_rank=given.number("ds.lora.rank", 0, 0) or 0,
         memory_share=seen.share("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization") or framework.cache_share_alone,
+        offload=tuple(framework.offloaded) if seen.flag("ds.enable_sleep", "deepspeed_enable_sleep") else (),
     )  # fmt: skip
 
 
