@@ -104,6 +104,8 @@ def test_lengths_batches_rates_and_nodes_as_people_write_them() -> None:
                    "--network", "100Gbps", "--cp", "8", "--tp", "4", "--top", "1")  # fmt: skip
     assert text.startswith("llama-3.1-8b on 32 x h100-sxm, sequences of 131072 tokens, 32 per step")
     assert "4,194,304 tokens in sequences of 131072" in " ".join(text.split())
+    text = printed("--model", "llama-8b", "--gpus", "2,048", "--tp", "2", "--micro-batch-size", "1", "--top", "1")
+    assert text.startswith("llama-3.1-8b on 2048 x h100-sxm")
     assert units.parse("100Gbps", "bytes/s") == units.parse("100 Gbit/s", "bytes/s") == 12.5e9
 
 
@@ -179,12 +181,18 @@ def test_tokens_and_days_on_plan_itself() -> None:
     assert fewer.training is not None and "more of them do less each, so that more are needed" in fewer.training.sentences()[0]
 
 
+def test_the_fewest_gpus_go_before_the_number_that_is_given() -> None:
+    text = printed("--model", "llama-8b", "--gpus", "64", "--tokens", "200B", "--days", "30", "--fewest-gpus", "--tp", "1")
+    assert text.startswith("llama-3.1-8b on 8 x h100-sxm") and "the fewest h100-sxm that train 200B tokens in 30" in text
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--days", "30"), "--days needs the number of tokens to train on: add --tokens, like --tokens 15T"),
         (("--gpus", "8", "--tokens", "15Q"), "'15Q' has the unit 'Q'"),
         (("--tokens", "15T"), "which job? --gpus, or --nodes, is missing"),
+        (("--fewest-gpus", "--days", "30"), "--fewest-gpus is of one kind of GPU and of a deadline: add --tokens and --days"),
         (("--tokens", "15T", "--days", "-1"), "--days is -1.0; it must be a number above 0"),
         (("--tokens", "900T", "--days", "0.01"), "no number of GPUs trains 900T tokens in 0.01 days"),
     ],

@@ -27,6 +27,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 @click.option("--runnable", is_flag=True, help="Of a cluster: only plans that an export of the trainer runs as they are.")
 @click.option("--tokens", metavar="N", help="Tokens to train on, like 15T: prints days, GPU-hours, dollars and energy.")
 @click.option("--days", type=float, metavar="D", help="Deadline for them; without --gpus the fewest GPUs that meet it are planned.")
+@click.option("--fewest-gpus", is_flag=True, help="The fewest GPUs that meet --days, whatever --gpus or --nodes say.")
 @click.option("--price", type=float, metavar="USD", help="Dollars per GPU-hour. [of the profile]")
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
@@ -51,6 +52,11 @@ def search(
     """
     from planner import api
 
+    if flags.pop("fewest_gpus"):
+        if None in (flags["tokens"], flags["days"]) or cluster is not None:
+            what = "--fewest-gpus is of one kind of GPU and of a deadline"
+            raise click.UsageError(f"{what}: add --tokens and --days, like --tokens 15T --days 30")
+        flags |= {"gpus": None, "nodes": None}
     with progress("searching") as say:
         plans: Any
         if cluster is None:

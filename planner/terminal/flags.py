@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,10 +87,19 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
+class Whole(click.types.IntParamType):
+    """A whole number, also as people write large ones: 2,000."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Commas between thousands are left out."""
+        plain = isinstance(value, str) and re.fullmatch(r"\d{1,3}(,\d{3})+", value.strip())
+        return super().convert(value.replace(",", "") if plain else value, param, ctx)
+
+
 JOB_FLAGS: tuple[tuple[str, Any, str, str], ...] = (
     ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
-    ("gpus", int, "N", "GPUs in the job."),
-    ("nodes", int, "N", "Nodes in place of --gpus: all their GPUs."),
+    ("gpus", Whole(), "N", "GPUs in the job."),
+    ("nodes", Whole(), "N", "Nodes in place of --gpus: all their GPUs."),
     ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
     ("trainer", str, "NAME", "Trainer, trainer@version or YAML file ('plan trainers'). [megatron]"),
     ("options", str, "NAME=VALUE", "Option of the trainer; may be repeated. [of its version]"),
