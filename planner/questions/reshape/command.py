@@ -22,7 +22,8 @@ NOTHING_FITS = 1
 @click.option("--mtbf", metavar="TIME", help="Between two failures of one node; decides how old the last checkpoint is.")
 @click.option("--synchronous", is_flag=True, help="Training stops for the whole of a save.")
 @click.option(
-    "--cluster", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Cluster file: storage of checkpoints.",
+    "--cluster", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Cluster file: storage of checkpoints; of a mixed plan the nodes that it goes on with, in place of a number.",
 )  # fmt: skip
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the new plan.",
@@ -62,6 +63,7 @@ def reshape(
       plan reshape run.yaml --nodes 7 --lost --cluster cluster.yaml
       plan reshape run.yaml --gpus 128 --remaining 3days --step 12000 --json
       plan reshape run.yaml --gpus 48 --to torchtitan --export elastic/
+      plan reshape mixed.yaml --cluster left.yaml --lost
       plan reshape run.yaml --gpus 48 --checkpoint run/checkpoints --run resharded --output next.yaml
     """
     from planner import api

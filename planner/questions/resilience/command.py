@@ -9,7 +9,7 @@ from planner.terminal.flags import emit, progress
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--mtbf", metavar="TIME", help="Between two failures of one node, like 900h. [published rate of the hardware]")
+@click.option("--mtbf", metavar="TIME", help="Between two failures of one node. [of the cluster file, else published]")
 @click.option("--days", type=float, default=30.0, metavar="N", help="Days of training if nothing failed. [30]")
 @click.option("--spares", type=int, metavar="N", help="Nodes that wait for a failure. [of the cluster file, else 0]")
 @click.option("--repair", metavar="TIME", help="Until a failed node is back. [24h]")
@@ -25,7 +25,7 @@ from planner.terminal.flags import emit, progress
 )  # fmt: skip
 @click.option(
     "--cluster", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Cluster file: storage, spares, price and failures of its nodes.",
+    help="Cluster file: storage, spares, price and failures of its nodes, by kind.",
 )  # fmt: skip
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -35,9 +35,9 @@ from planner.terminal.flags import emit, progress
 def resilience(file: Path, as_json: bool, output: Path | None, **flags: object) -> None:
     """What failures cost a plan: when to save, goodput, days and dollars, spares, and the best answer to a failure.
 
-    FILE is a plan of --output. The interval between saves is the exact optimum (Daly), also for asynchronous saves, where a
-    checkpoint counts only once it is whole. Compared: restart from the checkpoint, shrink and continue, replica groups (torchft),
-    micro batches re-routed to data-parallel peers.
+    FILE is a plan of --output, of one kind of node or of several. The interval between saves is the exact optimum (Daly), also for
+    asynchronous saves, where a checkpoint counts only once it is whole. Compared: restart from the checkpoint, shrink and continue,
+    replica groups (torchft), micro batches re-routed to data-parallel peers.
 
     \b
     Examples:
