@@ -77,3 +77,13 @@ def test_a_benchmark_captures_its_own_batches() -> None:
     benchmark = launch.started(server)
     assert [float(one.padded(300.0, layout, h100)) for one in (server, benchmark)] == [512.0, 384.0]
     assert benchmark.accounting == server.accounting
+
+
+@pytest.mark.parametrize(("tp", "osl", "steps"), [(4, 1024, 40), (8, 1024, 1), (4, 8192, 1)])
+def test_a_script_holds_prompts_back_below_a_degree(tp: int, osl: int, steps: int) -> None:
+    """LLaMA-70B of TensorRT-LLM on B200: 20 steps after the first that waits, with 1,024 tokens in and out and below tp 8."""
+    load = {"kind": "concurrency", "value": 16, "isl": 1024, "osl": osl}
+    placed = {"hardware": {"gpu": "b200-sxm", "count": tp}, "parallel": {"tp": tp}, "model": "meta-llama/Llama-3.1-70B-Instruct"}
+    table = document(row(engine={"name": "trtllm", "version": "1.1"}, load=load, **placed))
+    table["source"]["title"] = "SemiAnalysis InferenceX, Llama 70B"
+    assert runs_of(serving_rows(table))[0].launch.receive == steps

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from planner import library
 from planner.hardware import HardwareProfile, load_hardware
 from planner.serving.engine import Engine
@@ -57,6 +59,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
     lengths = tuple(row.get(f"load.{side}") for side in ("isl", "osl"))
     for one in method_of(row).get("settings", ()):
         fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
+        fits = fits and (row.get("parallel.tp") or 1) < one.get("below_tp", np.inf)
         if fits and hardware.arch.startswith(one.get("arch", "")) and lengths == tuple(one.get("lengths", lengths)):
             break
     else:
