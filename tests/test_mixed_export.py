@@ -17,7 +17,7 @@ from planner.errors import PlannerError
 from planner.layout import Order
 from planner.mixed.export.cut_job import cut_job, in_order
 from planner.mixed.export.flagscale import hetero, recompute
-from planner.mixed.export.hexiscale import words
+from planner.mixed.export.hexiscale import other_samples, words
 from planner.mixed.export.mixed_folder import mixed_bundle
 from planner.mixed.export.mixed_targets import TARGETS
 from planner.mixed.export.placement import place
@@ -225,6 +225,16 @@ def test_hexiscale_flags() -> None:
     assert "[[2, 1], [2]]" in made.files["arguments.sh"]
     with pytest.raises(PlannerError, match="it has llama-7b, llama-13b"):
         mixed_bundle(export_of(dataclasses.replace(ALIKE, zero=2)), "hexiscale", PLAN)
+
+
+def test_hexiscale_says_where_its_data_loader_gives_labels_of_another_pipeline() -> None:
+    """Ranks by node: big 0-1, small 2-3, so pipeline 0 is (0, 2) and pipeline 1 is (1, 3); the loader takes 1 for rank 2."""
+    across = MixedLayout(pipelines=(pipeline(stage("big", 20), stage("small", 12), count=2),), zero=2)
+    assert other_samples(export_of(across, model="llama-2-7b")) == [0]
+    readme = mixed_bundle(export_of(across, model="llama-2-7b"), "hexiscale", PLAN).files["README.md"]
+    assert "place_rank of get_distributed_dataloader" in readme
+    apart = MixedLayout(pipelines=(pipeline(stage("big", 32), m=4), pipeline(stage("small", 32), m=4)), zero=2)
+    assert other_samples(export_of(apart, model="llama-2-7b")) == []
 
 
 # ------------------------------------------------------------------------------------------------ sites

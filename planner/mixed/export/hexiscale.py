@@ -76,6 +76,24 @@ def words(mixed: MixedExport) -> list[str]:
     return found
 
 
+def other_samples(mixed: MixedExport) -> list[int]:
+    """Replicas of which an end would load another replica's samples.
+
+    Its data loader takes for a rank the last pipeline that begins at or below it; labels come from the loader of the last stage.
+    [llama_train.py: get_distributed_dataloader, train_step; heterogeneous_pipeline.py: 1F1B]
+    """
+    places = [mixed.placement.of_replica(number) for number in range(mixed.layout.replicas)]
+    heads = [min(stages[0].ranks) for stages in places]
+
+    def loaded(rank: int) -> int:
+        return max((number for number, head in enumerate(heads) if head <= rank), default=0)
+
+    return [
+        number for number, stages in enumerate(places)
+        if any(loaded(rank) != number for end in (stages[0], stages[-1]) for rank in end.ranks)
+    ]  # fmt: skip
+
+
 def render(mixed: MixedExport) -> Rendered:
     """One script around the flags."""
     lines = [
@@ -83,6 +101,12 @@ def render(mixed: MixedExport) -> Rendered:
         "# Flags of HexiScale's llama_train.py, sourced by run.sh.",
         "ARGUMENTS=(",
     ]
+    wrong = other_samples(mixed)
+    mend = (
+        f"Its data loader gives pipelines {', '.join(map(str, wrong))} the labels of other pipelines, as their ranks do not "
+        "follow each other: before training, let place_rank of get_distributed_dataloader (llama_train.py) be the pipeline of "
+        "pp_layouts that has the rank. Times are not touched by it.",
+    )
     files = {
         "arguments.sh": "\n".join([*lines, "    " + shell_command(words(mixed)).replace(" \\\n    ", "\n    "), ")"])
         + "\n"
@@ -97,6 +121,7 @@ def render(mixed: MixedExport) -> Rendered:
         notes=(
             "HexiScale has no releases: the flags were read in one commit, and were not run here.",
             "Its example reads made-up sequences (llama/sudo_dataset.py); put your data set in its place.",
+            *(mend if wrong else ()),
         ),
         install=(
             "git clone https://github.com/Relaxed-System-Lab/FlashFlex && git -C FlashFlex checkout 5ee1726b",
