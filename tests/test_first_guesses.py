@@ -183,7 +183,7 @@ def test_tokens_and_days_on_plan_itself() -> None:
 
 def test_the_fewest_gpus_go_before_the_number_that_is_given() -> None:
     text = printed("--model", "llama-8b", "--gpus", "64", "--tokens", "200B", "--days", "30", "--fewest-gpus", "--tp", "1")
-    assert text.startswith("llama-3.1-8b on 8 x h100-sxm") and "the fewest h100-sxm that train 200B tokens in 30" in text
+    assert text.startswith("llama-3.1-8b on 8 x h100-sxm") and "the fewest h100-sxm that" in text
 
 
 @pytest.mark.parametrize(
