@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner.cluster import Cluster  # noqa: E402
+from planner.cluster_file import ClusterFile, NodeKind  # noqa: E402
 from planner.cost.estimate import estimate  # noqa: E402
 from planner.hardware import load_hardware  # noqa: E402
+from planner.mixed.mixed_question import Wanted, ask_mixed  # noqa: E402
 from planner.model import load_model  # noqa: E402
 from planner.rules import Job, allowed  # noqa: E402
 from planner.search import Pins, search  # noqa: E402
@@ -32,6 +34,13 @@ ACCURACY = [sys.executable, "-m", "cli", "accuracy", "--json"]
 MOST = 1_000_000
 """Layouts priced in one go at most."""
 JOBS = (("llama-405b", 16384, 8192, 2048), ("deepseek-v3", 2048, 4096, 15360), ("gpt-1t", 16384, 2048, 3072))
+MIXED_NODES = (("h100", "h100-sxm", 24), ("a100", "a100-sxm-80gb", 24), ("v100", "v100-sxm2-32gb", 16))
+"""512 GPUs of three kinds: name, hardware, nodes of eight."""
+MIXED_MODELS = (
+    "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "gpt3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b",
+    "deepseek-v3",
+)  # fmt: skip
+MIXED_BATCH = 1024
 
 
 def process_seconds(command: list[str], repeats: int) -> list[float]:
@@ -66,6 +75,20 @@ def layouts_per_second(one: Job, bare: float) -> tuple[float, float, int]:
     return rate, rate * bare, len(layouts)
 
 
+def mixed_seconds() -> dict[str, float]:
+    """CPU seconds of ``plan --cluster`` on three kinds, and of its search alone, by model."""
+    cluster = ClusterFile(
+        nodes=tuple(NodeKind(kind=kind, hardware=hardware, count=count) for kind, hardware, count in MIXED_NODES)
+    )
+    figures = {}
+    for name in MIXED_MODELS:
+        started = time.process_time()
+        answer = ask_mixed(cluster, {"model": name, "global_batch_size": MIXED_BATCH}, {}, Wanted())
+        figures[f"mixed {name} on {cluster.num_gpus} of {len(MIXED_NODES)} kinds, CPU s"] = time.process_time() - started
+        figures[f"mixed {name}, its search alone, CPU s"] = answer.finding.seconds
+    return figures
+
+
 def measure(repeats: int, accuracy: bool) -> dict[str, float]:
     process_seconds(PLAN, 1)  # writes the byte code that an installed package has
     bare = statistics.median(process_seconds(BARE, repeats))
@@ -81,6 +104,7 @@ def measure(repeats: int, accuracy: bool) -> dict[str, float]:
         figures[f"search {name} on {gpus}, layouts of the space"] = finding.searched
         figures[f"search {name} on {gpus}, layouts priced"] = finding.priced
     figures["peak memory of the searches, GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    figures |= mixed_seconds()
     for name, gpus, length, batch in JOBS:
         rate, relative, count = layouts_per_second(job(name, gpus, length, batch), bare)
         figures[f"price {name} on {gpus}, layouts"] = count
@@ -97,10 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7, help="repeats of the whole processes (default 7)")
     parser.add_argument("--no-accuracy", action="store_true", help="leave out the accuracy command")
+    parser.add_argument("--mixed", action="store_true", help="only the searches over a mixed cluster")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     np.seterr(all="raise", under="ignore")
-    figures = measure(options.repeats, not options.no_accuracy)
+    figures = mixed_seconds() if options.mixed else measure(options.repeats, not options.no_accuracy)
     if options.json:
         print(json.dumps(figures, indent=2))
         return

@@ -173,3 +173,24 @@ def test_host_states_that_no_rule_allows_are_no_answer() -> None:
     job = replace(job, workload=replace(job.workload, precision="fp16")).only("l40s")
     job.clusters["l40s"] = replace(job.clusters["l40s"], hardware=replace(job.clusters["l40s"].hardware, usable_memory=3e9))
     assert search_mixed(job).best == []
+
+
+@pytest.mark.proof
+def test_no_layout_with_leading_dense_layers_is_below_its_bound() -> None:
+    """Bounds look at the layers behind them alone, and at no traffic that could hide behind them."""
+    job = small_job(batch=16)
+    model = replace(load_model("deepseek-v2-lite"), num_layers=6, published_parameters=0.0)
+    job = replace(job, workload=replace(job.workload, model=model))
+    seen = 0
+    for axes in axes_of(job, MixedPins()):
+        if axes.vpp > 1:
+            continue
+        space = Space(job, axes)
+        for kinds, apart in ((("a100",), False), (("a100", "l40s"), False), (("a100", "l40s"), True)):
+            columns = columns_of(space, kinds, apart)
+            for row in () if columns is None else range(0, len(columns.bound), 3):
+                sharp = max(columns.bound[row], sharpened(space, columns, np.array([row]))[0])
+                for found in layouts_of(space, columns.row(row), np.inf):
+                    assert found.seconds >= sharp * (1.0 - 1e-12)
+                    seen += 1
+    assert seen > 30

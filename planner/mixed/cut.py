@@ -37,7 +37,7 @@ def best_cut(costs: list[Floats], microbatches: float) -> Cut | None:
     in O(p L^2); z takes the values of tau, from the smallest at which the stages could hold all layers until (m - 1) z with the
     least possible sum is not better than what was found.
     """
-    return best_cut_of([StageCosts(one) for one in costs], microbatches)
+    return Cuts([StageCosts(one) for one in costs]).best(microbatches)
 
 
 class StageCosts:
@@ -68,36 +68,46 @@ class StageCosts:
         return np.asarray(np.maximum(np.searchsorted(self._least, bounds, side="right") - 1, 0))
 
 
-def best_cut_of(stages: list[StageCosts], microbatches: float, below: float = np.inf) -> Cut | None:
-    """The same of stages made before; None as well where none takes less than ``below`` seconds.
+class Cuts:
+    """All cuts over some stages: what one number of microbatches finds of them is known to the next."""
 
-    The least sum does not grow with z: that of one z bounds those of all smaller ones, so that most are not looked at. The smallest
-    z is often the best, and without a bound there is the least sum of all.
-    """
-    counts = Counter(stages)
-    bounds = np.unique(np.concatenate([one.values for one in counts]))
-    room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
-    bounds = bounds[room >= stages[0].by_count.shape[1] - 1]
-    waits = (microbatches - 1.0) * bounds
-    best: Cut | None = None
-    spans = [(0, 1, 0.0)] if len(bounds) else []  # numbers of z to look at, and a sum that none of them has less than
-    first = True
-    while spans:
-        low, high, least = spans.pop()
-        high = low + int(np.searchsorted(waits[low:high], below - least))
-        if low >= high:
-            continue
-        middle = (low + high) // 2
-        sums = LeastSums(stages, float(bounds[middle]))
-        if sums.least + waits[low] < below:
-            cut = sums.cut()
-            if cut.seconds(microbatches) < below:
+    def __init__(self, stages: list[StageCosts]) -> None:
+        counts = Counter(stages)
+        bounds = np.unique(np.concatenate([one.values for one in counts]))
+        room = np.sum([count * one.most(bounds) for one, count in counts.items()], axis=0)
+        self.stages, self.bounds = stages, bounds[room >= stages[0].by_count.shape[1] - 1]
+        self._known: dict[float, tuple[float, Cut | None]] = {}
+
+    def least(self, bound: float) -> tuple[float, Cut | None]:
+        """The least sum with no stage above a bound, and its cut; infinite and None where there is none."""
+        if bound not in self._known:
+            sums = LeastSums(self.stages, bound)
+            self._known[bound] = sums.least, sums.cut() if np.isfinite(sums.least) else None
+        return self._known[bound]
+
+    def best(self, microbatches: float, below: float = np.inf) -> Cut | None:
+        """``best_cut``; None as well where none takes less than ``below`` seconds.
+
+        The least sum does not grow with z: that of one z bounds those of all smaller ones, so that most are not looked at. The
+        smallest z is often the best, and without a bound there is the least sum of all.
+        """
+        waits = (microbatches - 1.0) * self.bounds
+        best: Cut | None = None
+        spans, first = [(0, min(len(waits), 1), 0.0)], True  # numbers of z to look at, and a sum that none of them has less than
+        while spans:
+            low, high, least = spans.pop()
+            high = low + int(np.searchsorted(waits[low:high], below - least))
+            if low >= high:
+                continue
+            middle = (low + high) // 2
+            total, cut = self.least(float(self.bounds[middle]))
+            if cut is not None and cut.seconds(microbatches) < below:
                 best, below = cut, cut.seconds(microbatches)
-        spans += [(middle + 1, high, least), (low, middle, sums.least)]
-        if first:
-            spans, first = [(1, len(bounds), LeastSums(stages, np.inf).least)], False
-        spans = [one for one in spans if np.isfinite(one[2])]
-    return LeastSums(stages, best.slowest).cut() if best else None  # of equal ones always the same
+            spans += [(middle + 1, high, least), (low, middle, total)]
+            if first:
+                spans, first = [(1, len(waits), self.least(np.inf)[0])], False
+            spans = [one for one in spans if np.isfinite(one[2])]
+        return self.least(best.slowest)[1] if best else None  # of equal ones always the same
 
 
 class LeastSums:

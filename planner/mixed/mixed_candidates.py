@@ -11,7 +11,7 @@ import numpy as np
 from planner.cost.own_terms import flushes
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.mixed.cut import Cut, best_cut_of
+from planner.mixed.cut import Cut
 from planner.mixed.mixed_columns import Degrees
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 from planner.mixed.mixed_space import Priced, Space
@@ -133,7 +133,7 @@ def _fresh_cut(
         hops, fill, link = [0.0] * p, 2.0 * sum(space.hops.between(shape, vpp)), space.hops.busiest_link(shape, vpp)
     empty = float(flushes(space.job.trainer, Layout(num_microbatches=rounds)))
     costs = [space.costs(one, hop) for one, hop in zip(choices, hops, strict=True)]
-    cut = best_cut_of(costs, rounds * vpp / empty, (below / empty - fill) * vpp)
+    cut = space.cuts(costs).best(rounds * vpp / empty, (below / empty - fill) * vpp)
     if cut is None:
         return None
     cut = replace(cut, layers=tuple(vpp * layers for layers in cut.layers), slowest=max(cut.slowest, link))

@@ -189,7 +189,7 @@ def sharpened(space: Space, columns: Columns, rows: NDArray[np.intp]) -> Floats:
     places = [((tp, b, known), stages[:, number]) for number, tp in enumerate(at)]
     share = np.minimum(-(-layers // (stages if apart else stages.sum(axis=1, keepdims=True))), layers)
     share = np.broadcast_to(share, stages.shape)
-    over = [space.table(kind, apart and len(kinds) > 1, False) for kind in kinds]
+    over = [space.table(kind, apart and len(kinds) > 1, behind=True) for kind in kinds]
     ends = [table.least_end[tp, b, known, share[:, number]] for number, (table, tp) in enumerate(zip(over, at, strict=True))]
     if apart:
         level = np.stack([space.level([one], [place], layers) for one, place in zip(held, places, strict=True)], axis=1)

@@ -13,7 +13,7 @@ from planner.arrays import Floats, NDArray
 from planner.cost.pipeline.schedules import sends_overlap
 from planner.layout import Layout
 from planner.mixed.boundaries import Hops, link_seconds
-from planner.mixed.cut import Cut, StageCosts
+from planner.mixed.cut import Cut, Cuts, StageCosts
 from planner.mixed.mixed_job import SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import Pipeline, Stage
 from planner.mixed.stage_tables import Axes, Choice, Held, KindTables
@@ -40,19 +40,22 @@ class Space:
     axes: Axes
     base: Space | None = None
     """The same without virtual stages, whose layers take as long, and need no more memory."""
-    _tables: dict[tuple[str, bool, bool], KindTables] = field(default_factory=dict)
+    _tables: dict[tuple[str, bool, bool, bool], KindTables] = field(default_factory=dict)
     _layers: dict[str, Floats] = field(default_factory=dict)
     _costs: dict[tuple[int, float], StageCosts] = field(default_factory=dict)
     _cuts: dict[tuple[object, ...], Priced | None] = field(default_factory=dict)
+    _stages: dict[tuple[StageCosts, ...], Cuts] = field(default_factory=dict)
     _held: dict[str, Held] = field(default_factory=dict)
 
-    def table(self, kind: str, spanned: bool, alone: bool) -> KindTables:
-        """All stages of one kind; without a given link replicas apart differ by their own networks alone, whose slowest counts."""
+    def table(self, kind: str, spanned: bool, alone: bool = False, behind: bool = False) -> KindTables:
+        """All stages of one kind, or those ``behind`` the leading dense layers; without a given link replicas apart differ by their
+        own networks alone, whose slowest counts."""
         spanned = spanned and any(self.job.cluster.link(kind, other) for other in self.job.kinds if other != kind)
-        key = kind, spanned, alone
+        behind = behind and self.layers < self.job.workload.model.num_layers
+        key = kind, spanned, alone, behind
         if key not in self._tables:
-            ready = self.base.table(kind, spanned, alone).interleaved(self.axes) if self.base is not None else None
-            self._tables[key] = ready or KindTables(self.job, kind, self.axes, spanned, alone)
+            ready = self.base.table(*key).interleaved(self.axes) if self.base is not None else None
+            self._tables[key] = ready or KindTables(self.job, kind, replace(self.axes, behind=behind), spanned, alone)
         return self._tables[key]
 
     @property
@@ -66,7 +69,7 @@ class Space:
         if self.base is not None:
             return self.base.per_layer(kind)
         if kind not in self._layers:
-            few = replace(self.axes, replicas=self.axes.replicas[:2], recomputes=self.axes.recomputes[:1])
+            few = replace(self.axes, replicas=self.axes.replicas[:2], recomputes=self.axes.recomputes[:1], behind=True)
             self._layers[kind] = KindTables(self.job, kind, few, False).per_layer
         return self._layers[kind]
 
@@ -75,7 +78,7 @@ class Space:
         """Seconds of a stage, in steps of STEP, from the shortest layer to the whole model on the slowest GPU."""
         if self.base is not None:
             return self.base.levels
-        tables = [self.table(kind, False, False) for kind in self.job.kinds if self.axes.tps[kind]]
+        tables = [self.table(kind, False, behind=True) for kind in self.job.kinds if self.axes.tps[kind]]
         low, high = min(float(one.per_layer.min()) for one in tables), max(float(one.seconds.max()) for one in tables)
         return np.asarray(low * STEP ** np.arange(np.ceil(np.log(high / low) / np.log(STEP)) + 2))
 
@@ -84,7 +87,7 @@ class Space:
         if self.base is not None:
             return self.base.held(kind)
         if kind not in self._held:
-            self._held[kind] = self.table(kind, False, False).held(self.levels)
+            self._held[kind] = self.table(kind, False, behind=True).held(self.levels)
         return self._held[kind]
 
     def level(self, held: list[Held], places: list[tuple[tuple[Any, ...], NDArray[np.intp]]], layers: int) -> Floats:
@@ -134,3 +137,10 @@ class Space:
         if key not in self._costs:
             self._costs[key] = StageCosts(choice.seconds[:, :: self.axes.vpp] + hop)
         return self._costs[key]
+
+    def cuts(self, costs: list[StageCosts]) -> Cuts:
+        """All cuts over some stages."""
+        key = tuple(costs)
+        if key not in self._stages:
+            self._stages[key] = Cuts(costs)
+        return self._stages[key]

@@ -135,8 +135,8 @@ class PricedStages:
         if len(places) > 1:
             columns = {name: np.repeat(one, len(rows), axis=1) for name, one in columns.items()}
             rows = np.tile(rows, len(places))
-        whole = len(rows) == self.stages.forward.shape[-1]
-        taken = vars(self.stages) if whole else taken_rows(vars(self.stages), rows)
+        taken = {name: one for name, one in vars(self.stages).items() if name not in columns}
+        taken = taken if len(rows) == self.stages.forward.shape[-1] else taken_rows(taken, rows)
         return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
 
 

@@ -48,6 +48,8 @@ class Axes:
     """Percent of the optimizer states in host memory."""
     equal_shares: bool = False
     equal_tp: bool = False
+    behind: bool = False
+    """Stages before or among the leading dense layers of a model of experts are left out, as bounds do."""
 
     def replica_row(self, replicas: int) -> int:
         """Number of the largest known degree up to ``replicas``."""
@@ -118,9 +120,10 @@ class KindTables:
         self.total = model.num_layers
         self.lead = model.num_dense_layers if model.is_moe else 0
         layers = np.array([self.total]) if alone else np.arange(self.total + 1)
+        starts = np.zeros(1, dtype=np.int64) if alone else np.arange(self.lead * axes.behind, self.lead + 1)
         sides = (
             np.array(axes.tps[kind]), np.array(axes.micros), np.array([int(RECOMPUTES[one]) for one in axes.recomputes]),
-            np.array(axes.replicas), np.arange(self.lead * (not alone) + 1), layers,
+            np.array(axes.replicas), starts, layers,
         )  # fmt: skip
         self.shape = tuple(len(one) for one in sides)
         tp, micro, recompute, replicas, before, held = (one.ravel() for one in np.meshgrid(*sides, indexing="ij"))
@@ -170,9 +173,9 @@ class KindTables:
 
     @cached_property
     def end(self) -> Floats:
-        """Of the end of a step."""
+        """Of the end of a step; of what bounds look at without traffic, which may hide behind dense layers too."""
         found = self.priced.step_end()
-        return self._shaped(found["exposed"] + found["optimizer"] + found["offload"])
+        return self._shaped((0.0 if self.axes.behind else found["exposed"]) + found["optimizer"] + found["offload"])
 
     def fits(self, places: Sequence[Place], schedule: str, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
         """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
@@ -219,12 +222,18 @@ class KindTables:
         the end of a pipeline, where the fewest microbatches wait. No order of kinds leaves them more."""
         each, behind = list[NDArray[np.int32]](), self.row_numbers[..., -1, :]
         every, rows, placed = self.seconds[..., -1, :], behind.ravel(), self.priced
+        fits, left = np.ones((3, behind.size), dtype=bool), np.arange(behind.size)
         for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
-            placed = placed.placed(rows, (Place(flight + 1, 1, flight + 1),), int(SCHEDULES["1f1b"]), self.axes.vpp)
-            rows = np.arange(len(rows))
-            seconds = np.where(placed.fits.reshape(every.shape), every, np.inf).min(axis=(0, 3))
+            if len(left):
+                placed = placed.placed(rows, (Place(flight + 1, 1, flight + 1),), int(SCHEDULES["1f1b"]), self.axes.vpp)
+                fits[:, left] = placed.fits
+                rows = np.flatnonzero(placed.fits.any(axis=0))  # what has no room with few in flight has none with more
+                left = left[rows]
+            seconds = np.where(fits.reshape(every.shape), every, np.inf).min(axis=(0, 3))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
-            most = np.stack([np.searchsorted(row, levels, side="right") - 1 for row in least]).astype(np.int32)
+            reached = np.searchsorted(levels, least) + (len(levels) + 1) * np.arange(len(least))[:, None]  # from which level on
+            counts = np.bincount(reached.ravel(), minlength=len(least) * (len(levels) + 1)).reshape(len(least), -1)[:, :-1]
+            most = np.cumsum(counts, axis=1, dtype=np.int32) - 1
             each.append(np.maximum(most, 0).reshape(*seconds.shape[:-1], len(levels)))
         none = np.zeros_like(each[0])
         return Held(np.cumsum(np.stack([none, *each], axis=-2), axis=-2, dtype=np.int32))
