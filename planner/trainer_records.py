@@ -258,8 +258,8 @@ class Traffic:
     """Units are gathered and reduced one by one (FSDP): embedding tables in the one that is gathered first and reduced last,
     1 = the embedding's own, 2 = the root's, which holds the head as well; 0 = buckets of ``bucket_parameters``."""
     zero1_all_reduces: bool
-    """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
-    overlapped reduce-scatter."""
+    """ZeRO 1 all-reduces whole gradients and drops what other ranks own, instead of an overlapped reduce-scatter; when the backward
+    pass has ended, unless ``overlap`` names whole_gradients."""
     copy_bytes: Annotated[dict[str, float], keys(COPIES, required=False)]
     """Bytes per parameter that kernels move: to bring gathered weights into their places ('gather', each time), gradients into
     the buffer that is reduced ('reduce', each time); to add gradients to the accumulated ones ('accumulate', each microbatch;

@@ -48,7 +48,7 @@ def data_parallel(
     added = backward_traffic
     if "gradients" in hidden_by:
         added = _exposed(layout, slowdown, backward_traffic, backward, last)
-    if trainer.traffic.zero1_all_reduces:
+    if trainer.traffic.zero1_all_reduces and "whole_gradients" not in hidden_by:
         added = np.where(zero == 1, backward_traffic, added)
     wanted = weights + traffic.reference
     gathering = _exposed(layout, slowdown, wanted, forward, first) if "parameters" in hidden_by else wanted
