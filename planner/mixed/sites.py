@@ -112,7 +112,7 @@ CONVERGENCE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """Gradients on the wire, per step and site."""
+    """Gradients over the link, per step and site."""
 
     name: str
     wire: float

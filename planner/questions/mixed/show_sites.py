@@ -31,7 +31,7 @@ def print_sites(console: Console, report: SiteReport) -> None:
             soft_wrap=not console.is_terminal,
         )
     if report.reductions:
-        ways = table("=gradients every step", ">sent per site", ">on the wire", ">kernels")
+        ways = table("=gradients every step", ">sent per site", ">on the link", ">kernels")
         for number, way in enumerate(report.reductions):
             priced = " (priced)" if number == 0 and report.outer is None else ""
             ways.add_row(escape(way.name) + priced, format_bytes(way.bytes_per_step), seconds(way.seconds), seconds(way.kernels))
