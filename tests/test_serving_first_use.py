@@ -82,7 +82,7 @@ def test_what_does_not_start_has_no_times() -> None:
 
 WORDS: list[tuple[list[str], str, str]] = [
     (["--input", "fixed:128k", "--concurrency", "1"], "Attention takes ", "Attention take "),
-    (["--concurrency", "1"], ", 1 request in flight", "1 requests"),
+    (["--concurrency", "1"], ", 1 request in flight", " 1 requests"),
     (
         ["--concurrency", "4", "--max-batch", "4"],
         "The batch is full: an engine runs 4 requests at most",
