@@ -216,11 +216,6 @@ class RlFramework:
         """Sequences are packed up to the largest length; else each is padded to the longest of its micro batch."""
         return self.packing != "none"
 
-    @property
-    def offload(self) -> bool:
-        """Colocated: training states wait in host memory while it generates."""
-        return bool(self.offloaded & {"weights", "optimizer"})
-
     def offloading(self, said: Collection[str]) -> RlFramework:
         """With these states on the host while colocated GPUs generate. Raises PlannerError where it cannot be told so."""
         states, able = frozenset(said), self.offloaded
