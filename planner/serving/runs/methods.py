@@ -47,10 +47,13 @@ class Launch:
     """The same where attention data parallelism waits until every rank has a prompt."""
     grid: tuple[tuple[float, float], ...] = ()
     """Captured batches, as ``Graphs.grid``; () = the engine's own."""
+    dependent: tuple[str, ...] = ()
+    """Where kernels are launched ahead, as ``Graphs.dependent``; () = the engine's own."""
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
-        return replace(engine, graphs=replace(engine.graphs, grid=self.grid)) if self.grid else engine
+        own = engine.graphs
+        return replace(engine, graphs=replace(own, grid=self.grid or own.grid, dependent=self.dependent or own.dependent))
 
 
 def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Launch:
@@ -60,6 +63,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
     for one in method_of(row).get("settings", ()):
         fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
         fits = fits and (row.get("parallel.tp") or 1) < one.get("below_tp", np.inf)
+        fits = fits and one.get("stack", "") in str(row.get("engine.stack"))
         if fits and hardware.arch.startswith(one.get("arch", "")) and lengths == tuple(one.get("lengths", lengths)):
             break
     else:
@@ -74,6 +78,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         receive=receive,
         receive_spread=one.get("receive_spread", receive),
         grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
+        dependent=tuple(one.get("dependent", ())),
     )
 
 

@@ -82,7 +82,8 @@ def predict_runs(
 
 def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) -> Case:
     assert run.model and run.hardware and run.engine
-    key = (run.model.name, id(run.hardware), _facts(run.engine.full), run.launch.grid, *sorted(run.formats.items()))
+    flags = run.launch.grid, run.launch.dependent
+    key = (run.model.name, id(run.hardware), _facts(run.engine.full), flags, *sorted(run.formats.items()))
     if key not in known:
         engine = run.launch.started(load_engine(run.engine.full))
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
