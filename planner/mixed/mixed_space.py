@@ -48,10 +48,10 @@ class Space:
     _held: dict[str, Held] = field(default_factory=dict)
 
     def table(self, kind: str, spanned: bool, alone: bool = False, behind: bool = False) -> KindTables:
-        """All stages of one kind, or those ``behind`` the leading dense layers; without a given link replicas apart differ by their
-        own networks alone, whose slowest counts."""
+        """All stages of one kind, or those ``behind`` the leading dense layers where no given link is ``spanned``, whose traffic a
+        bound needs; without a given link replicas apart differ by their own networks alone, whose slowest counts."""
         spanned = spanned and any(self.job.cluster.link(kind, other) for other in self.job.kinds if other != kind)
-        behind = behind and self.layers < self.job.workload.model.num_layers
+        behind = behind and not spanned and self.layers < self.job.workload.model.num_layers
         key = kind, spanned, alone, behind
         if key not in self._tables:
             ready = self.base.table(*key).interleaved(self.axes) if self.base is not None else None
