@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.layout import CpMethod
+from planner.layout import CpMethod, Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -201,3 +201,19 @@ def test_a_script_that_names_its_yaml_of_megatron(tmp_path: Path) -> None:
     found = reading(tmp_path, "t.sh", text)
     assert (found.fields["tp"], found.num_gpus, found.global_batch_size, found.sequence_length) == (2, 8, 64, 2048)
     assert reading(tmp_path, "t.sh", text + " --seq-length 1024").sequence_length == 1024
+
+
+MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048
+    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 32 --padded-vocab-size 32000 --bf16
+    --tensor-model-parallel-size 2 --use-distributed-optimizer"""
+
+
+def test_words_of_megatron_that_decide_memory(tmp_path: Path) -> None:
+    """Full recompute under its old name, gradients summed in bf16, tp without sequence parallelism."""
+    text = MEGATRON.replace("\n", " ")
+    assert reading(tmp_path, "t.sh", text).fields["sequence_parallel"] == 0
+    text += " --sequence-parallel"
+    plain = reading(tmp_path, "t.sh", text)
+    assert plain.fields["sequence_parallel"] == 1 and plain.fields["recompute"] == 0
+    assert reading(tmp_path, "t.sh", text + " --checkpoint-activations").fields["recompute"] == Recompute.FULL
+    assert "gradient_dtype=bf16" in reading(tmp_path, "t.sh", text + " --grad-reduce-in-bf16").trainer
