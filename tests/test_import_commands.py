@@ -203,8 +203,8 @@ def test_a_script_that_names_its_yaml_of_megatron(tmp_path: Path) -> None:
     assert reading(tmp_path, "t.sh", text + " --seq-length 1024").sequence_length == 1024
 
 
-MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048
-    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 32 --padded-vocab-size 32000 --bf16
+MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16
+    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 32 --padded-vocab-size 32000 --bf16
     --tensor-model-parallel-size 2 --use-distributed-optimizer"""
 
 
