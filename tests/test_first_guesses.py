@@ -46,6 +46,7 @@ def test_every_profile_has_its_own_name_in_any_spelling(name: str) -> None:
         ("rtx", "hardware 'rtx' may be rtx-2080-ti, rtx-3090, "),
         ("h100-sxn", "unknown hardware 'h100-sxn'; known, nearest first: h100-sxm"),  # a word that is not understood
         ("l40", "unknown hardware 'l40'; known, nearest first: l40s"),  # another device than an L40S
+        ("RTX 2080", "unknown hardware 'RTX 2080'; known, nearest first: rtx-2080-ti"),
         ("A100-64GB", "unknown hardware 'A100-64GB'; known, nearest first: a100-sxm-"),
         ("MI300A", "unknown hardware 'MI300A'; known, nearest first: mi300x"),
         ("tpu-v5p", "tpu-v5p: TPUs and Trainium are not modelled"),

@@ -1,6 +1,7 @@
 """Profiles by the names that people know the devices by: h100, A100-40GB, 4090, 'RTX 6000 Ada'."""
 
 import re
+from collections.abc import Collection
 from functools import cache
 
 from planner import library
@@ -12,6 +13,8 @@ OVER = " over "
 _BESIDE = re.compile(r"(?i:nvidia|amd|tesla|geforce|instinct|quadro|gpus?|graphics|sxm\d?|oam|hbm\d?e?|\d+ ?gi?b?|\d+x|gb)")
 """Words next to the name of a device that do not make it another one; what else stands there is not understood."""
 _SIZE = re.compile(r"(\d+) ?GB", re.IGNORECASE)
+OTHER_CARD = {"ti", "ada"}
+"""Words of a name without which it is that of another card: an RTX 2080 is no RTX 2080 Ti."""
 SAME_SIZE = 0.1
 """Part by which a memory size in a name may differ from the profile's: 141 GB are sold as 144."""
 
@@ -40,7 +43,7 @@ def _profile_named(name: str) -> str:
     found = same or ([device] if device and usual else []) or parts
     if len(found) > 1 and not same:
         raise PlannerError(f"hardware '{name}' may be {listed(found)}; say which")
-    if not found:
+    if not found or (found == parts and _plain(name) not in _parts(found[0], but=OTHER_CARD)):
         raise UnknownNameError("hardware", name, known)
     return found[0]
 
@@ -49,10 +52,12 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _parts(profile: str) -> set[str]:
-    """Runs of whole words of a profile's name: rtx, rtx4090, 4090; but not l40 of l40s, which is another device."""
+def _parts(profile: str, but: Collection[str] = ()) -> set[str]:
+    """Runs of whole words of a profile's name: rtx, rtx4090, 4090; but not l40 of l40s, which is another device. None that stops
+    before a word of ``but``."""
     words = profile.split("-")
-    return {"".join(words[first:last]) for last in range(1, len(words) + 1) for first in range(last)}
+    ends = [last for last in range(1, len(words) + 1) if not {*words[last : last + 1]} & {*but}]
+    return {"".join(words[first:last]) for last in ends for first in range(last)}
 
 
 @cache
