@@ -65,7 +65,7 @@ def test_estimate_is_what_the_command_prints(run):
 def test_keywords_are_the_flags():
     known = set(Keywords.__annotations__)
     assert known == {*JOB, *FIELDS}
-    own = {"top", "tokens", "days", "price", "cluster", "outer", "runnable"}
+    own = {"top", "tokens", "days", "price", "cluster", "outer", "runnable", "fewest_gpus"}
     for command, names in ((search_command, {*JOB, *SEARCHED, *own}), (estimate_command, {*JOB, *FIELDS, "file"})):
         assert {one.name for one in command.params} - {"output", "as_json"} == names
 
