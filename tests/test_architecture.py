@@ -124,7 +124,8 @@ def imports(path: Path, *, top: bool = False) -> set[str]:
         if top and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             return
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # what may hold an import
+                visit(child)
 
     visit(tree(path))
     return found

@@ -93,6 +93,7 @@ def test_a_command_inside_of_a_command_leaves_nothing(tmp_path: Path) -> None:
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.proof
 def test_what_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
     steps = [stand_in("slow", "import time; time.sleep(100)", limit=2.0), stand_in("next", written("next"), limit=3.0)]
     slow, left = Day(folder=tmp_path, budget=2.5, gpus=False).run(steps)
@@ -100,6 +101,7 @@ def test_what_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
     assert "of --budget are left and it may need 3 s" in left["sentence"] and not (tmp_path / "next.yaml").exists()
 
 
+@pytest.mark.proof
 def test_resuming_does_again_what_is_not_done_and_what_hangs_on_it(tmp_path: Path) -> None:
     def steps(code: str) -> list[Step]:
         return [
@@ -295,6 +297,7 @@ def test_a_torch_that_can_do_nothing_keeps_the_rest(run: Any, tmp_path: Path, mo
     assert [one["memory_gib"] for one in summary["machine"]["torch"]["gpus"]] == [79.65] * 2
 
 
+@pytest.mark.proof
 @needs_torch
 def test_products_of_quantised_operands_beside_bf16() -> None:
     code = (

@@ -105,6 +105,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
     assert "2 of 3 ranks did not come within 1 s: rank 1, 2; look at their machines" in said[0]
 
 
+@pytest.mark.proof
 def test_overlap_has_both_directions() -> None:
     """And what this CPU says moves a predicted step as it should."""
     found = {label: Measured.from_dict(data) for label, data in ranks.together(2, ranks.beside)[0].items()}

@@ -146,6 +146,7 @@ def hovered(chrome: Any, name: str, selector: str, number: int = 0) -> str:
     return ""
 
 
+@pytest.mark.proof
 def test_the_pointer_gets_answers_with_units(driver: Any, document: Document) -> None:
     opened(driver)
     first = document.chart("waterfall").cells()[1][0]
@@ -274,6 +275,7 @@ def test_the_cost_of_the_readers_own_tokens(driver: Any, document: Document) -> 
         assert field.get_attribute("aria-invalid") == "true"
 
 
+@pytest.mark.proof
 def test_the_page_of_a_serve_plan(driver: Any, tmp_path: Path) -> None:
     plan = serve_estimate(model="llama-8b", gpus=2, hardware="h100-sxm", tp=2, engine="vllm", concurrency=16)
     served = build_serving(plan.file, None, lambda _: None)

@@ -108,7 +108,7 @@ def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Findi
 
 
 @pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("waves", [False, True])
+@pytest.mark.parametrize("waves", [pytest.param(False, marks=pytest.mark.proof), True])
 def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same best time, with memory for all, for half of the layouts, for few and for none; in waves nothing is lost."""
     if waves:

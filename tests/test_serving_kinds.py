@@ -65,6 +65,7 @@ def test_the_cache_of_all_prompts_passes_the_link(found: KindsAnswer) -> None:
     assert [one.role for one in apart.shares] == ["prefill", "decode"]
 
 
+@pytest.mark.proof
 def test_a_faster_link_serves_more_until_the_gpus_are_what_binds(found: KindsAnswer) -> None:
     name, rates = "prefill on h100, decode on a100", list[float]()
     for factor in (0.2, 1.0, 20.0):
@@ -75,6 +76,7 @@ def test_a_faster_link_serves_more_until_the_gpus_are_what_binds(found: KindsAns
     assert rates[2] < 20 * rates[1]
 
 
+@pytest.mark.proof
 def test_under_a_rate_what_serves_is_ordered_by_price() -> None:
     found = serve_kinds(replace(ASKED, rate="3/s"), CLUSTER)
     kept = [one for one in found.rows if one.limits_kept]

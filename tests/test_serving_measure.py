@@ -292,6 +292,7 @@ def test_random_results_are_read_or_refused() -> None:
 # ------------------------------------------------------------------------------------------------ the commands
 
 
+@pytest.mark.proof
 def test_the_commands(tmp_path: Path) -> None:
     plan, bench = tmp_path / "serve.yaml", tmp_path / "bench.json"
     PLAN.save(plan)

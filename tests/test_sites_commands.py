@@ -33,6 +33,7 @@ def run(*words: str, code: int = 0) -> str:
     return done.output if code == 0 else done.output + str(done.exception)
 
 
+@pytest.mark.proof
 def test_what_crosses_is_shown_and_in_the_price(cluster: Path, tmp_path: Path) -> None:
     plan = tmp_path / "mixed.yaml"
     said = ["--cluster", str(cluster), *JOB, "--outer", "diloco:50:8", "--json", "--output", str(plan)]

@@ -189,6 +189,7 @@ print("DONE")
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_fake_collectives_and_kernels_of_a_gpu() -> None:
     """Fake collectives: every kind by hand, and nothing of it left behind. Kernels: as far as a CPU has them, grouped

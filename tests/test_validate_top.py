@@ -128,6 +128,7 @@ def test_top_runs_the_trainer_for_each_finalist_into_one_file(tmp_path: Path) ->
         )
 
 
+@pytest.mark.proof
 def test_validations_calibrate_the_profile_and_planning_again_shows_what_changed(tmp_path: Path) -> None:
     """Steps that take 1 / 0.9 of the matrix time: the clock is found, one file per validation and one with several."""
     from planner.questions.calibrate.factors import achieved
