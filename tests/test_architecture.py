@@ -108,6 +108,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@cache
 def imports(path: Path, *, top: bool = False) -> set[str]:
     """Dotted names that a file imports; with ``top`` only those that run when it is imported."""
     found: set[str] = set()
@@ -180,32 +181,31 @@ def test_floors_rise() -> None:
     assert floors == sorted(floors)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down(module: str) -> None:
-    mine = shelf(module)
-    for name in imports(MODULES[module]):
-        other = name.removeprefix("planner.")
-        if not name.startswith("planner.") or other not in MODULES:
-            continue
-        assert shelf(other) < mine or room(other) == room(module), (
-            f"{module} imports {other}, which does not stand below it"
-        )
+def test_imports_go_down() -> None:
+    for module, path in MODULES.items():  # one test, not one a module: a thousand reports take longer than their checks
+        mine = shelf(module)
+        for name in imports(path):
+            other = name.removeprefix("planner.")
+            if not name.startswith("planner.") or other not in MODULES:
+                continue
+            assert shelf(other) < mine or room(other) == room(module), (
+                f"{module} imports {other}, which does not stand below it"
+            )
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_heavy_imports_stay_outside(module: str) -> None:
-    path = MODULES[module]
-    roots = {name.split(".")[0] for name in imports(path)}
-    at_import = {name.split(".")[0] for name in imports(path, top=True)}
-    if not MAY_USE_TORCH.match(f"{module}."):
-        assert "torch" not in roots, "only lab and the checks of trainers may import torch"
-        assert not at_import & set(HEAVY), f"{module} imports {at_import & set(HEAVY)} at module level"
-    assert (
-        "click" not in roots
-        or module.split(".")[-1].startswith("command")
-        or module.startswith(("commands.", "terminal."))
-    ), "only the commands import click"
-    assert "tests" not in roots and "tools" not in roots
+def test_heavy_imports_stay_outside() -> None:
+    for module, path in MODULES.items():
+        roots = {name.split(".")[0] for name in imports(path)}
+        at_import = {name.split(".")[0] for name in imports(path, top=True)}
+        if not MAY_USE_TORCH.match(f"{module}."):
+            assert "torch" not in roots, f"{module}: only lab and the checks of trainers may import torch"
+            assert not at_import & set(HEAVY), f"{module} imports {at_import & set(HEAVY)} at module level"
+        assert (
+            "click" not in roots
+            or module.split(".")[-1].startswith("command")
+            or module.startswith(("commands.", "terminal."))
+        ), f"{module}: only the commands import click"
+        assert "tests" not in roots and "tools" not in roots, module
 
 
 def test_the_command_line_starts_light() -> None:
@@ -232,39 +232,39 @@ def is_unit_factor(node: ast.expr) -> bool:
     return False
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_unit_factors_live_in_units(module: str) -> None:
+def test_unit_factors_live_in_units() -> None:
     """Factors are what multiplies or divides; limits such as 2**24 and addresses of bits are none."""
-    path = MODULES[module]
-    found = [
-        f"line {node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv))
-        if is_unit_factor(node.left) or is_unit_factor(node.right)
-    ]
-    name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
-    if name != "units.py":
-        assert len(found) <= FACTORS_OUTSIDE_UNITS.get(name, 0), f"{name}: use planner.units: {found}"
+    for path in MODULES.values():
+        found = [
+            f"line {node.lineno}: {ast.unparse(node)}"
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv))
+            if is_unit_factor(node.left) or is_unit_factor(node.right)
+        ]
+        name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
+        if name != "units.py":
+            assert len(found) <= FACTORS_OUTSIDE_UNITS.get(name, 0), f"{name}: use planner.units: {found}"
 
 
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *ROOT.glob("cli.py")])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_everything_public_has_a_docstring(path: Path) -> None:
-    missing = [] if ast.get_docstring(tree(path)) else ["the module"]
+def test_everything_public_has_a_docstring() -> None:
+    missing: list[str] = []
 
     def visit(node: Any, inside: str) -> None:
-        for child in node.body:
+        if not ast.get_docstring(node):
+            missing.append(inside)
+        for child in [] if isinstance(node, ast.FunctionDef) or described(node) else node.body:
             if isinstance(child, (ast.FunctionDef, ast.ClassDef)) and not child.name.startswith("_"):
-                if not ast.get_docstring(child):
-                    missing.append(f"{inside}{child.name}")
-                if isinstance(child, ast.ClassDef) and not any(
-                    "click" in (base := ast.unparse(one)) or base == "Function" for one in child.bases
-                ):
-                    visit(child, f"{child.name}.")  # methods of click, and of torch's autograd, are described there
+                visit(child, f"{inside}:{child.name}")
 
-    visit(tree(path), "")
+    def described(node: Any) -> bool:
+        """Methods of click, and of torch's autograd, are described there."""
+        return any("click" in (base := ast.unparse(one)) or base == "Function" for one in getattr(node, "bases", ()))
+
+    for path in SOURCES:
+        visit(tree(path), path.relative_to(ROOT).as_posix())
     assert not missing, f"without a docstring: {', '.join(missing)}"
 
 
