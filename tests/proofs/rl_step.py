@@ -98,14 +98,14 @@ class MeasuredFlow(_Flow):
         return np.asarray(by_batch[0] + share * (by_batch[1] - by_batch[0]))
 
 
-def predicted(curves: Curves, sizes: list[int], split: bool) -> Step:
-    """The step by planner's equations on measured curves."""
+def predicted(curves: Curves, engines: list[Curves], sizes: list[int], split: bool) -> Step:
+    """The step by planner's equations on measured curves: means over ranks, of engines those of the slowest."""
     work = workload()
-    flow = MeasuredFlow(work, curves)
+    flows = [MeasuredFlow(work, one) for one in engines]
     rows = packed(work, POOL, float(CAPACITY))
     forward, both = (float(np.interp(rows.tokens, TOKENS, one)) for one in (curves.forward, curves.both))
     phases: dict[str, Floats] = {name: np.zeros(1) for name in PHASES}
-    phases["generate"] = flow.seconds(work.answers) + flow.prompts
+    phases["generate"] = np.max([one.seconds(work.answers) + one.prompts for one in flows], axis=0)
     phases["logprob"] = np.array([rows.microbatches * forward])
     phases["train"] = np.array([rows.microbatches * both + curves.optimizer])
     phases["sync"] = np.array([len(sizes) * curves.tensor + sum(sizes) * curves.element])
@@ -341,7 +341,8 @@ def compare(split: bool, rounds: int = ROUNDS) -> Compared:
         steps = [rank[turn][1] for rank in found]
         phases = {name: statistics.mean(one[name] for one in steps if one[name] > 0) for name in COMPARED}
         phases["generate"] = max(one["generate"] for one in steps)
-        step = predicted(joined([rank[turn][0] for rank in found], split), sizes, split)
+        curves = [rank[turn][0] for rank in found]
+        step = predicted(joined(curves, split), curves[POOL:] if split else curves, sizes, split)
         for name in COMPARED:
             measured[name].append(phases[name])
             told[name].append(float(step.phases[name][0]))
