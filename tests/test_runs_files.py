@@ -181,6 +181,14 @@ def test_a_row_holds_what_is_its_own() -> None:
     assert generic and generic.hardware.sustained_clock == load_hardware("h100-sxm").sustained_clock
 
 
+def test_a_share_is_of_the_network_that_the_row_states() -> None:
+    """8 x 400 Gb/s for 8 GPUs are 50 GB/s each; a cluster whose own benchmark reaches an eighth of that has 6.25."""
+    (row,) = rows_from_dict(_with(("hardware", "network_share"), 0.125), where="file")
+    own, generic = (to_run(dataclasses.replace(row, generic=one)).cluster for one in (False, True))
+    assert own and own.hardware.network_bandwidth == 6.25e9
+    assert generic and generic.hardware.network_bandwidth == 50e9
+
+
 @pytest.mark.parametrize(
     ("said", "means"),
     [

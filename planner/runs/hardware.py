@@ -32,8 +32,9 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
         changes["sustained_clock"] = own["sustained_clock"] or None
         if row.hardware.get("context_memory"):
             changes["context_memory"] = units.parse(row.hardware["context_memory"], "bytes", what=f"{row.source}: context_memory")
-        if changes["network_bandwidth"] is None and own["network_share"]:
-            changes["network_bandwidth"] = _read_once(name).network_bandwidth * own["network_share"]
+        if own["network_share"]:
+            stated = changes["network_bandwidth"] or _read_once(name).network_bandwidth
+            changes["network_bandwidth"] = stated * own["network_share"]
         latencies = own["ring_latency"] or 1.0, own["tree_latency"] or 1.0
     joined = str(row.hardware.get("intra_node") or "")
     hardware = _node(name, per_node, latencies, tuple(changes.items()), joined)
