@@ -222,6 +222,12 @@ def test_columns_are_priced_as_single_layouts() -> None:
         assert float(many.seconds[number]) == pytest.approx(float(alone.seconds[0]), rel=1e-9)
 
 
+def test_a_bias_of_the_router_does_not_balance_answers_to_one_prompt() -> None:
+    """Engines of RL serve related requests: DeepSeek-V3 touches fewer experts than behind an API."""
+    one = job(workload=workload(model=load_model("deepseek-v3"))).served("split")
+    assert one.related and one.skewed and not dataclasses.replace(one, related=False).skewed
+
+
 def test_tools_and_speculation() -> None:
     waiting = sampler(workload(turns=4, tool_s=5.0, tool_tokens=100, max_length=8192))
     assert float(waiting.seconds[0]) > float(sampler(workload()).seconds[0]) + 10.0

@@ -108,6 +108,16 @@ def test_a_bias_per_expert_leaves_loads_to_chance() -> None:
     assert times[0] > 1.2 * times[1]
 
 
+def test_answers_to_a_few_prompts_are_not_balanced_by_a_bias() -> None:
+    """A bias balances over all that a model sees: related requests load experts as behind a plain router; RL asks so."""
+    mixed = served("deepseek-v3", "h200-sxm", "sglang", "fp8_block")
+    plain = served("qwen3-235b-a22b", "h200-sxm", "sglang", "fp8_block")
+    assert (mixed.skewed, replace(mixed, related=True).skewed, plain.skewed) == (False, True, True)
+    layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=128), Pass(batch=128.0, context=1024.0)
+    related, chance = (float(step_time(one, layout, work).experts) for one in (replace(mixed, related=True), mixed))
+    assert related < chance / 1.2
+
+
 def test_ranks_of_a_server_gather_the_tokens_for_the_experts() -> None:
     """Attention data parallelism: gather and scatter among eight, the faster of that and direct sends among sixteen."""
     one, work = served("deepseek-v3", "b200-sxm", "trtllm@1.1", "nvfp4"), Pass(batch=1024.0, context=1024.0)

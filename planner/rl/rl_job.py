@@ -58,7 +58,9 @@ class RlJob:
     def served(self, mode: str) -> Served:
         """The rollout's engine with its share of the memory in a placement of this mode."""
         hardware = self.generate_hardware if mode == "split" else self.hardware
-        one = Served(model=self.workload.model, hardware=hardware, engine=self.engine, precision=self.precision)
+        one = Served(
+            model=self.workload.model, hardware=hardware, engine=self.engine, precision=self.precision, related=True
+        )
         framework = self.framework
         usual = framework.cache_share_alone if mode == "split" else framework.cache_share
         return shared_engine(one, self.memory_share or usual)

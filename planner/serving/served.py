@@ -21,6 +21,15 @@ class Served:
     hardware: HardwareProfile
     engine: Engine
     precision: Precision = field(default_factory=Precision)
+    related: bool = False
+    """What runs at once are answers to a few prompts of one kind, as in a step of RL."""
+
+    @property
+    def skewed(self) -> bool:
+        """Whether some experts are far more popular than others. A bias per expert balances a router over all that a model sees
+        [arXiv 2408.15664], not over related requests."""
+        router = self.model.constants and self.model.constants.router
+        return self.related or not (router and router.expert_bias)
 
     @cached_property
     def curves(self) -> DecodeCurves:

@@ -196,7 +196,6 @@ class _Step:
         return floors + number * self.hardware.graph_launch_floor
 
     def _routed(self, sent: bool) -> Floats:
-        """Where training moved a bias per expert until all were as busy, only chance makes them differ. [arXiv 2408.15664]"""
         m, layout = self.model, self.layout
         return self.curves.experts_time(
             self.tokens * self.attn_dp,
@@ -207,7 +206,7 @@ class _Step:
             moe_tp=np.asarray(layout.moe_tp, dtype=np.float64),
             ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
-            skewed=not (m.constants and m.constants.router and m.constants.router.expert_bias),
+            skewed=self.served.skewed,
             sent=sent,
         )
 
