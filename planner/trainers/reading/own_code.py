@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
+from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.programs import (
     program_file,
     require_transformers,
@@ -47,6 +48,10 @@ class Program(Running):
 
     def __init__(self, file: Path, options: Mapping[str, Any]) -> None:
         super().__init__(file, Given(settings={name: str(value) for name, value in options.items() if value is not None}))
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        """With what it imports from its project."""
+        return with_modules(tree, self.path)
 
 
 def take_program(given: Settings, path: Path, program: str) -> None:

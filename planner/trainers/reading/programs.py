@@ -32,7 +32,8 @@ def trainer_kind(script: Path, program: str) -> str:
 def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
-    return beside(script, name if name.endswith(".py") else f"{name.replace('.', '/')}.py", (".py",))
+    file = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
+    return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",))
 
 
 LIBRARIES = {

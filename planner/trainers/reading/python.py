@@ -11,12 +11,10 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
-from planner.trainers.reading.python_text import is_main, last_name, option_names, targets
+from planner.trainers.reading.python_text import UNNAMED, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
-UNNAMED = "?"
-"""What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""
 MOST_STEPS = 4000
 """Nodes that one value may cost: names that double each other would cost more than a file of any size is worth."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -44,7 +42,7 @@ class Script:
     """Options and fields that were taken at their defaults."""
 
     def __post_init__(self) -> None:
-        self.tree = python_text.tree_of(self.path)
+        self.tree = self.whole(python_text.tree_of(self.path))
         self._home: dict[int, _Function | None] = {}
         self._names: dict[tuple[int, str], list[_Bound]] = {}
         self._attributes: dict[str, list[_Bound]] = {}
@@ -62,6 +60,10 @@ class Script:
         except RecursionError as error:
             raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
 
+    def whole(self, tree: ast.Module) -> ast.Module:
+        """What is read of a script: its own tree."""
+        return tree
+
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with such a last name, in the order of the text."""
         found = [call for name in names for call in self._calls.get(name, []) if self._counts(self._home[id(call)])]
@@ -73,7 +75,7 @@ class Script:
         for one in call.keywords:
             value = self.value(one.value)
             if one.arg is not None:
-                found[one.arg] = _called(value, one.arg)
+                found[one.arg] = python_text.called(value, one.arg)
             elif waits(value):
                 found["per_device_train_batch_size"] = value
             elif isinstance(value, dict):
@@ -185,7 +187,7 @@ class Script:
                 found |= inner if isinstance(inner, dict) else {}
             else:
                 name = str(self._value(key))
-                found[name] = _called(inner, name)
+                found[name] = python_text.called(inner, name)
         return found
 
     def _of_name(self, node: ast.Name) -> Any:
@@ -393,8 +395,3 @@ class Script:
             value = self._value(first)
             return (settings_in(self.path, value, self.said),) if reads(node, name, value) else None
         return None
-
-
-def _called(value: Any, name: str) -> Any:
-    """A value whose gap, where it has no name of its own, is called by its keyword."""
-    return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value

@@ -9,9 +9,11 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
-from planner.trainers.reading.shell.text import cleaned
+from planner.trainers.reading.shell.text import cleaned, gap, is_open, roots
 from planner.trainers.reading.values import read_text
 
+UNNAMED = "?"
+"""What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""
 DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 CONVERSIONS = {"int": int, "float": float, "str": str, "bool": bool}
 LARGEST = 10**15
@@ -121,3 +123,8 @@ def compared(operation: ast.cmpop, left: Any, right: Any) -> bool | None:
 def last_name(node: ast.AST) -> str:
     """The last part of a dotted name."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def called(value: Any, name: str) -> Any:
+    """A value whose gap, where it has no name of its own, is called by its keyword."""
+    return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value

@@ -51,9 +51,23 @@ def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
             yield id(node), (tests, home)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             home = node.name
-        branched = isinstance(node, ast.If) and not is_main(node)
+        passed = _passed(node)
+        branched = isinstance(node, ast.If | ast.IfExp) and not is_main(node)
         for child in ast.iter_child_nodes(node):
-            under = tests
-            if branched and isinstance(node, ast.If) and child is not node.test:
-                under = (*tests, (node.test, child in node.body))
+            under = (*tests, *passed.get(id(child), ()))
+            if branched and isinstance(node, ast.If | ast.IfExp) and child is not node.test:
+                first = child in node.body if isinstance(node, ast.If) else child is node.body
+                under = (*under, (node.test, first))
             waiting.append((child, (under, home)))
+
+
+def _passed(node: ast.AST) -> dict[int, tuple[tuple[ast.expr, bool], ...]]:
+    """Statement of a block -> the conditions above it that would have left the function: 'if not args.lora: return model'."""
+    found: dict[int, tuple[tuple[ast.expr, bool], ...]] = {}
+    for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+        left: tuple[tuple[ast.expr, bool], ...] = ()
+        for one in block if isinstance(block, list) else []:
+            found[id(one)] = left
+            if isinstance(one, ast.If) and not one.orelse and isinstance(one.body[-1], ast.Return) and not is_main(one):
+                left = (*left, (one.test, False))
+    return found

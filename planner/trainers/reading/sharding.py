@@ -184,10 +184,23 @@ def accelerate(path: Path) -> Sharding:
 def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool) -> tuple[Sharding, tuple[Question, ...]]:
     """How a job is split by its launcher, by the configuration of accelerate or by its own arguments; where none says it, plain
     data parallel if it is known how the job is ``launched``, else that and a question."""
-    found = sharding or accelerate_named(given) or from_arguments(given)
+    found = sharding or accelerate_named(given)
+    if found is None or found.kind == "ddp" or (found.kind == "deepspeed" and isinstance(given.data.get("deepspeed"), str)):
+        found = _over(found, from_arguments(given))
     about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
     return found or Sharding(), asked
+
+
+def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
+    """What the arguments of a program say over its launcher, which counts processes: deepspeed and fsdp are set up whatever
+    accelerate was told.  [transformers, training_args.py]"""
+    if launched is None or own is None:
+        return own or launched
+    return dataclasses.replace(
+        own, num_gpus=launched.num_gpus, gpus_per_node=launched.gpus_per_node, precision=own.precision or launched.precision,
+        unread=(*launched.unread, *own.unread),
+    )  # fmt: skip
 
 
 def accelerate_named(given: Settings) -> Sharding | None:

@@ -29,7 +29,8 @@ QUIET = re.compile(
 )
 NOT_LM = {
     **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
-    "reward": "reward training", "rl": "reinforcement learning",
+    **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
+    **{name: name.upper() for name in ("gspo", "dapo", "rlhf", "remax", "opd")},
 }  # fmt: skip
 """What has another step than a language model or DPO, or another optimizer, as words of a path."""
 
@@ -50,14 +51,20 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
 METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method", "algorithm")
+STEP_WORDS = re.compile(r"(train\w*_)?(objective|stage|task|trainer|mode|loss_?(type|fn)?)(_type|_name)?|rl_\w+|adv_estimator")
+"""What programs call something that may be the step too, where its value says so."""
 """What programs call the step that they train with: sft, dpo or one of their own."""
 OWN_OPTIMIZER = re.compile(r"(?:own_|my_)?optim(?:izer)?(?:_?(?:type|name|class))?|opt_type")
 """What programs call the optimizer that they make themselves, whatever optim of transformers says."""
 SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
 """Words that name no step of its own."""
-QUANTISED = ("q_lora", "use_qlora", "qlora")
+QUANTISED = ("q_lora", "use_qlora", "qlora", "enable_qlora")
 SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
 """What programs call the switch of adapters, and of adapters of a quantised model."""
+OWN_SWITCH = re.compile(
+    r"(use_|enable_|with_|is_|do_|train_|apply_|add_)?(lora|peft|adapters?)(_enabled?|_training|_tuning|_finetun\w+)?"
+)
+"""Words like them."""
 MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type", "peft_method", "peft_type", "tuning_type")
 """What programs call the way they train: lora, qlora or full."""
 WHOLE = ("full_finetune", "full_finetuning")
@@ -126,7 +133,8 @@ def parse(
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
-                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given)),
+                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
+                   *(() if adapters else _own_switch(given))),
         notes=notes,
     ))  # fmt: skip
     fine_tuning.require_priced(reading, str(given.path))
@@ -168,7 +176,8 @@ def _switches(given: Settings, *names: str) -> list[bool]:
 
 def _adapters(given: Settings) -> bool:
     """Whether adapters are trained: by a switch, by that of full fine-tuning, or because a rank is said."""
-    if said := _switches(given, *SWITCHES):
+    own = [one for one in given.data if OWN_SWITCH.fullmatch(one) and str(given.data[one]).lower() in ("true", "false")]
+    if said := _switches(given, *SWITCHES, *own):
         return any(said)
     mode = str(given.first(*MODES, default="")).lower()
     if mode not in ("", "lora", "qlora", "full"):
@@ -219,6 +228,17 @@ def _own_launcher(given: Settings, habits: Habits) -> tuple[Question, ...]:
         return ()
     about = "whether the configuration of accelerate computes in bf16; or say --set fp16=true"
     return (Question(name="bf16", about=about, choices=("true", "false")),)
+
+
+def _own_switch(given: Settings) -> tuple[Question, ...]:
+    """Whether adapters are trained, where words of a program are about them and none says it."""
+    if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
+        return ()
+    own = [name for one in given.left() if re.search("lora|peft|adapter", name := one.partition(" = ")[0])]
+    own = [one for one in own if not (fine_tuning.QUIET.fullmatch(one) or re.search("dropout|alpha|bias|path|dir|merge|init", one))]
+    if not own:
+        return ()
+    return (Question(name="use_peft", about=f"its program calls something {own[0]}", choices=("true", "false")),)
 
 
 def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:
@@ -286,6 +306,9 @@ def _objective(given: Settings, script: str) -> str:
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
     if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
         foreign = "SIMPO"
+    for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
+        words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
+        foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)
     named = str(given.first(*METHODS, default="")).lower()
     if re.fullmatch(r"[a-z_-]{2,20}", named) and SUPERVISED.search(named) is None:
         foreign = foreign or (None if named == "dpo" else NOT_LM.get(named, named))

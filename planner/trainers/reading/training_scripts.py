@@ -49,6 +49,9 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     trainers = script.calls(*TRAINERS)
     for call in (*configs[:1], *trainers[:1]):
         data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
+    if (spread := [name for name in data if name.startswith("**")]) and BATCH not in data:  # what they hold is not known
+        data = {name: value for name, value in data.items() if name not in spread}
+        data = {**{name: gap([name]) for name in (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")}, **data}
     if not loads:
         data |= _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)

@@ -1,7 +1,7 @@
 """Expands words of a shell script: variables, defaults, arithmetic, arrays. Commands in them are gaps."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from planner.errors import PlannerError
@@ -34,6 +34,8 @@ class Variables:
         """Names whose value is an argument of the script, of which there is none."""
         self.assumed: set[str] = set()
         """Names that were taken as not set."""
+        self.output: Callable[[list[str]], str | None] = lambda _: None
+        """What a function of the script writes, from its name and arguments; None = it is none, or it cannot be told."""
 
     def get(self, name: str) -> Value | None:
         """The value of a variable; None = never set."""
@@ -65,7 +67,7 @@ class Variables:
         """For a branch that may not be taken."""
         other = Variables(self.where, self.given, {})
         other.values, other.mentioned, other.positions = dict(self.values), self.mentioned, self.positions
-        other.unset, other.assumed = set(self.unset), self.assumed
+        other.unset, other.assumed, other.output = set(self.unset), self.assumed, self.output
         return other
 
 
@@ -233,8 +235,11 @@ class Expansion:
             return value
         if (reflowed := _REFLOWED.fullmatch(text)) is not None:
             return " ".join(fields(reflowed[1], self.variables))
-        if words[:1] == ["echo"] and not re.search(r"[|;&<>`]|\$\(", text):
-            return " ".join(fields(text, self.variables)[1:])
+        if words and not re.search(r"[|;&<>`]|\$\(", text):
+            if words[0] == "echo":
+                return " ".join(fields(text, self.variables)[1:])
+            if (written_by := self.variables.output(fields(text, self.variables))) is not None:
+                return written_by
         return gap(_unset(text, self.variables))
 
 
@@ -361,3 +366,10 @@ def document(text: str, variables: Variables) -> str:
     expansion.word(text, quoted=True)
     expansion.end()
     return " ".join(expansion.fields)
+
+
+def added_to(before: Value, value: Value) -> Value:
+    """``NAME+=value``: one text more of an array, or a longer text."""
+    if isinstance(before, str) and isinstance(value, str):
+        return before + value
+    return [*([before] if isinstance(before, str) else before), *([value] if isinstance(value, str) else value)]

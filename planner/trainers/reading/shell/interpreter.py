@@ -11,7 +11,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
 from planner.trainers.reading.shell.conditions import Verdict, both, either, judged
-from planner.trainers.reading.shell.expansion import Value, Variables, calculated, document, expanded, joined
+from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
@@ -19,16 +19,15 @@ from planner.trainers.reading.shell.starting import (
     launcher_variables,
     place_of_file,
     read_line,
+    script_near,
     script_place,
     without_env,
+    without_places,
 )
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
 from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
-_PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")
-_REMARK = re.compile(r"(?m)^(\s*(?:export +)?\w+=)(<[A-Za-z][^<>'\n]{0,100}\([^<>'\n]{0,100}>)")
-"""NAME=<Path to the file (e.g. /data/file)>: bash reads no such line, people fill it in."""
 MOST_STEPS = 20_000
 MOST_ROUNDS = 60
 """Arguments that a loop takes one after the other."""
@@ -38,6 +37,8 @@ _DECLARE = ("export", "declare", "local", "readonly", "typeset", "env")
 _QUIET = (
     "echo", "printf", "cat", "mkdir", "cd", "rm", "cp", "ls", "set", "read", "wait", "trap", "sleep", "chmod", "grep", "sed",
 )  # fmt: skip
+_SILENT = ("mkdir", "cd", "set", "wait", "trap", "sleep", "chmod", "return", "shift", "unset", "local", "[", "test")
+"""Commands that write nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,12 @@ def evaluate(text: str, where: str, given: Mapping[str, str], directory: Path | 
     variables = Variables(where, given, launcher_variables(batch))
     follower = _Follower(where, variables, directory)
     follower.script.batch = batch
-    text = _REMARK.sub(r"\1'\2'", text)
-    text = _PLACEHOLDER.sub(lambda found: _said(re.sub(r"\W+", "_", found[1]), variables), text)
+    text = without_places(text, variables.text)
     if ARGUMENTS in given:
         follower.variables.positions = quoted_words(given[ARGUMENTS])
         follower.variables.mentioned.add(ARGUMENTS)
     follower.run(parse(text, where))
     return follower.script
-
-
-def _said(name: str, variables: Variables) -> str:
-    """A place that people fill in by hand, <LIKE THIS>: what the user says of it, or a gap."""
-    text = variables.text(name)
-    return gap([name]) if text is None else text
 
 
 class _StopError(Exception):
@@ -103,6 +97,9 @@ class _Follower:
         self.script = Script(variables)
         self.functions: dict[str, Nodes] = {}
         self.steps = self.depth = 0
+        variables.output = self.output
+        self.written: list[str] | None = None
+        """What the function at hand has written so far, where its output is wanted; None = it is not, or it cannot be told."""
 
     @property
     def variables(self) -> Variables:
@@ -178,7 +175,7 @@ class _Follower:
         """Follows the arm that is taken; where that is not known all that may be, and joins what they leave."""
         names: list[str] = []
         outcomes: list[tuple[Variables, list[Command]]] = []
-        closed = False
+        closed, written = False, list(self.written or ())
         for verdict, body in arms:
             if verdict.value is False:
                 continue
@@ -195,6 +192,7 @@ class _Follower:
             self.script.variables = outcomes[0][0]
             self.script.commands += outcomes[0][1]
             return
+        self.written = None if self.written != written else self.written
         for _, commands in outcomes:
             self.script.commands += [Command(one.words, (*names, *one.under) or ("",), one.seen) for one in commands]
         self.script.variables = merged(self.variables, [variables for variables, _ in outcomes], names)
@@ -276,11 +274,15 @@ class _Follower:
         if not words or words[0] in _DECLARE or words[0] in ("[", "test"):
             return
         name, rest = words[0], words[1:]
+        if name in ("echo", "printf") and not node.target and self.written is not None:
+            self.written += [" ".join(rest)]
+        elif name not in _SILENT and name not in self.functions:
+            self.written = None
         if name == "echo" and node.target:
             self.script.documents.append((joined(node.target, self.variables), " ".join(one for one in rest if one != "-e")))
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.nested(self.script.documents[-1][1])
-        if (place := place_of_file(words)) >= 0 and (file := self.file(words[place])) is not None:
+        if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
             self.started(file, words[place + 1 :])
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0")
@@ -335,6 +337,19 @@ class _Follower:
         self.deeper(self.functions[name])
         self.variables.positions = positions
 
+    def output(self, words: list[str]) -> str | None:
+        """What a function writes; what it assigns and starts is its own."""
+        if not words or words[0] not in self.functions or self.depth >= DEEPEST:
+            return None
+        before, outer, commands = self.variables, self.written, self.script.commands
+        self.script.variables, self.script.commands, self.written = before.copy(), [], []
+        try:
+            self.call(words[0], words[1:])
+            found = self.written
+        finally:
+            self.script.variables, self.script.commands, self.written = before, commands, outer
+        return None if found is None else "\n".join(found)
+
     def deeper(self, nodes: Nodes) -> None:
         """Follows a function or another script; one that calls itself again and again is left alone."""
         if self.depth >= DEEPEST:
@@ -358,14 +373,6 @@ class _Follower:
             return
         self.deeper(parse(cleaned(read_text(path)), str(path)))
 
-    def file(self, name: str) -> Path | None:
-        """A script that lies in the folder of this one or above; of a path of another machine its end counts."""
-        folders = [] if self.directory is None else [self.directory, *list(self.directory.resolve().parents)[:4]]
-        parts = [one for one in name.rpartition(CLOSE)[2].split("/") if one]
-        ends = ["/".join(parts[i:]) for i in range(len(parts))] if is_open(name) or name.startswith("/") else []
-        tried = [one / end for end in ([] if is_open(name) else [name]) + ends for one in folders]
-        return next((one for one in tried if library.is_file(one)), None)
-
     def started(self, file: Path, arguments: list[str]) -> None:
         """Follows a script that is started with arguments; what it assigns is its own."""
         text, before, positions = cleaned(read_text(file)), dict(self.variables.values), self.variables.positions
@@ -383,15 +390,8 @@ class _Follower:
         if subscript is not None:
             variables.put(f"{name}[{joined(subscript, variables)}]", value)
             return
-        before = variables.get(name)
-        if added and before is not None:
-            if isinstance(before, list) or isinstance(value, list):
-                value = [
-                    *([before] if isinstance(before, str) else before),
-                    *([value] if isinstance(value, str) else value),
-                ]
-            else:
-                value = before + value
+        if added and (before := variables.get(name)) is not None:
+            value = added_to(before, value)
         if isinstance(value, str) and re.fullmatch("\ue000[\\d,]*\ue001", value):
             variables.unset.add(name)
             value = gap([name])

@@ -1,8 +1,10 @@
 """What starts a script: batch systems, by the comments at its head, other shells and other machines."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from planner import library
 from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots
 
 
@@ -82,3 +84,28 @@ def read_line(words: list[str], line: str, marks: str | Sequence[str]) -> dict[s
         return {name: gap(roots(line) or [name]) for name in names}
     first = {name: parts[i] if i < len(parts) else "" for i, name in enumerate(names[:-1])}
     return {**first, names[-1]: between[0].join(parts[len(names) - 1 :])}
+
+
+def script_near(directory: Path | None, name: str) -> Path | None:
+    """A script that lies in the folder of another one or above; of a path of another machine its end counts."""
+    folders = [] if directory is None else [directory, *list(directory.resolve().parents)[:4]]
+    parts = [one for one in name.rpartition(CLOSE)[2].split("/") if one]
+    ends = ["/".join(parts[i:]) for i in range(len(parts))] if is_open(name) or name.startswith("/") else []
+    tried = [one / end for end in ([] if is_open(name) else [name]) + ends for one in folders]
+    return next((one for one in tried if library.is_file(one)), None)
+
+
+_PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")
+_REMARK = re.compile(r"(?m)^(\s*(?:export +)?\w+=)(<[A-Za-z][^<>'\n]{0,100}\([^<>'\n]{0,100}>)")
+"""NAME=<Path to the file (e.g. /data/file)>: bash reads no such line, people fill it in."""
+
+
+def without_places(text: str, value: Callable[[str], str | None]) -> str:
+    """A script without the places that people fill in by hand, <LIKE THIS>: what the user says of each, by ``value``, or a gap."""
+
+    def said(found: re.Match[str]) -> str:
+        name = re.sub(r"\W+", "_", found[1])
+        known = value(name)
+        return gap([name]) if known is None else known
+
+    return _PLACEHOLDER.sub(said, _REMARK.sub(r"\1'\2'", text))

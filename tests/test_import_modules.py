@@ -1,0 +1,145 @@
+"""Programs whose training stands in modules of their project, and scripts whose functions write arguments."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+LLAMA = "--model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --per_device_train_batch_size 2 --model_max_length 2048"
+MAIN = '''
+import argparse
+import torch
+from own.models import load
+from own.steps import trainer_of
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--with_adapters", action="store_true")
+parser.add_argument("--kind", default="supervised")
+args = parser.parse_args()
+model = load(args)
+trainer_of(args.kind, model).train()
+'''
+MODELS = '''
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+RANK = 32
+
+def load(args):
+    model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, torch_dtype=torch.bfloat16)
+    if args.kind == "bare":
+        return model
+    return adapted(model) if args.with_adapters else model
+
+def adapted(model):
+    return get_peft_model(model, LoraConfig(r=RANK, target_modules=["q_proj", "v_proj"]))
+'''
+STEPS = '''
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+def trainer_of(kind, model):
+    if kind == "rewards":
+        return GRPOTrainer(model, args=GRPOConfig())
+    return SFTTrainer(model, args=SFTConfig(gradient_checkpointing=True, per_device_train_batch_size=4))
+'''
+
+
+def project(folder: Path, package: str = "own") -> None:
+    for name, text in {"train.py": MAIN, f"{package}/models.py": MODELS, f"{package}/steps.py": STEPS}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def script(folder: Path, words: str, before: str = "", **given: Any) -> Reading:
+    (folder / "run.sh").write_text(f"{before}\ntorchrun --nproc_per_node 8 train.py {words}\n")
+    return read(folder / "run.sh", None, Given(**given))
+
+
+@pytest.mark.parametrize("package", ["own", "src/own"])
+def test_what_modules_of_a_program_do_counts_as_its_own(tmp_path: Path, package: str) -> None:
+    project(tmp_path, package)
+    found = script(tmp_path, LLAMA)
+    assert (found.precision, found.lora_rank, found.fields["micro_batch_size"]) == ("bf16_true", 0, 2)
+    with pytest.raises(PlannerError, match="GRPO is not modelled"):
+        script(tmp_path, f"{LLAMA} --kind rewards")
+
+
+def test_a_word_for_adapters_that_nobody_knows_is_asked_for(tmp_path: Path) -> None:
+    found = script(tmp_path, f"{LLAMA} --adapter_style small")
+    assert [one.name for one in found.questions] == ["use_peft"]
+    assert script(tmp_path, f"{LLAMA} --enable_lora true --lora_r 8 --torch_dtype bfloat16 --lora_target all-linear").lora_rank == 8
+    assert script(tmp_path, f"{LLAMA} --enable_lora false").lora_rank == 0
+
+
+@pytest.mark.parametrize(("words", "what"), [
+    (f"{LLAMA} --objective grpo_clipped", "GRPO"), (f"{LLAMA} --stage rm", "reward training"),
+])  # fmt: skip
+def test_a_word_for_the_step_decides_it(tmp_path: Path, words: str, what: str) -> None:
+    with pytest.raises(PlannerError, match=f"{what} is not modelled"):
+        script(tmp_path, words)
+
+
+def test_openrlhf_trains_reward_models_too(tmp_path: Path) -> None:
+    words = "--pretrain meta-llama/Llama-2-7b-hf --train_batch_size 16 --micro_train_batch_size 2 --max_len 1024 --bf16"
+    (tmp_path / "run.sh").write_text(f"deepspeed --module openrlhf.cli.train_rm {words} --zero_stage 2\n")
+    with pytest.raises(PlannerError, match="reward training is not modelled"):
+        read(tmp_path / "run.sh", None, Given())
+
+
+def test_deepspeed_of_a_program_goes_before_a_launcher_that_shards_nothing(tmp_path: Path) -> None:
+    (tmp_path / "several.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 4\n")
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    (tmp_path / "run.sh").write_text(f"accelerate launch --config_file several.yaml train.py {LLAMA} --deepspeed zero.json\n")
+    found = read(tmp_path / "run.sh", None, Given())
+    assert (found.trainer, found.fields["zero"], found.num_gpus) == ("deepspeed", 2, 4)
+
+
+def test_keywords_that_a_script_gets_from_elsewhere_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\nfrom elsewhere import common\nwords = common()\n"
+        "SFTTrainer('meta-llama/Llama-2-7b-hf', args=SFTConfig(max_length=2048, **words)).train()\n"
+    )
+    given = Given(settings={"fsdp": "no_shard"}, num_gpus=1)
+    names = {one.name for one in read(tmp_path / "train.py", None, given).questions}
+    assert {"per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16"} <= names
+
+
+WRITES = '''
+arguments() {
+    local batch=$1
+    if [ -n "$2" ]; then
+        batch=$2
+    fi
+    echo "
+        --per_device_train_batch_size ${batch} \\
+        --gradient_accumulation_steps 8"
+}
+words=$(arguments 4 16)
+'''
+
+
+def test_what_a_function_of_a_script_writes_is_read(tmp_path: Path) -> None:
+    model = "--model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --model_max_length 2048"
+    found = script(tmp_path, f"{model} ${{words}}", WRITES)
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (16, 8)
+
+
+def test_what_a_function_writes_under_an_open_condition_is_not_taken_for_known(tmp_path: Path) -> None:
+    before = WRITES.replace('-n "$2"', '"$(hostname)" = a').replace("echo", "[ \"$(date)\" = a ] && echo other; echo")
+    with pytest.raises(PlannerError):
+        script(tmp_path, "--model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --model_max_length 2048 $(arguments 4)", before)
+
+
+@pytest.mark.parametrize("word", ["--forward-disaggregating", "--split-tensor-parallel 2", "--grad-compress-rank 8"])
+def test_words_of_forks_that_split_or_compress_are_not_left_out(tmp_path: Path, word: str) -> None:
+    words = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+    batch = "--micro-batch-size 4 --global-batch-size 64 --vocab-size 50257 --train-iters 9"
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} {batch} {word}\n")
+    with pytest.raises(PlannerError, match="not priced"):
+        read(tmp_path / "run.sh", None, Given())
