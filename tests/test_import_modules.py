@@ -143,3 +143,53 @@ def test_words_of_forks_that_split_or_compress_are_not_left_out(tmp_path: Path, 
     (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} {batch} {word}\n")
     with pytest.raises(PlannerError, match="not priced"):
         read(tmp_path / "run.sh", None, Given())
+
+
+OWN_FORM = "training: {batch: 3, steps: 4}\nmodel: {path: meta-llama/Llama-2-7b-hf}\n"
+READS_IT = '''
+import sys, yaml
+from trl import SFTConfig, SFTTrainer
+
+config = yaml.safe_load(open(sys.argv[1]))
+args = SFTConfig(per_device_train_batch_size=config["training"]["batch"], gradient_accumulation_steps=config["training"]["steps"],
+                 max_length=LENGTH, gradient_checkpointing=True, bf16=True)
+SFTTrainer(config["model"]["path"], args=args).train()
+'''
+
+
+def own_form(folder: Path, **programs: str) -> Path:
+    (folder / "README.md").write_text("A project.")
+    for name, length in programs.items():
+        (folder / f"{name}.py").write_text(READS_IT.replace("LENGTH", length))
+    (folder / "configs").mkdir()
+    (folder / "configs" / "job.yaml").write_text(OWN_FORM)
+    return folder / "configs" / "job.yaml"
+
+
+def test_a_file_in_a_form_of_its_own_is_read_as_its_program_takes_it(tmp_path: Path) -> None:
+    found = read(own_form(tmp_path, train="2048", again="2048"), None, Given(settings={"fsdp": "no_shard"}, num_gpus=2))
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"], found.sequence_length) == (3, 4, 2048)
+    assert any("train.py" in one or "again.py" in one for one in found.notes)
+
+
+def test_which_of_several_programs_reads_a_file_is_asked(tmp_path: Path) -> None:
+    path = own_form(tmp_path, first="2048", second="4096")
+    said = {"fsdp": "no_shard"}
+    found = read(path, None, Given(settings=said, num_gpus=2))
+    assert [one.choices for one in found.questions] == [("first.py", "second.py")]
+    found = read(path, None, Given(settings={**said, "program": "second.py"}, num_gpus=2))
+    assert (found.sequence_length, found.questions) == (4096, ())
+
+
+def test_a_file_that_no_program_trains_from_stays_unread(tmp_path: Path) -> None:
+    path = own_form(tmp_path, train="2048")
+    (tmp_path / "train.py").write_text(READS_IT.replace("trl", "lightning.pytorch as pl").replace("SFTTrainer(", "pl.Trainer("))
+    with pytest.raises(PlannerError):
+        read(path, None, Given())
+
+
+@pytest.mark.parametrize("how", ["import lightning.pytorch as pl\n", "import pytorch_lightning as pl\n"])
+def test_a_trainer_of_another_library_is_not_read(tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(f"{how}trainer = pl.Trainer(max_epochs=3)\ntrainer.fit('model')\n")
+    with pytest.raises(PlannerError, match=r"pl.Trainer is not the one of TRL or transformers"):
+        read(tmp_path / "train.py", "trl", Given())

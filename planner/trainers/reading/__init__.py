@@ -8,7 +8,8 @@ from pathlib import Path
 from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given, OpenQuestionsError, Question, ask
+from planner.trainers.reading.file_readers import through, which_program
+from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.values import read_text
 
@@ -23,12 +24,49 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, text)]
     if not fits and (started := _started(path, text)):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
+    said = given or Given()
     if name or fits:
-        said = given or Given()
-        found = _collected(path, load(name or fits[0], "readback").read, said)
+        try:
+            found = _collected(path, load(name or fits[0], "readback").read, said)
+        except OpenQuestionsError:
+            raise
+        except PlannerError:
+            if name or (own := _through_its_program(path, said)) is None:
+                raise
+            return own
         said.require_used(str(path))
         return found
+    if (own := _through_its_program(path, said)) is not None:
+        return own
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
+
+
+def _through_its_program(path: Path, said: Given) -> Reading | None:
+    """A file of settings in a form of its own, as the program of its project takes it that reads it; None = there is none. Where
+    several programs take it as different jobs, which of them is meant is asked."""
+    programs, given = through(path, said)
+    found: dict[Path, Reading] = {}
+    wrong: PlannerError | None = None
+    for one in programs:
+        given.questions.clear()
+        given.used.discard(CONFIG_FILE)
+        try:
+            reading = _collected(one, load("trl", "readback").read, given)
+        except PlannerError as error:
+            wrong = wrong or (error if CONFIG_FILE in given.used else None)
+            continue
+        if CONFIG_FILE in given.used:
+            note = f"read as {one.name} takes it, which reads such files"
+            found[one] = dataclasses.replace(reading, notes=(note, *reading.notes))
+    if not found:
+        if wrong is not None:
+            raise wrong
+        return None
+    first, *others = found.values()
+    if any(dataclasses.replace(one, notes=first.notes, unread=first.unread) != first for one in others):
+        first = dataclasses.replace(first, questions=(which_program(path, list(found)), *first.questions))
+    given.require_used(str(path))
+    return first
 
 
 def _started(path: Path, text: str) -> str:

@@ -1,7 +1,7 @@
 """What a user says beside the file: flags, values of variables and keys; and what is still to be asked."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import yaml
@@ -73,6 +73,10 @@ class Given:
         if name in self.settings:
             self.used.add(name)
         return self.settings.get(name)
+
+    def with_settings(self, settings: Mapping[str, str]) -> "Given":
+        """The same beside other settings; what is taken and asked is remembered together."""
+        return replace(self, settings=settings)
 
     def spec(self) -> ModelSpec | None:
         """The model that is named. Raises PlannerError for one that is not known."""

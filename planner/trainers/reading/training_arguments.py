@@ -30,7 +30,7 @@ QUIET = re.compile(
 NOT_LM = {
     **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
     **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
-    **{name: name.upper() for name in ("gspo", "dapo", "rlhf", "remax", "opd")},
+    **{name: name.upper() for name in ("gspo", "dapo", "remax")},
 }  # fmt: skip
 """What has another step than a language model or DPO, or another optimizer, as words of a path."""
 

@@ -109,8 +109,10 @@ def _require_training(script: Script) -> None:
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
         root = (node.module or "").partition(".")[0]
         taken = [one.name for one in node.names if one.name in TRAINERS]
-        if taken and not node.level and root not in ("trl", "transformers", "unsloth", "unsloth_zoo"):
+        if taken and not node.level and root not in OURS:
             raise PlannerError(f"{script.path}: {taken[0]} of {root} is not the one of TRL or transformers")
+    if (other := _elsewhere(script, ours)) is not None:
+        raise PlannerError(f"{script.path}: {other} is not the one of TRL or transformers")
     if not script.calls(*CONFIGS):
         if script.calls("HfArgumentParser", "TrlParser"):
             raise PlannerError(
@@ -118,6 +120,26 @@ def _require_training(script: Script) -> None:
             )
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
+
+
+OURS = ("trl", "transformers", "unsloth", "unsloth_zoo")
+"""Libraries whose trainers are read."""
+
+
+def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
+    """The first of some trainers that is of another library, by the module it is called from, or a class of the script that is
+    made from none of theirs."""
+    modules = {
+        one.asname or one.name.partition(".")[0]: one.name.partition(".")[0]
+        for node in ast.walk(script.tree) if isinstance(node, ast.Import) for one in node.names
+    }  # fmt: skip
+    for call in trainers:
+        owner = getattr(call.func, "value", None)
+        if isinstance(owner, ast.Name) and modules.get(owner.id, OURS[0]) not in OURS:
+            return ast.unparse(call.func)
+    called = {last_name(one.func) for one in trainers}
+    bare = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name in called]
+    return next((one.name for one in bare if not any(last_name(base).endswith("Trainer") for base in one.bases)), None)
 
 
 def loads_model(call: ast.Call) -> bool:
