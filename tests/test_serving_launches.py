@@ -130,3 +130,13 @@ def test_ranks_of_a_server_gather_the_tokens_for_the_experts() -> None:
         direct = float(curves.dispatch_time(*sizes) + curves.combine_time(*sizes))
         assert direct < both
         assert found == pytest.approx(sparse * (both if ranks == 8 else direct))
+
+
+def test_the_host_of_short_prompts_is_slower_on_some_devices() -> None:
+    """SGLang on B200: 61 layers of DeepSeek-V3 at 55 us a kernel take longer than 64 tokens, and 8,192 tokens longer than they."""
+    short, longer = (Pass(batch=1e-6, context=64.0, prompts=1.0, prompt_tokens=n) for n in (64.0, 8192.0))
+    one, layout = served("deepseek-v3", "b200-sxm", "sglang", "fp8_block"), ServingLayout(tp=8, moe_tp=8, max_batch=64)
+    kernels = 61 * (8 + 6) + 3 * 5 + 58 * 9
+    step = one.engine.host["step"]
+    assert float(step_time(one, layout, short).total) == pytest.approx(55e-6 * kernels + step, rel=1e-3)
+    assert float(step_time(one, layout, longer).host) == pytest.approx(step, rel=1e-3)

@@ -10,8 +10,9 @@ from request_simulation import Loop
 from test_serving_step import DENSE, closed_loop
 
 from planner.serving import load
+from planner.serving.engine import load_engine
 from planner.serving.engine_passes import Engine
-from planner.serving.lock_step import train_of
+from planner.serving.lock_step import Bulk, bulk_of, train_of
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
@@ -100,3 +101,31 @@ def test_a_short_run_has_empty_places_at_its_end() -> None:
     layout = ServingLayout(tp=8, max_batch=256)
     rates = [float(estimate(DENSE, layout, closed_loop(64.0, waves=waves)).requests_per_second) for waves in (2.0, 10.0, 1000.0)]
     assert rates[0] < rates[1] < rates[2]
+
+
+def polled(requests: float, budget: int) -> tuple[Engine, Bulk]:
+    """SGLang that looks for requests every 32 decodes, answers of 256 to 512 tokens."""
+    layout = ServingLayout(tp=8, max_batch=256, max_tokens=budget, receive_interval=32)
+    traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(256, 512), value=requests, waves=10.0)
+    engine = Engine(replace(STEADY, engine=load_engine("sglang@0.5.6")), layout, traffic)
+    return engine, bulk_of(engine, requests)
+
+
+def test_a_look_for_requests_finds_those_that_others_sent_meanwhile() -> None:
+    """Each of 48 others ends between two looks with the chance 32 / 384: four, with one's own five, three of which fit a pass."""
+    bulk = polled(49.0, 3 * 1024 + 512)[1]
+    assert float(bulk.size) == pytest.approx(5.0) and float(bulk.packed) == pytest.approx(3.0)
+    assert float(polled(1.0, 8192)[1].size) == 1.0
+
+
+def test_prompts_of_a_pass_share_it_and_end_together() -> None:
+    """S = T(0, p n) / p; nobody's first token waits for less than the whole pass, and the median not for less than the mean."""
+    engine, bulk = polled(49.0, 8192)
+    decode = engine.decode(49.0)
+    together, own = engine.prompt(49.0, decode, 0.0, bulk.packed)
+    whole = engine.time(Pass(batch=1e-6, context=engine.context, prompts=5.0, prompt_tokens=1024.0)).total
+    assert float(bulk.packed) == pytest.approx(5.0) and float(own) == pytest.approx(float(whole), rel=1e-6)
+    assert float(together) == pytest.approx(float(own) / 5.0) and float(together) < float(engine.prompt(49.0, decode)[0])
+    flow = load.closed(engine, 49.0, 256.0)
+    assert float(flow.ttft - flow.wait) == pytest.approx(float(engine.receive * flow.decode + 5.0 * flow.prompt), rel=1e-6)
+    assert float(flow.ttft_at(0.5)) >= float(flow.ttft - flow.wait)

@@ -1,11 +1,13 @@
 """Engines of published runs: by their versions, images and dates, and by the runs of their series."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from planner.hardware import load_hardware
 from planner.serving.engine import load_engine
+from planner.serving.runs.predicted_runs import predict_runs
 from planner.serving.runs.run_schema import serving_rows
 from planner.serving.runs.serving_run import runs_of
 from planner.serving.serving_layout import ServingLayout
@@ -97,3 +99,25 @@ def test_recipes_for_dynamo_launch_kernels_ahead(stack: str, ahead: bool) -> Non
     table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
     found = runs_of(serving_rows(table))[0].launch.started(load_engine("trtllm@1.1"))
     assert found.overlaps_launches(load_hardware("gb200-nvl72"), "nvfp4") == ahead
+
+
+@pytest.mark.parametrize(
+    ("day", "isl", "tokens"), [("2026-03-27", 8192, None), ("2026-04-03", 8192, 16384), ("2026-04-03", 1024, 2048)]
+)
+def test_a_script_gives_a_pass_room_for_two_prompts_from_a_day_on(day: str, isl: int, tokens: int | None) -> None:
+    load = {"kind": "concurrency", "value": 16, "isl": isl, "osl": 1024}
+    placed = {"hardware": {"gpu": "b200-sxm"}, "model": "MiniMaxAI/MiniMax-M2.5"}
+    table = document(row(engine={"name": "vllm"}, load=load, date=day, **placed))
+    table["source"]["title"] = "SemiAnalysis InferenceX, MiniMax"
+    assert runs_of(serving_rows(table))[0].launch.max_tokens == tokens
+
+
+def test_a_flag_prepares_steps_ahead_before_a_version_does() -> None:
+    """async-scheduling of vLLM 0.11: a request waits for the step that is prepared too."""
+    table = document(row(engine={"name": "vllm", "version": "0.11.0"}, model="meta-llama/Llama-3.1-70B-Instruct"))
+    table["source"]["title"] = "SemiAnalysis InferenceX, Llama 70B"
+    ahead = runs_of(serving_rows(table))[0]
+    plain = replace(ahead, launch=replace(ahead.launch, overlap=False))
+    assert [one.launch.started(load_engine("vllm@0.11")).overlap_scheduler for one in (plain, ahead)] == [False, True]
+    figures = [predict_runs([one])[0].quantities for one in (plain, ahead)]
+    assert figures[1]["ttft_ms.mean"] - figures[0]["ttft_ms.mean"] == pytest.approx(figures[0]["tpot_ms.mean"], rel=0.2)

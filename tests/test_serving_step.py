@@ -262,7 +262,7 @@ def test_lengths_in_columns_are_singles() -> None:
 def test_a_receive_interval_delays_the_first_token() -> None:
     layout = ServingLayout(tp=8, max_batch=64)
     at_once, seldom = (
-        estimate(served(engine="sglang"), replace(layout, receive_interval=interval), closed_loop(8.0))
+        estimate(served(engine="sglang"), replace(layout, receive_interval=interval), closed_loop(1.0))
         for interval in (1, 21)
     )
     assert float(seldom.ttft.mean) - float(at_once.ttft.mean) == pytest.approx(10 * float(at_once.step.total), rel=0.05)

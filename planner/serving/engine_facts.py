@@ -193,6 +193,8 @@ class Shortfall:
 
     step: Cases = ()
     """Seconds of a step that no kernel explains."""
+    launch: Cases = ()
+    """Seconds of the host for a kernel outside a graph, where its own CPUs take longer than ``host``."""
     prompts: Cases = ()
     """Part of the rate of products and attention that prompts reach; no case: all of it."""
 

@@ -86,23 +86,24 @@ class Engine:
         number = np.ceil(self.input / self.room(batch))
         return number, self.input / number
 
-    def prompt(self, batch: Any, decode: Floats, busy: Any = 0.0) -> tuple[Floats, Floats]:
+    def prompt(self, batch: Any, decode: Floats, busy: Any = 0.0, packed: Any = 1.0) -> tuple[Floats, Floats]:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
         An engine that mixes runs the prompt together with the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
-        S = T(0, n). With attention data parallelism attn_dp prompts run at once.
+        S = T(0, p n) / p, ``packed`` p prompts in a pass. With attention data parallelism attn_dp prompts run at once.
         """
-        mixes = self.served.engine.mixes_prefill
-        number, whole = self.passes(batch if mixes else 0.0, busy)
-        added = np.maximum(whole - decode, 0.0) if mixes else whole
+        mixes, each = self.served.engine.mixes_prefill, np.maximum(packed / self.dp, 1.0)
+        number, whole = self.passes(batch if mixes else 0.0, busy, each)
+        added = np.maximum(whole - decode, 0.0) if mixes else whole / each
         return number * added * self.together(batch, number) / self.dp, number * whole
 
-    def passes(self, batch: Any, busy: Any = 0.0) -> tuple[Floats, Floats]:
-        """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``."""
+    def passes(self, batch: Any, busy: Any = 0.0, each: Any = 1.0) -> tuple[Floats, Floats]:
+        """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``, ``each``:
+        prompts of a pass on a rank."""
         number, tokens = self.chunks(batch)
         done = (number - 1.0) / 2.0 * tokens + self.hit
         work = Pass(
-            batch=np.maximum(batch, 1e-6), context=self.context, prompts=1.0, prompt_tokens=tokens, cached=done,
+            batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens, cached=done,
             clock=self.clock(batch, busy) * self.prompt_rate(),
         )  # fmt: skip
         return number, np.asarray(self.time(work).total)

@@ -117,10 +117,10 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     step, busy = bulk_of(engine, requests), np.zeros(())
     for _ in range(ROUNDS):
         decode = engine.decode(requests, busy)
-        added, own = engine.prompt(requests, decode, busy)
+        added, own = engine.prompt(requests, decode, busy, step.packed)
         busy = requests * added / (requests * added + output * decode / engine.speed)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
-    ahead = (0.5 * (step.size + step.packed) - 1.0) * added
+    ahead = 0.5 * (step.size - step.packed) * added
     base = engine.receive * decode + own + ahead
     at_random = (requests - step.size) / np.maximum(requests - 1.0, 1.0)
     wait = np.zeros_like(base)
@@ -131,13 +131,13 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     return Flow(
         ttft=base + wait,
         tpot=tpot,
-        wait=wait + ahead,
+        wait=wait,
         rate=rate,
         running=requests,
         waiting=0.0 * wait,
         prompt=added,
         decode=decode,
-        chance=np.where(step.size > 1.5, 1.0, busy),
+        chance=busy,
     )
 
 

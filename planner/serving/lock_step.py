@@ -32,10 +32,14 @@ class Bulk:
 
 
 def bulk_of(engine: Engine, requests: Any) -> Bulk:
-    """A prompt holds up all but those of its own passes and of later ones of the same bulk."""
+    """A prompt holds up all but those of its own passes and of later ones of the same bulk.
+
+    Between two looks for requests each other one ends with the chance interval / O: a request meets (N - 1) interval / O of them.
+    """
     requests = np.maximum(requests, 1.0)
     polled = np.asarray(engine.layout.receive_interval, dtype=np.float64) / np.maximum(engine.output, 1.0)
-    size = np.clip(requests * np.maximum(1.0 / np.maximum(engine.width, 1.0), polled), 1.0, requests)
+    together = np.where(engine.layout.receive_interval > 1, 1.0 + (requests - 1.0) * np.minimum(polled, 1.0), 1.0)
+    size = np.clip(np.maximum(requests / np.maximum(engine.width, 1.0), together), 1.0, requests)
     packed = np.clip(np.floor(engine.budget / engine.input) * engine.dp, 1.0, size)
     return Bulk(size=size, packed=packed, share=(requests - size + 0.5 * (size - packed)) / requests)
 

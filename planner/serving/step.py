@@ -377,7 +377,8 @@ class _Step:
         host = self.served.engine.host
         own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
         own = own + by_card(self.served.engine.shortfall.step, self.hardware, self.ranks)
-        waits = np.maximum(host["launch"] * self._launches() - gpu, 0.0)
+        launch = np.maximum(by_card(self.served.engine.shortfall.launch, self.hardware, self.ranks), host["launch"])
+        waits = np.maximum(launch * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 
     def _launches(self) -> float:

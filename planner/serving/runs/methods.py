@@ -49,11 +49,14 @@ class Launch:
     """Captured batches, as ``Graphs.grid``; () = the engine's own."""
     dependent: tuple[str, ...] = ()
     """Where kernels are launched ahead, as ``Graphs.dependent``; () = the engine's own."""
+    overlap: bool = False
+    """The host prepares a step ahead by a flag, where the version does not by default."""
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
         own = engine.graphs
-        return replace(engine, graphs=replace(own, grid=self.grid or own.grid, dependent=self.dependent or own.dependent))
+        graphs = replace(own, grid=self.grid or own.grid, dependent=self.dependent or own.dependent)
+        return replace(engine, graphs=graphs, overlap_scheduler=engine.overlap_scheduler or self.overlap)
 
 
 def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Launch:
@@ -64,6 +67,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
         fits = fits and (row.get("parallel.tp") or 1) < one.get("below_tp", np.inf)
         fits = fits and one.get("stack", "") in str(row.get("engine.stack"))
+        fits = fits and str(row.get("date")) >= str(one.get("since", "")) and flight >= one.get("flight", 0)
         if fits and hardware.arch.startswith(one.get("arch", "")) and lengths == tuple(one.get("lengths", lengths)):
             break
     else:
@@ -71,6 +75,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
     tokens = one.get("max_tokens", 0)
     if "tokens_above" in one:  # on top of the prompt and a token of each sequence
         tokens = max(tokens, int(one["tokens_above"] + flight + (lengths[0] or 0)))
+    tokens = int(one["prompts"] * (lengths[0] or 0)) if "prompts" in one else tokens
     receive = max((steps for least, steps in one.get("receive", ()) if flight >= least), default=1)
     return Launch(
         cache=one.get("kv", ""),
@@ -79,6 +84,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         receive_spread=one.get("receive_spread", receive),
         grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
         dependent=tuple(one.get("dependent", ())),
+        overlap=bool(one.get("async", False)),
     )
 
 

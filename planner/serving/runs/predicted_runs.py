@@ -82,7 +82,7 @@ def predict_runs(
 
 def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) -> Case:
     assert run.model and run.hardware and run.engine
-    flags = run.launch.grid, run.launch.dependent
+    flags = run.launch.grid, run.launch.dependent, run.launch.overlap
     key = (run.model.name, id(run.hardware), _facts(run.engine.full), flags, *sorted(run.formats.items()))
     if key not in known:
         engine = run.launch.started(load_engine(run.engine.full))
