@@ -6,7 +6,8 @@
 - ``profiles/ties.yaml``: how often two plans of one job are ordered rightly, by the predicted gap,
 - ``tests/data/predictions.csv``: every prediction, with which CI compares the next change,
 - ``docs/accuracy.md``, ``docs/accuracy-appendix.md`` and ``docs/accuracy.png``: the pages, with what ``docs/accuracy_notes.yaml``
-  says about rows and families.
+  says about rows and families,
+- ``docs/serving.md``: its tables of errors.
 
 It prints the errors by family before (the stored predictions) and after.
 """
@@ -27,10 +28,10 @@ from planner.error_bars import QUANTITIES  # noqa: E402
 from planner.questions.accuracy.accuracy_page import scatter  # noqa: E402
 from planner.questions.accuracy.beyond import answered, shipped_beyond  # noqa: E402
 from planner.questions.accuracy.bounds import BOUNDS  # noqa: E402
-from planner.questions.accuracy.prediction import Pair, pairs_of  # noqa: E402
+from planner.questions.accuracy.prediction import pairs_of  # noqa: E402
 from planner.questions.accuracy.summary import summarise  # noqa: E402
 from planner.runs import read_runs  # noqa: E402
-from tools.evidence import bars, beyond, snapshot, ties  # noqa: E402
+from tools.evidence import bars, beyond, serving, snapshot, ties  # noqa: E402
 from tools.evidence.appendix import appendix  # noqa: E402
 from tools.evidence.held_back import held_back_pairs  # noqa: E402
 from tools.evidence.reader import reader  # noqa: E402
@@ -52,10 +53,13 @@ PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 @click.option("--beyond", "beyond_alone", is_flag=True, help="Only the section on mixed clusters, links, elastic jobs and RL.")
 def main(beyond_alone: bool) -> None:
     """Predict once, then write every file."""
+    today = datetime.date.today().isoformat()
     section, page = beyond.section(answered(shipped_beyond())), ROOT / "docs" / "accuracy.md"
     if beyond_alone:
         library.write_whole(page, beyond.replaced(page.read_text(encoding="utf-8"), section))
         return
+    served = ROOT / "docs" / "serving.md"
+    library.write_whole(served, serving.with_tables(served.read_text(encoding="utf-8"), today))
     pairs = pairs_of(read_runs())
     if PREDICTIONS.exists():
         print("\n".join(snapshot.report(snapshot.compare(pairs, snapshot.read(PREDICTIONS)))))
@@ -75,16 +79,12 @@ def main(beyond_alone: bool) -> None:
     library.write_whole(
         ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(bars.errors_to_dict(errors))
     )
-    write_ties(pairs)
+    counted = ties.build(ties.ordered(pairs), today)
+    library.write_whole(ROOT / "profiles" / "ties.yaml", TIES_HEAD + library.dump_yaml(ties.to_dict(counted)))
     scatter(pairs, ROOT / "docs" / "accuracy.png")
     notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs, bounded=BOUNDS)
     library.write_whole(page, reader(pairs, summary, held, proofs, notes, section))
     library.write_whole(ROOT / "docs" / "accuracy-appendix.md", appendix(pairs, summary, held, left, proofs, notes))
-
-
-def write_ties(pairs: list[Pair]) -> None:
-    counted = ties.build(ties.ordered(pairs), datetime.date.today().isoformat())
-    library.write_whole(ROOT / "profiles" / "ties.yaml", TIES_HEAD + library.dump_yaml(ties.to_dict(counted)))
 
 
 if __name__ == "__main__":
