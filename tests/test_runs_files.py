@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from planner import library
 from planner.api import accuracy
+from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Module
@@ -187,6 +188,21 @@ def test_a_share_is_of_the_network_that_the_row_states() -> None:
     own, generic = (to_run(dataclasses.replace(row, generic=one)).cluster for one in (False, True))
     assert own and own.hardware.network_bandwidth == 6.25e9
     assert generic and generic.hardware.network_bandwidth == 50e9
+
+
+def test_a_network_without_protocols_of_low_latency() -> None:
+    """Simple: 15 hops of 5.68 us and 15/16 of 16 KiB at 0.952 of 400 GB/s, the other line has 3.01 us and 0.125."""
+    (row,) = rows_from_dict(_with(("hardware", "nccl_protocol"), "simple"), where="file")
+    own, generic = (to_run(dataclasses.replace(row, generic=one)).cluster for one in (False, True))
+    assert own and generic
+
+    def seconds(cluster: Cluster, size: float) -> float:
+        return float(cluster.hardware.scale_out_time("all_gather", size, 16.0, 8))
+
+    share = 15 / 16 * 2.0**14 / 400e9
+    assert seconds(own, 2.0**14) == pytest.approx(15 * 5.68e-6 + share / 0.952, rel=1e-3)
+    assert seconds(generic, 2.0**14) == pytest.approx(15 * 3.01e-6 + share / 0.125, rel=1e-2)
+    assert seconds(own, 2.0**24) == seconds(generic, 2.0**24), "beyond the switch"
 
 
 @pytest.mark.parametrize(

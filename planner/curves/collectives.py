@@ -177,6 +177,10 @@ class NetworkCurve:
         """The curve with all latencies multiplied."""
         return replace(self, fast=self.fast.stretched(factor), bulk=self.bulk.stretched(factor))
 
+    def simple(self) -> NetworkCurve:
+        """The curve without its protocol of low latency.  [NCCL_PROTO=simple; aws-ofi-nccl sets it where bytes may be reordered]"""
+        return replace(self, fast=self.bulk)
+
     def with_share(self, factor: float) -> NetworkCurve:
         """The curve with the shares of the line rate multiplied."""
         two = None if self.two_nodes is None else self.two_nodes * factor

@@ -36,8 +36,9 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
             stated = changes["network_bandwidth"] or _read_once(name).network_bandwidth
             changes["network_bandwidth"] = stated * own["network_share"]
         latencies = own["ring_latency"] or 1.0, own["tree_latency"] or 1.0
+    simple = not row.generic and row.hardware.get("nccl_protocol") == "simple"
     joined = str(row.hardware.get("intra_node") or "")
-    hardware = _node(name, per_node, latencies, tuple(changes.items()), joined)
+    hardware = _node(name, per_node, latencies, tuple(changes.items()), joined, simple)
     times = _bench_times(row, hardware)
     if times is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
@@ -51,7 +52,7 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     slow = share < 0.5
     if slow:  # what the cluster's network keeps on the GPU (EFA: 6 GiB) is not there on another
         changes.pop("context_memory", None)
-    return _node(name, per_node, latencies, tuple(changes.items()), joined), "slow" if slow else "normal"
+    return _node(name, per_node, latencies, tuple(changes.items()), joined, simple), "slow" if slow else "normal"
 
 
 @cache
@@ -65,15 +66,19 @@ def gpu_profile(text: str) -> str:
 
 @cache
 def _node(
-    name: str, per_node: int, latencies: tuple[float, float], changes: tuple[tuple[str, float | None], ...], joined: str = ""
+    name: str, per_node: int, latencies: tuple[float, float], changes: tuple[tuple[str, float | None], ...], joined: str = "",
+    simple: bool = False,
 ) -> HardwareProfile:
     """A library profile with another node size (0 = its own) and what is known about the cluster; None = as the profile says.
 
     ``latencies``: of rings across nodes over those of the profile, and of what is not a ring: all-reduces, exchanges, messages.
+    ``simple``: NCCL's protocols of low latency are off across nodes.
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
     profile = _read_once(name).stretched(rings=latencies[0], others=latencies[1])
     values: dict[str, Any] = {key: value for key, value in changes if value is not None}
+    if simple:
+        values["scale_out"] = {op: curve.simple() for op, curve in profile.scale_out.items()}
     if per_node:
         inside = profile.scale_up_domain <= profile.gpus_per_node
         values["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain

@@ -53,6 +53,7 @@ _FILE: dict[str, Any] = {
     ),
     "hardware": _group(
         gpu=_Line, gpus_per_node=_Whole, intra_node=_Line, inter_node=_Line, context_memory=_Line,
+        nccl_protocol=Annotated[str, one_of(("simple",))] | None,
         **dict.fromkeys(CLUSTER_FIGURES, _Number),
     ),
     "framework": Line, "defaults": _ROW, "rows": list[Any],

@@ -322,8 +322,8 @@ def _heirs(file: str, key: str) -> frozenset[str]:
 
 
 def _latency(hardware: HardwareProfile, key: str) -> float:
-    """Seconds of a short message of a collective that a latency of STRETCHED concerns, two ranks on two nodes."""
-    return float(hardware.scale_out[STRETCHED[key][1]].fast.latency_of(column(2.0), column(2.0)))
+    """Latency of a collective that a latency of STRETCHED concerns, two ranks on two nodes, seconds."""
+    return float(hardware.scale_out[STRETCHED[key][1]].bulk.latency_of(column(2.0), column(2.0)))
 
 
 def _nested(hardware: HardwareProfile, key: str) -> float | None:
