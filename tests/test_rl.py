@@ -18,7 +18,7 @@ from planner.layout import Layout
 from planner.model import load_model
 from planner.questions.accuracy.beyond import answered, shipped_beyond, summarise_beyond
 from planner.rl.answer_lengths import AnswerLengths, read_answers
-from planner.rl.generation import HostCost, Sampler, places_of
+from planner.rl.generation import HostCost, Sampler, longest_stall, places_of
 from planner.rl.host_times import host_times
 from planner.rl.packing import packed, padded
 from planner.rl.rl_framework import load_framework
@@ -222,6 +222,21 @@ def test_columns_are_priced_as_single_layouts() -> None:
         assert float(many.seconds[number]) == pytest.approx(float(alone.seconds[0]), rel=1e-9)
 
 
+def test_ranks_wait_for_the_slowest_host_where_graphs_are_cut() -> None:
+    """H(n) - 1 by hand; vLLM 0.10 launches a decode layer by layer, 0.11 as one graph; a rank alone waits for nobody."""
+    assert longest_stall([1, 2, 4]) == pytest.approx([0.0, 1 / 2, 1 / 2 + 1 / 3 + 1 / 4])
+    work = workload(answers=AnswerLengths(lengths=(1000.0,), shares=(1.0,)))
+
+    def longer(version: str, tp: int) -> float:
+        served = Served(model=MODEL, hardware=H100, engine=load_engine(f"vllm@{version}"), precision=Precision())
+        layout = ServingLayout(tp=tp, replicas=8 // tp, max_batch=256)
+        with_stalls, without = (float(Sampler(served, layout, work, HostCost(stall=one)).seconds[0]) for one in (1e-3, 0.0))
+        return with_stalls - without
+
+    assert longer("0.10.0", 4) == pytest.approx(1000 * 1e-3 * 13 / 12, rel=0.01)
+    assert longer("0.10.0", 1) == longer("0.11.2", 4) == 0.0
+
+
 def test_a_bias_of_the_router_does_not_balance_answers_to_one_prompt() -> None:
     """Engines of RL serve related requests: DeepSeek-V3 touches fewer experts than behind an API."""
     one = job(workload=workload(model=load_model("deepseek-v3"))).served("split")
@@ -371,7 +386,7 @@ def test_plan_files_come_back() -> None:
 
 def test_published_steps_within_their_bounds() -> None:
     """Steps: median 15 %, 90th percentile 35 %; updates: median 12 %; syncs within 1.5 times but one for which no link is fast
-    enough; ranges hold nine of ten. Pairs: right in 12 of 14, all but 30B of v0.4 and DeepSeek-V3 of v0.5, 3.1 % apart."""
+    enough; ranges hold nine of ten. Pairs: right in 13 of 14, all but DeepSeek-V3 of v0.5, 3.1 % apart."""
     rows = answered(file for file in shipped_beyond() if file.parent.name == "rl")
     steps = [one.quantities["step_s"].error for one in rows if "step_s" in one.quantities and one.counts]
     assert len(steps) >= 33
@@ -393,7 +408,7 @@ def test_published_steps_within_their_bounds() -> None:
     apart = [(a, b) for a, b in pairs if abs(a.measured / b.measured - 1.0) > 0.03]
     right = [(a.measured > b.measured) == (a.predicted > b.predicted) for a, b in apart]
     assert len(apart) >= 8
-    assert np.mean(right) >= 0.85
+    assert np.mean(right) >= 0.9
 
 
 @pytest.mark.proof

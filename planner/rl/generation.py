@@ -50,6 +50,8 @@ class HostCost:
     """Of each sampled token of an engine."""
     hosts_step: float = 0.0
     """Of each host of an engine over several."""
+    stall: float = 0.0
+    """Of the host of a rank, where the engine's graphs are cut in pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,12 @@ def places_of(memory: ServingMemory, held: Any, longest: Any, most: Floats) -> F
     return np.asarray(weight.sum(axis=-1) / (weight / number).sum(axis=-1))
 
 
+def longest_stall(ranks: Any) -> Floats:
+    """What ranks wait for the slowest host of n, over the mean stall of one: H(n) - 1 of exponential ones, 0 of a rank alone."""
+    number = np.asarray(ranks, dtype=int)
+    return np.cumsum(1.0 / np.arange(1, int(np.max(number)) + 1))[number - 1] - 1.0
+
+
 def _columns(layout: ServingLayout) -> ServingLayout:
     """Every field as a column of one length."""
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(value)) for value in vars(layout).values()))
@@ -180,6 +188,8 @@ class _Flow:
         time = step_time(self.served, layout, work)
         hosts = np.ceil(np.asarray(layout.engine_gpus) / self.served.hardware.gpus_per_node)
         host = self.host.sample * batch * self.speed + self.host.hosts_step * hosts * (hosts > 1.0)
+        if self.served.engine.graphs.pieces:
+            host = host + self.host.stall * longest_stall(np.asarray(layout.engine_gpus))
         return np.asarray(time.total + engine.draft(batch, time) + host)
 
     def _prompts(self) -> Floats:

@@ -19,6 +19,8 @@ class HostTimes:
     """Of one sampled token of an engine that runs in the framework's own process: detokenising, log-probs, Python lists."""
     hosts_step: Seconds
     """Of a decode step of an engine over several hosts, next to its kernels: remote workers, all-reduce between hosts."""
+    stall: Seconds
+    """Of the host of a rank in a decode that it launches piece by piece: n ranks wait for the slowest, H(n) - 1 times as long."""
     token: Seconds
     """Of one token of a step in the process that controls it: rewards, advantages, copies between processes, logs."""
     step: Seconds

@@ -127,7 +127,8 @@ def _forward(job: RlJob, model: ModelSpec, layout: Layout, apart: int) -> Floats
 
 def sampler_of(job: RlJob, placement: Placement, layout: ServingLayout) -> Sampler:
     """The engines of layouts of the rollout; ``replicas`` are all engines of the pool."""
-    host = HostCost(hosts_step=job.host.hosts_step * job.host.slower(job.generate_hardware.name))
+    slower = job.host.slower(job.generate_hardware.name)
+    host = HostCost(hosts_step=job.host.hosts_step * slower, stall=job.host.stall)
     if job.framework.in_process and placement.synchronous:
         host = replace(host, sample=job.host.sample)
     return Sampler(job.served(placement.mode), layout, job.workload, host)

@@ -23,8 +23,8 @@ from planner.rl.rl_step import RolloutSide, TrainSide, rollout_side, sampler_of,
 from planner.schema import mapping
 
 GRACE = "gb*"
-START = HostTimes(sample=3e-5, hosts_step=2e-3, token=1e-6, step=4.0, learners={GRACE: 1.0})
-NAMES = ("sample", "hosts_step", "token", "step", GRACE)
+START = HostTimes(sample=3e-5, hosts_step=2e-3, stall=1e-3, token=1e-6, step=4.0, learners={GRACE: 1.0})
+NAMES = ("sample", "hosts_step", "stall", "token", "step", GRACE)
 MOST = 0.5
 """Errors beyond this count as this: what no host time explains."""
 
@@ -46,7 +46,8 @@ class Priced:
         slower = host.slower(self.asked.job.hardware.name)
         train = replace(self.train, seconds={name: one * slower for name, one in self.train.seconds.items()})
         hosts = host.hosts_step * host.slower(self.asked.job.generate_hardware.name)
-        more = [host.sample * self.slopes["sample"][k] + hosts * self.slopes["hosts_step"][k] for k in (0, 1)]
+        times = {"sample": host.sample, "hosts_step": hosts, "stall": host.stall}
+        more = [sum(seconds * self.slopes[name][k] for name, seconds in times.items()) for k in (0, 1)]
         was = self.rollout.generation
         generation = replace(was, seconds=was.seconds + more[0], steady=was.steady + more[1])
         job = self.asked.job.replace(host=host)
@@ -68,14 +69,14 @@ def priced_rows() -> dict[str, list[Priced]]:
 
 def _priced(row: Mapping[str, Any], framework: str) -> Priced:
     asked = asked_step(row, framework, str(row["id"]))
-    none = HostTimes(sample=0.0, hosts_step=0.0, token=0.0, step=0.0, learners={GRACE: 1.0})
+    none = HostTimes(sample=0.0, hosts_step=0.0, stall=0.0, token=0.0, step=0.0, learners={GRACE: 1.0})
 
     def rollout(host: HostTimes) -> RolloutSide:
         job = asked.job.replace(host=host)
         return rollout_side(job, asked.place, sampler_of(job, asked.place, asked.rollout))
 
     base, slopes = rollout(none), dict[str, list[float]]()
-    for name in ("sample", "hosts_step"):
+    for name in ("sample", "hosts_step", "stall"):
         longer: dict[str, Any] = {name: 1e-3}
         other = rollout(replace(none, **longer)).generation
         slopes[name] = [
