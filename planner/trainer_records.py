@@ -188,6 +188,8 @@ class Casts:
     gathered."""
     outputs: float = 0.0
     """Of the input and the weight gradient, to scale them after their GEMM."""
+    kernels: float = 1.0
+    """Kernels that quantise the rows of one expert, where experts run one after the other; 0: one kernel does those of all."""
 
 
 @dataclass(frozen=True, kw_only=True)

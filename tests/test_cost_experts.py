@@ -166,10 +166,12 @@ def test_host_waits_twice_where_the_clamp_is_apart() -> None:
 
 
 def test_experts_are_launched_one_by_one() -> None:
-    """16 local experts: a GEMM each forward and two backward, and as many casts in fp8; one kernel where they are grouped."""
+    """16 local experts: a GEMM each forward and two backward; quantised with current scaling by three kernels each (amax, scale,
+    cast), with a scale per block by one, with delayed scaling by one for all; one GEMM where they are grouped."""
     grouped = MEGATRON.replace(unfused=frozenset(), copy_bytes={"accumulate": 0.0})
     for trainer, precision, expected in (
-        (MEGATRON, "bf16", (16, 32)), (MEGATRON, "fp8", (32, 48)), (grouped, "bf16", (1, 2)), (grouped, "fp8", (2, 3)),
+        (MEGATRON, "bf16", (16, 32)), (MEGATRON, "fp8", (64, 80)), (MEGATRON, "mxfp8", (32, 48)),
+        (TRAINERS["nemo"], "fp8", (16, 32)), (grouped, "bf16", (1, 2)), (grouped, "fp8", (4, 5)),
     ):  # fmt: skip
         found = operators(with_trainer(precision=precision, trainer=trainer))["experts_up"].launches
         assert tuple(float(np.max(count)) for count in found) == expected

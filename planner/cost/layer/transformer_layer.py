@@ -112,11 +112,13 @@ def _clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
 
 
 def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
-    """Kernels of one linear layer of the experts: one each way, or one per expert where they are launched in a loop, and
-    as many to quantise the rows of each.  [TransformerEngine, grouped_linear.py: cuBLAS in a loop, split_quantize]"""
+    """Kernels of one linear layer of the experts: one each way, or one per expert where they are launched in a loop, and those
+    that quantise the rows of each (``Casts.kernels``).
+    [TransformerEngine, grouped_linear.py: cuBLAS in a loop; csrc/extensions/cast.cpp, multi_tensor_quantize_impl]"""
     alone = {"grouped_gemm", "expert_loop"} & shard.trainer.kernels.unfused
     each = groups if alone else np.ones_like(shard.tp)
-    quantised = float(shard.workload.precision in LOW_PRECISIONS)
+    casts = shard.trainer.kernels.casts.get(shard.workload.precision)
+    quantised = casts.kernels if casts and shard.workload.precision in LOW_PRECISIONS else 0.0
     return each * (1.0 + quantised), each * (2.0 + quantised)
 
 
