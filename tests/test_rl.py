@@ -149,6 +149,14 @@ def test_quantised_tensors_travel_with_their_scales() -> None:
     assert fine - plain == pytest.approx(tensors_of(model) * cost.tensor - 30.5e9 / cost.rate, rel=0.01)
 
 
+@pytest.mark.parametrize(("framework", "casts"), [("nemo-rl", True), ("verl", True), ("slime", False)])
+def test_engines_that_quantise_themselves_get_bf16(framework: str, casts: bool) -> None:
+    eight, model = Cluster(hardware=H100, num_gpus=8), load_model("qwen3-30b-a3b")
+    sides = SyncSides(train=eight, generate=eight, trained_over=8, generated_over=8, engines=1)
+    plain, fine = (float(sync_seconds("bucketed", model, sides, framework=framework, weights=one)) for one in ("bf16", "fp8_block"))
+    assert (fine == plain) is casts
+
+
 def test_packing_never_needs_more_than_a_sequence_for_each_answer() -> None:
     work = workload()
     for replicas in (1, 2, 8, 64):

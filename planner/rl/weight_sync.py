@@ -1,7 +1,8 @@
 """Seconds to bring trained weights into the rollout engines, by method.
 
 T = base + tensors x host time of a tensor + bytes: host times and rates of profiles/rl_weight_sync.yaml. A quantised tensor travels
-with its scales, a tensor as well. W bytes of the model, over ``link`` times the link where software is no narrower:
+with its scales, a tensor as well, unless the engine quantises what arrives. W bytes of the model, over ``link`` times the link
+where software is no narrower:
 
 ipc, bucketed   every rank of the trainer gathers all weights over its model-parallel group (all-gather of W); bucketed also
                 broadcasts W to all engines
@@ -57,6 +58,8 @@ class SyncTable:
     """Framework -> method."""
     offload_rate: Bandwidth
     """Bytes/s of whole weights that come from host memory first."""
+    cast_on_arrival: tuple[str, ...]
+    """Frameworks that send bf16 whatever the engine's format: it quantises one bucket beside the transfer of the next."""
     fused_experts: tuple[str, ...]
     """Names of models whose checkpoints hold the experts of a layer as one tensor."""
 
@@ -78,6 +81,7 @@ def sync_table() -> SyncTable:
         methods={one: read(SyncCost, data["methods"][one], f"{path.name}: {one}") for one in SYNC_METHODS},
         frameworks=frameworks,
         offload_rate=value_of(Bandwidth, data["offload_rate"], path.name, "offload_rate"),
+        cast_on_arrival=value_of(tuple[str, ...], data["cast_on_arrival"], path.name, "cast_on_arrival"),
         fused_experts=value_of(tuple[str, ...], data["fused_experts"], path.name, "fused_experts"),
     )
 
@@ -123,6 +127,7 @@ def sync_seconds(
 ) -> Floats:
     """Seconds of one sync. ``offloaded``: the trainer's weights wait in host memory."""
     table = sync_table()
+    weights = "bf16" if framework in table.cast_on_arrival else weights
     cost, size = table.cost(method, framework), sync_bytes(model, weights)
     over, engine, engines = (np.asarray(one, dtype=float) for one in (sides.trained_over, sides.generated_over, sides.engines))
     tensors = tensors_of(model) * (1.0 if WEIGHT_BYTES[weights] >= HALF else 2.0)
