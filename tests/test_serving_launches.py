@@ -8,6 +8,7 @@ import pytest
 
 from planner.hardware import load_hardware
 from planner.serving.curves import decode_curves
+from planner.serving.engine_facts import Shortfall
 from planner.serving.result import StepTime
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
@@ -140,3 +141,14 @@ def test_the_host_of_short_prompts_is_slower_on_some_devices() -> None:
     step = one.engine.host["step"]
     assert float(step_time(one, layout, short).total) == pytest.approx(55e-6 * kernels + step, rel=1e-3)
     assert float(step_time(one, layout, longer).host) == pytest.approx(step, rel=1e-3)
+
+
+def test_products_of_many_rows_reach_a_part_of_the_rate_in_a_format() -> None:
+    """Block-scaled fp8 on Blackwell: half the rate from 512 rows on, as measured to 128; other formats and devices as measured."""
+    layout = ServingLayout(tp=1, max_batch=64)
+    for hardware, weights, part in (("b200-sxm", "fp8_block", 0.5), ("b200-sxm", "fp8", 1.0), ("h200-sxm", "fp8_block", 1.0)):
+        one = served(DENSE.model.name, hardware, "trtllm@1.1", weights)
+        plain = replace(one, engine=replace(one.engine, shortfall=Shortfall()))
+        few, many = (Pass(batch=1e-6, context=64.0, prompts=1.0, prompt_tokens=n) for n in (128.0, 4096.0))
+        times = [float(step_time(here, layout, work).linear) for here in (plain, one) for work in (few, many)]
+        assert times[2:] == pytest.approx([times[0], times[1] / part])

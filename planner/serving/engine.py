@@ -189,6 +189,11 @@ class Engine:
         rate = by_card(self.shortfall.prompts, hardware, layout.ranks)
         return np.where(rate > 0.0, rate, 1.0)
 
+    def product_rate(self, hardware: HardwareProfile, layout: ServingLayout, weights: str) -> Floats:
+        """Rate of products of many rows in a format over that of the measured ones."""
+        rate = by_card(self.shortfall.products.get(weights, ()), hardware, layout.ranks)
+        return np.where(rate > 0.0, rate, 1.0)
+
     def runs(self, form: str, hardware: HardwareProfile) -> bool:
         """Whether a format of FORMATS runs on a device, natively or with weights that are expanded on the way."""
         return _is_since(self.formats.get(form, ()), hardware)

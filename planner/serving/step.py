@@ -104,14 +104,14 @@ class _Step:
         linear = attends * self._projections() + dense * self._mlp(
             float(model.ffn_size), self.tp, self.served.precision.weights
         )
-        linear = host_weights.products_seconds(self.served, self.layout, linear * self._slower(self.tokens))
+        linear = linear * self._slower(self.tokens, self.served.precision.weights)
+        linear = host_weights.products_seconds(self.served, self.layout, linear)
         rows = self.tokens * self.attn_dp
         chosen = rows * model.top_k / max(model.num_experts, 1)
-        experts = (
-            sparse * host_weights.experts_seconds(self.served, self.layout, self._experts() * self._slower(chosen), rows)
-            if model.is_moe
-            else 0.0
-        )
+        experts: Floats | float = 0.0
+        if model.is_moe:
+            routed = self._experts() * self._slower(chosen, self.served.expert_format)
+            experts = sparse * host_weights.experts_seconds(self.served, self.layout, routed, rows)
         router = (
             sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
             if sparse
@@ -134,9 +134,10 @@ class _Step:
 
     # ------------------------------------------------------------------------------------------------ products
 
-    def _slower(self, rows: Any) -> Floats:
-        """Time of products of so many rows at the clock of the pass, over that of a short burst."""
-        return 1.0 + (1.0 / np.asarray(self.work.clock, dtype=np.float64) - 1.0) * core_bound(rows)
+    def _slower(self, rows: Any, weights: str) -> Floats:
+        """Time of products of so many rows at the clock of the pass and the engine's own rate, over that of a short burst."""
+        rate = self.served.engine.product_rate(self.hardware, self.layout, weights)
+        return 1.0 + (1.0 / (np.asarray(self.work.clock, dtype=np.float64) * rate) - 1.0) * core_bound(rows)
 
     def _product(self, n: Any, k: Any, weights: str, tokens: Any = None, after: str = "norm") -> Floats:
         """``after``: the kernel of FUSING that writes its input; a norm stands in an all-reduce where there is one."""
