@@ -1,7 +1,9 @@
 """What a newcomer types first: names of devices and repositories, lengths, rates, help."""
 
 import math
+import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -222,10 +224,55 @@ def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "flag"), [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus")]
-)
+    ("word", "flag"),
+    [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus"),
+     ("--qlora", "--frozen-weights"), ("--load-in-4bit", "--frozen-weights")],
+)  # fmt: skip
 def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -> None:
     assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
+
+
+def test_a_flag_is_named_with_its_help_and_only_where_the_command_has_it() -> None:
+    assert "nf4" in printed("--model", "llama-8b", "--qlora").partition("Did you mean")[2]
+    assert "Did you mean" not in printed("doctor", "plan.yaml", "--engine", "vllm")
+
+
+@pytest.mark.parametrize(
+    "words", [("report",), ("reshape", "--gpus", "4"), ("resilience", "--model", "llama-8b"), ("validate", "--gpus", "8")]
+)
+def test_commands_of_plan_files_say_where_one_comes_from(words: tuple[str, ...]) -> None:
+    text = printed(*words)
+    assert f"First plan --model llama-8b --gpus 8 --output plan.yaml, then plan {words[0]} plan.yaml." in text
+    assert "plan.yaml" not in printed("import")
+
+
+def test_groups_name_what_a_word_was_meant_for_and_have_help() -> None:
+    assert "It is a model: plan serve --model llama-8b --gpus 8." in printed("serve", "llama-8b")
+    assert "Nearest: estimate" in printed("rl", "estimat")
+    assert printed("serve", "help") == printed("serve", "--help")
+
+
+def test_changes_of_a_deployment_are_whole_at_any_width() -> None:
+    found = planner.serve_what_if(model="llama-8b", gpus=2, hardware="h100-sxm", ttft="500ms", tpot=["15ms", "30ms"])
+    for width in (80, 100, 120, 140):
+        out = StringIO()
+        found.show(Console(width=width, file=out))
+        assert "30ms" in out.getvalue() and "…" not in out.getvalue(), width
+
+
+def test_degrees_of_sharding_are_in_the_legend_where_they_are_shown() -> None:
+    job = {"model": "llama-70b", "gpus": 8, "hardware": "h100-sxm", "trainer": "torchtune", "lora_rank": 16}
+    for plans, named in ((planner.plan(**job, top=3), True), (planner.plan(**job, top=3, zero=2, dp_shard=8), False)):
+        out = StringIO()
+        plans.show(Console(width=140, file=out))
+        assert ("zero: stage, and the ranks that shard" in out.getvalue()) is named
+
+
+def test_nothing_is_installed_by_the_name_of_this_project() -> None:
+    """An index may hold another project of that name: extras are those of the checkout, else the library is named."""
+    root = Path(planner.__file__).parents[1]
+    for file in [root / "README.md", *(root / "docs").glob("*.md"), *(root / "planner").rglob("*.py")]:
+        assert not re.search(r"pip install\s+['\"]?planner\b", file.read_text(encoding="utf-8")), file
 
 
 def test_every_word_of_another_tool_means_a_flag_of_the_search() -> None:

@@ -376,10 +376,10 @@ def test_bad_input_is_a_sentence(plan: Plan, run: Any, tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     found = run("report", str(file), "--output", str(tmp_path / "r.html"))
     assert (
-        found.exit_code == 2 and "pip install 'planner[report]'" in found.output and not (tmp_path / "r.html").exists()
+        found.exit_code == 2 and "pip install vl-convert-python" in found.output and not (tmp_path / "r.html").exists()
     )
     found = run("report", str(file), "--chart", "memory", "--output", str(tmp_path / "r.png"))
-    assert found.exit_code == 2 and "pip install 'planner[report]'" in found.output
+    assert found.exit_code == 2 and "pip install vl-convert-python" in found.output
 
 
 @pytest.mark.proof

@@ -62,6 +62,7 @@ MEANT = {
     "--cp": "context-parallel context-parallel-size", "--ep": "expert-parallel expert-model-parallel-size",
     "--hardware": "device accelerator card", "--trainer": "framework backend engine",
     "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r",
+    "--frozen-weights": "qlora load-in-4bit load-in-8bit quantization bnb-4bit-quant-type",
     "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
     "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "out save",
 }  # fmt: skip
@@ -101,7 +102,9 @@ class PlanGroup(click.Group):
             args = [*args[1:2], "--help"]
         if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help", "--version"):
             if not args[0].startswith("-"):
-                raise click.UsageError(f"No such command '{args[0]}'. {_meant_by(args[0])}", ctx)
+                from planner.terminal.flags import command_meant
+
+                raise click.UsageError(f"No such command '{args[0]}'. {command_meant(args[0], COMMANDS, 'plan')}", ctx)
             args = ["search", *args]
         return super().parse_args(ctx, args)
 
@@ -119,22 +122,15 @@ class PlanGroup(click.Group):
         except click.NoSuchOption as error:
             from planner.terminal.flags import option_meant
 
-            if (named := option_meant(error, MEANT)) is None:
+            raise option_meant(error, MEANT) from None
+        except click.MissingParameter as error:
+            from planner.terminal.flags import plan_file_text, takes_plan
+
+            if not (isinstance(error.param, click.Argument) and takes_plan(error.ctx)):
                 raise
-            raise named from None
+            raise click.UsageError(f"{error.format_message()} {plan_file_text(error.ctx)}", error.ctx) from None
         except PlannerError as error:
             raise SentenceError(str(error)) from error
-
-
-def _meant_by(word: str) -> str:
-    """What a word that is no command was meant for: a model, or a command of a near name."""
-    from planner.errors import nearest_first
-    from planner.model_names import preset_called
-
-    model = (word.split() or [""])[0]
-    if len(model) <= 100 and preset_called(model):
-        return f"It is a model: plan --model {model} --gpus 8."
-    return f"Nearest: {', '.join(nearest_first(word, COMMANDS)[:3])}."
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -38,13 +38,43 @@ class Result(Protocol):
         """Print the tables."""
 
 
-def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.UsageError | None:
-    """The sentence that names the flag which was meant; None where no flag of ``meant`` lists the word among its other names."""
+def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.UsageError:
+    """The sentence that names the flag which was meant, with its help: the flag of the command that ``meant`` lists the word
+    for; a command of plan files says that it takes one, where a flag of a job was given."""
+    flags = {flag: one for one in error.ctx.command.params for flag in one.opts} if error.ctx else {}
     word = error.option_name.lstrip("-").replace("_", "-").lower()
-    flag = next((flag for flag, words in meant.items() if word in words.split()), None)
-    if flag is None:
-        return None
-    return click.UsageError(f"No such option '{error.option_name}'. Did you mean '{flag}'?", error.ctx)
+    flag = next((flag for flag, words in meant.items() if word in words.split() and flag in flags), None)
+    if flag is not None:
+        help_text = getattr(flags[flag], "help", None) or ""
+        text = f"No such option '{error.option_name}'. Did you mean '{flag}'? {help_text}".rstrip()
+    elif error.option_name in ("--model", "--gpus") and takes_plan(error.ctx):
+        text = f"No such option '{error.option_name}': the plan file says it. {plan_file_text(error.ctx)}"
+    else:
+        text = error.format_message()
+    return click.UsageError(text, error.ctx)
+
+
+def takes_plan(ctx: click.Context | None) -> bool:
+    """Whether a command has a plan file as argument and can not do without."""
+    arguments = [one for one in ctx.command.params if isinstance(one, click.Argument)] if ctx else []
+    return any(one.required and (one.metavar or "").startswith("PLAN") for one in arguments)
+
+
+def plan_file_text(ctx: click.Context | None) -> str:
+    """How a plan file comes to be, in a sentence."""
+    command = ctx.command_path if ctx else "plan report"
+    return f"First plan --model llama-8b --gpus 8 --output plan.yaml, then {command} plan.yaml."
+
+
+def command_meant(word: str, commands: Iterable[str], start: str) -> str:
+    """What a word that is no command was meant for: a model of ``start``, or a command of a near name."""
+    from planner.errors import nearest_first
+    from planner.model_names import preset_called
+
+    model = (word.split() or [""])[0]
+    if len(model) <= 100 and preset_called(model):
+        return f"It is a model: {start} --model {model} --gpus 8."
+    return f"Nearest: {', '.join(nearest_first(word, commands)[:3])}."
 
 
 class SearchGroup(click.Group):
@@ -58,11 +88,16 @@ class SearchGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
-            raise option_meant(error, self.meant) or click.UsageError(error.format_message(), error.ctx) from None
+            raise option_meant(error, self.meant) from None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
         if not args or args[0].startswith("-"):
             args = ["search", *args]
+        elif args[0] not in self.commands:
+            text = command_meant(args[0], self.commands, ctx.command_path)
+            raise click.UsageError(f"No such command '{args[0]}'. {text}", ctx)
         return super().parse_args(ctx, args)
 
 

@@ -14,7 +14,7 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlannerError("pictures need matplotlib: pip install 'planner[plot]'") from error
+        raise PlannerError("pictures need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -32,6 +32,7 @@ COMPONENT_MARKS = "WGOAwfcx"
 """Letters of the memory bar, so that it reads without colours too."""
 LEGEND = {
     "b": "sequences per forward pass", "m": "microbatches per step", "vpp": "virtual stages per rank",
+    "zero": "stage, and the ranks that shard where they are not all of dp",
     "ends": "layers of the first and last stage", "comm.": "communication that nothing hides",
 }  # fmt: skip
 """What the headings of the table of plans mean, where they do not say it."""
@@ -146,7 +147,10 @@ def plans_table(plans: list[Plan], fit: bool, width: int) -> Table:
     words: list[str | Text] = [layout_text(plan.layout) for plan in plans]
     narrow = {">#": columns[">#"], "layout": words, **times, **memory}
     columns = next((one for one in forms if _width(one) <= width), narrow)
-    legend = [f"{name}: {text}" for name, text in LEGEND.items() if any(name == heading.lstrip(">~") for heading in columns)]
+    known = {heading.lstrip(">~"): cells for heading, cells in columns.items()}
+    if not any("," in cell for cell in known.get("zero", ())):
+        known.pop("zero", None)
+    legend = [f"{name}: {text}" for name, text in LEGEND.items() if name in known]
     shown = table(*columns, title="Best plans" if fit else "Closest attempts (none fits)")
     shown.padding = (0, 0)
     shown.caption, shown.caption_justify = "; ".join(legend), "left"

@@ -62,7 +62,7 @@ def need_torch(what: str = "measuring", release: str = "") -> None:
         found = version("torch")
     except PackageNotFoundError:
         needed = f"{what} needs torch {release}".rstrip()
-        raise PlannerError(f"{needed}, which is not installed here; install it: pip install 'planner[torch]'") from None
+        raise PlannerError(f"{needed}, which is not installed here; install it: pip install 'torch~=2.13.0'") from None
     if release and not found.startswith(f"{release}."):
         raise PlannerError(
             f"{what} was written for torch {release} and found {found}; install it with: pip install 'torch~={release}.0'"

@@ -178,7 +178,7 @@ def _probe() -> tuple[int, bool, str]:
     """(GPUs that torch sees, whether it has distributed.set_timeout, its version)."""
     found = ask_torch("torch.cuda.device_count(), hasattr(torch.distributed, 'set_timeout'), torch.__version__")
     if found is None:
-        raise PlannerError("torch cannot be imported here; install it with: pip install 'planner[torch]'")
+        raise PlannerError("torch cannot be imported here; install it with: pip install 'torch~=2.13.0'")
     return int(found[0]), bool(found[1]), str(found[2])
 
 

@@ -8,7 +8,7 @@ from planner.terminal.flags import emit, progress
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--measured", metavar="TIME",
     help="Time of an optimizer step: 14.2 (seconds), 850ms; of a serve plan the JSON of a benchmark; of an RL plan a log.",

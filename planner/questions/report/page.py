@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.questions.report.document import TABLE_ROWS, Chart, Document, Value, shown
 from planner.units import format_count
 
-MISSING = "reports need jinja2 and vl-convert-python: pip install 'planner[report]'"
+MISSING = "pages and charts need vl-convert-python: pip install vl-convert-python"
 LONG = 24
 """Characters of a cell from which its column is kept wide."""
 SNIPPET = "window.vegaEmbed = vegaEmbed;"

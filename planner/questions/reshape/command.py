@@ -12,7 +12,7 @@ NOTHING_FITS = 1
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--gpus", type=int, metavar="N", help="GPUs from now on.")
 @click.option("--nodes", type=int, metavar="N", help="Nodes in place of --gpus: all their GPUs.")
 @click.option("--drain", metavar="TIME", help="Warning before machines go, like 120s: is it long enough to save?")

@@ -8,7 +8,7 @@ from planner.terminal.flags import emit, progress
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--mtbf", metavar="TIME", help="Between two failures of one node. [of the cluster file, else published]")
 @click.option("--days", type=float, default=30.0, metavar="N", help="Days of training if nothing failed. [30]")
 @click.option("--spares", type=int, metavar="N", help="Nodes that wait for a failure. [of the cluster file, else 0]")

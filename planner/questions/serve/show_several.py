@@ -15,7 +15,15 @@ from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question
 from planner.serving.serving_rows import rates_of_plan, row_data, row_of_plan
-from planner.terminal.tables import assumptions_table, percent, table
+from planner.terminal.tables import assumptions_table, fitted, percent, table
+
+
+HEADINGS = (
+    ">GPUs", "=engine", "layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">$/h", ">$/M out",
+)  # fmt: skip
+"""What stands beside a change, as headings of ``table``."""
+SPARE = (">tok/s/GPU", ">user", ">load", ">TTFT", ">$/h")
+"""Columns that a narrow terminal does without, in turn."""
 
 
 def printed(console: Console, found: ComparedSplits | Changed | ComparedPlans) -> None:
@@ -96,29 +104,31 @@ class Changed:
             console.print("Nothing was asked.")
             return
         console.print(title(self.rows[0].question))
-        headings = (
-            "=change", ">GPUs", "=engine", "=layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">$/h",
-            ">$/M out",
-        )  # fmt: skip
-        shown = table(*headings, title="Best deployment each")
-        shown.padding = (0, 1, 0, 0)
-        for one in self.rows:
-            if one.plan is None:
-                shown.add_row(escape(one.change), *["-"] * (len(headings) - 1), style="red")
-                continue
-            row, price = row_of_plan(one.plan, one.question.rates), one.question.rates.usd_per_gpu_hour
-            shown.add_row(
-                escape(one.change), str(row.gpus), escape(row.engine), escape(row.layout), row.load, number(row.tokens_per_second),
-                number(row.tokens_per_second_per_gpu), number(row.tokens_per_second_per_user), time(row.ttft_s), time(row.tpot_s),
-                money(None if price is None else price * row.gpus), money(row.usd_per_million_output),
-                style="red" if not one.kept else "" if shown.row_count else "bold",
-            )  # fmt: skip
+        lines = [_change_line(one) for one in self.rows]
+        columns = {heading: [line[heading] for line in lines] for heading in lines[0]}
+        shown = fitted(columns, SPARE, console.width, "Best deployment each", least=12)
         console.print(shown)
         for one in self.rows:
             if one.why_not:
                 console.print(f"[red]{escape(one.change)}[/red]: {escape(one.why_not)}")
         for text in dict.fromkeys(f"{one.question.hardware_name}: {_price(one.question)}" for one in self.rows):
             console.print(Text(text, style="dim"))
+
+
+def _change_line(one: Change) -> dict[str, Text]:
+    """Cells of a change by heading: bold where nothing changed, red where the limits are not kept."""
+    row, rates = None if one.plan is None else row_of_plan(one.plan, one.question.rates), one.question.rates
+    cells = {"change": one.change} | dict.fromkeys(HEADINGS, "-")
+    if row is not None:
+        usd = None if rates.usd_per_gpu_hour is None else rates.usd_per_gpu_hour * row.gpus
+        values = (
+            str(row.gpus), row.engine, row.layout, row.load, number(row.tokens_per_second),
+            number(row.tokens_per_second_per_gpu), number(row.tokens_per_second_per_user), time(row.ttft_s), time(row.tpot_s),
+            money(usd), money(row.usd_per_million_output),
+        )  # fmt: skip
+        cells = {"change": one.change} | dict(zip(HEADINGS, values, strict=True))
+    style = "red" if not one.kept else ""
+    return {heading: Text(cell, style=style) for heading, cell in cells.items()}
 
 
 def _price(question: Question) -> str:

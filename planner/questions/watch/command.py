@@ -12,7 +12,7 @@ from planner.terminal.flags import console, emit, progress
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("logs", nargs=-1, metavar="[LOG ...]", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--url", metavar="URL", help="Prometheus server, or an exporter's /metrics (DCGM, own metrics of ranks).")
 @click.option("--once", is_flag=True, help="Look once and stop, for cron; the default where no person looks.")
