@@ -17,7 +17,6 @@ from planner.serving.serving_question import Question
 from planner.serving.serving_rows import rates_of_plan, row_data, row_of_plan
 from planner.terminal.tables import assumptions_table, fitted, percent, table
 
-
 HEADINGS = (
     ">GPUs", "=engine", "layout", ">load", ">tok/s", ">tok/s/GPU", ">user", ">TTFT", ">TPOT", ">$/h", ">$/M out",
 )  # fmt: skip
