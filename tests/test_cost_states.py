@@ -13,6 +13,7 @@ from planner.cost.memory.peak_points import GIVEN_BACK, HELD_GIVEN_BACK
 from planner.cost.parameters import total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.layout import Layout
+from planner.units import GIB
 
 N = total_parameters(MODELS["gqa"])
 
@@ -205,8 +206,8 @@ def test_collectives_in_flight_are_reserved_but_not_needed() -> None:
     layout = {"dp": 1, "num_microbatches": 8, "sequence_parallel": 1, "micro_batch_size": 4}
     each = 4 * one.workload.sequence_length * 1024 * 2.0
     for tp, job_, m, tensors in (
-        (8, ahead, 8, 50),
-        (8, ahead, 2, 2 * 8 * 3),
+        (8, ahead, 8, 45),
+        (8, ahead, 2, 45),
         (8, ahead, 1, 2 * 8),
         (1, ahead, 8, 0),
         (8, one, 8, 0),
@@ -220,6 +221,33 @@ def test_collectives_in_flight_are_reserved_but_not_needed() -> None:
         full, Layout(**{**layout, "tp": 2, "pp": 4, "dp": 1, "num_microbatches": 64, "micro_batch_size": 62})
     )
     assert found.memory_peak[0] == pytest.approx(found.usable_memory)
+
+
+def test_an_allocator_without_room_for_collectives_in_flight_costs_time() -> None:
+    """4 microbatches, 8 layers, 2 inputs of T h a layer and pass, all allocated anew: 128 T h, 2 ms a GiB for each of 8 ranks.
+
+    Where the room that is missing is less than what memory is uncertain by, nothing: 45 inputs in flight, of which so many fit.
+    """
+    one = job("gqa", "nanotron", gpus=8)
+    ahead = dataclasses.replace(one, trainer=one.trainer.replace(host_time=1e-9))
+    layout = Layout(dp=1, tp=8, num_microbatches=4, sequence_parallel=1, micro_batch_size=4)
+    each = 4 * one.workload.sequence_length * 1024 * 2.0
+    plain = priced(ahead, layout)
+    needed = float(plain.memory_peak[0]) - 45 * each
+    assert needed > 0
+
+    def host(fitting: float, allocation_time: float = 2e-3) -> float:
+        """Seconds of the host on a card on which ``fitting`` inputs find room."""
+        hardware = dataclasses.replace(ahead.cluster.hardware, usable_memory=needed + fitting * each)
+        trainer = ahead.trainer.replace(terms={"nanotron": {"allocation_time": allocation_time}})
+        changed = dataclasses.replace(ahead, cluster=dataclasses.replace(ahead.cluster, hardware=hardware), trainer=trainer)
+        return float(priced(changed, layout).time["host"][0])
+
+    lost = 128 * each * 8 * 2e-3 / GIB
+    assert host(10) - host(10, 1e-9) == pytest.approx(lost, rel=1e-4)
+    assert host(10) - host(46) == pytest.approx(lost, rel=1e-4)
+    uncertain = ahead.trainer.stored.memory_error * (needed + 44 * each)
+    assert each < uncertain and host(44) == host(46)
 
 
 def test_fp16_keeps_half_precision_gradients_beside_fp32_ones() -> None:

@@ -172,8 +172,9 @@ def _put(whole: dict[str, Any], some: dict[str, Any], place: slice, rows: int) -
 def _estimate_chunk(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> Estimate:
-    memory, given = _memory(trainer, priced, cluster.hardware)
+    memory, given, short = _memory(trainer, priced, cluster.hardware)
     time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
+    time["host"] = time["host"] + _allocation(trainer, layout, priced, short / cluster.hardware.usable_memory)
     context = cluster.hardware.context_memory
     worst = largest_stage(np.sum(list(memory.values()), axis=0) - given)
     waiting = priced.in_flight - np.minimum(priced.in_flight, priced.resident)
@@ -220,8 +221,18 @@ def memory_by_stage(
     return found, largest | {"peak": np.sum([found[name] for name in ALLOCATED], axis=0)}
 
 
-def _memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
+def _memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats, Floats]:
     return stage_memory(trainer, priced, hardware, priced.slowest["host_share"])
+
+
+def _allocation(trainer: Trainer, layout: Layout, priced: Gathered, short: Floats) -> Floats:
+    """Seconds of a step in which the allocator gives blocks back and allocates them anew, (N,).
+
+    Where what collectives in flight want exceeds the room by more of the device (``short``) than predictions of memory are
+    uncertain by; less is not told from none.
+    """
+    seconds = sum((term.allocation_seconds(layout, priced.held_launched) for term in trainer.terms), 0.0 * short)
+    return np.asarray(np.max(seconds * (short > trainer.stored.memory_error), axis=0))
 
 
 def _peak_dtype(precision: str, known: Collection[str]) -> str:

@@ -104,6 +104,11 @@ class OwnTerms:
         """
         return None
 
+    def allocation_seconds(self, layout: Layout, launched: Floats) -> Number:
+        """Seconds of a step, (3, N), in which an allocator without room for the inputs of collectives (``launched`` bytes of
+        ``record_stream_bytes``) gives blocks back and allocates them anew."""
+        return 0.0
+
     def frozen_gradients(self) -> float:
         """Bytes per frozen parameter of gradients that sharded data parallelism makes all the same, and keeps whole on every rank
         while microbatches are accumulated."""

@@ -109,7 +109,7 @@ class PricedStages:
         """Bytes at the peak by component, and what of them the allocator gives back when it has to."""
         hardware = self.job.clusters[self.kind].hardware
         trainer = self.job.trainers[self.kind]
-        found, given = stage_memory(trainer, self.stages, hardware, self.stages.slowest["host_share"])
+        found, given, _ = stage_memory(trainer, self.stages, hardware, self.stages.slowest["host_share"])
         return {**found, "context": np.full_like(given, hardware.context_memory)}, given
 
     @cached_property

@@ -87,7 +87,7 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     counts = flight_columns(Layout.stack([priced.assigned]), np.arange(pp, dtype=float)[None, :])
     flights = counts["in_flight"][:, 0]
     ranks, hardware = _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware
-    found, given = stage_memory(priced.job.trainer, ranks, hardware, ranks.slowest["host_share"])
+    found, given, _ = stage_memory(priced.job.trainer, ranks, hardware, ranks.slowest["host_share"])
     layers = stage_layers(priced.job.model.num_layers, priced.assigned)
     return tuple(
         StageMemory(

@@ -375,8 +375,9 @@ def peak(trainer: Trainer, stages: StageBytes, hardware: HardwareProfile) -> Pea
 
 def stage_memory(
     trainer: Trainer, stages: StageBytes, hardware: HardwareProfile, host_share: Floats
-) -> tuple[dict[str, Floats], Floats]:
-    """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
+) -> tuple[dict[str, Floats], Floats, Floats]:
+    """Peak bytes of each stage by component but for the context, the part that is given back when needed, and what collectives in
+    flight would hold beyond the room that there is, (3, N).
 
     What is alive at the peak, and a share of it for fragmentation; in addition, as far as the device has room, memory held by
     collectives in flight, and blocks of other streams that are not in use at the peak (gradients put out by reductions, buffers
@@ -387,13 +388,13 @@ def stage_memory(
     allocated = stages.weights + most.gradients + stages.optimizer_states + most.activations + most.workspace
     lost = trainer.stored.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - stages.buffers - allocated - lost
-    held = record_stream_held(
+    wanted = record_stream_held(
         stages.held_launched, stages.held_most, stages.held_waiting, host_share * stages.held_busy
     )
-    held = np.minimum(held, np.maximum(room, 0.0))
+    held = np.minimum(wanted, np.maximum(room, 0.0))
     pooled = np.minimum(most.pooled, np.maximum(room - held, 0.0))
     return {
         "weights": stages.weights, "gradients": most.gradients, "optimizer_states": stages.optimizer_states,
         "activations": most.activations, "workspace": most.workspace, "fragmentation": lost + held + pooled,
         "communication_buffers": stages.buffers,
-    }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK
+    }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK, wanted - room

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner import units
 from planner.arrays import Floats
 from planner.cost.layer.operators import Number
 from planner.cost.own_terms import OwnTerms
@@ -29,6 +30,8 @@ class Terms(OwnTerms):
     """Seconds of host work per weight tensor and rank to gather updated weights at ZeRO 1: slices, views and copies in Python."""
     held_collectives: float
     """Inputs of tensor-parallel collectives, T h each, that a host far ahead has freed but the GPU has not read yet."""
+    allocation_time: Seconds
+    """Seconds to give a GiB back to the device and to allocate it anew, on one rank."""
 
     def partition(self, model: ModelSpec, layout: Layout) -> Layout:
         """Layers by their multiplications, the head counted like the layers.
@@ -97,6 +100,17 @@ class Terms(OwnTerms):
         launched = 2.0 * m - 1.0
         busy = m / (m + column(layout.pp) - 1.0) + 0.0 * per_pass
         return each * per_pass * launched, each * most, each * np.minimum(per_pass * waiting, most), busy
+
+    def allocation_seconds(self, layout: Layout, launched: Floats) -> Number:
+        """Every input of a collective is allocated anew, and the ranks that run collectives together wait for each other's calls.
+
+        An allocation that fails waits for the GPU, gives all free blocks back and asks for new ones; a host that runs ahead
+        fills them with inputs that are not yet read, until one fails again: all 2 m passes' inputs pass through it. Each rank
+        fails when its own blocks are full, and a collective waits for the last: t times one rank's time.
+        [torch, CUDACachingAllocator: malloc, release_cached_blocks, synchronize_and_free_events]
+        """
+        m = np.asarray(layout.num_microbatches, dtype=float)
+        return launched * 2.0 * m / (2.0 * m - 1.0) * np.asarray(layout.tp) * self.allocation_time / units.GIB
 
     def gather_host_seconds(self, part: Part) -> Number:
         """Every tensor is sliced, viewed and copied once per rank of the group.  [optim/zero.py, _all_gather_params]"""
