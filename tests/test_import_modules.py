@@ -8,7 +8,7 @@ import pytest
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 LLAMA = "--model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True --per_device_train_batch_size 2 --model_max_length 2048"
 MAIN = '''
@@ -56,8 +56,8 @@ def project(folder: Path, package: str = "own") -> None:
         (folder / name).write_text(text)
 
 
-def script(folder: Path, words: str, before: str = "", **given: Any) -> Reading:
-    (folder / "run.sh").write_text(f"{before}\ntorchrun --nproc_per_node 8 train.py {words}\n")
+def script(folder: Path, words: str, before: str = "", program: str = "train.py", **given: Any) -> Reading:
+    (folder / "run.sh").write_text(f"{before}\ntorchrun --nproc_per_node 8 {program} {words}\n")
     return read(folder / "run.sh", None, Given(**given))
 
 
@@ -193,3 +193,100 @@ def test_a_trainer_of_another_library_is_not_read(tmp_path: Path, how: str) -> N
     (tmp_path / "train.py").write_text(f"{how}trainer = pl.Trainer(max_epochs=3)\ntrainer.fit('model')\n")
     with pytest.raises(PlannerError, match=r"pl.Trainer is not the one of TRL or transformers"):
         read(tmp_path / "train.py", "trl", Given())
+
+
+def test_a_batch_that_is_not_followed_from_the_file_is_asked_for(tmp_path: Path) -> None:
+    path = own_form(tmp_path, train="2048")
+    (tmp_path / "train.py").write_text(
+        READS_IT.replace("LENGTH", "2048").replace('per_device_train_batch_size=config["training"]["batch"], ', "")
+    )
+    assert "per_device_train_batch_size" in {one.name for one in read(path, None, Given(settings={"fsdp": "no_shard"})).questions}
+
+
+def test_a_program_whose_parts_stand_in_modules_reads_a_file(tmp_path: Path) -> None:
+    path = own_form(tmp_path)
+    (tmp_path / "src" / "own").mkdir(parents=True)
+    whole = READS_IT.replace("LENGTH", "2048").replace("sys.argv[1]", "path")
+    steps = "".join(f"    {line}\n" for line in whole.splitlines()[4:])
+    steps = steps.replace("    config = yaml.safe_load(open(path))\n", "")
+    (tmp_path / "src" / "own" / "steps.py").write_text(f"from trl import SFTConfig, SFTTrainer\ndef run(config):\n{steps}")
+    (tmp_path / "src" / "own" / "files.py").write_text(
+        "import yaml\ndef load_config(path):\n    with open(path) as file:\n        return yaml.safe_load(file)\n"
+    )
+    (tmp_path / "main.py").write_text(
+        "import sys\nfrom own.files import load_config\nfrom own.steps import run\n"
+        "if __name__ == '__main__':\n    run(load_config(sys.argv[1]))\n"
+    )
+    found = read(path, None, Given(settings={"fsdp": "no_shard"}, num_gpus=2))
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (3, 4)
+
+
+@pytest.mark.parametrize(("pin", "recomputes"), [("trl==0.8.6", False), ("trl[vllm]>=0.21", True), ("trl~=0.19.0", False)])
+def test_the_version_that_a_project_pins_decides_what_trl_does_by_itself(tmp_path: Path, pin: str, recomputes: bool) -> None:
+    (tmp_path / "requirements.txt").write_text(f"torch\n{pin}\npeft\n")
+    found = script(tmp_path, LLAMA.replace("--bf16 True ", "").replace("model_max", "max"), program="sft.py")
+    assert (found.fields["recompute"] > 0, found.precision, found.questions) == (recomputes, "bf16" if recomputes else "fp32", ())
+
+
+@pytest.mark.parametrize("pin", ["", "trl>=0.9", "trl"])
+def test_without_a_version_what_trl_does_by_itself_is_asked_for(tmp_path: Path, pin: str) -> None:
+    (tmp_path / "requirements.txt").write_text(f"{pin}\n")
+    found = script(tmp_path, LLAMA.replace("model_max", "max"), program="sft.py")
+    assert [one.name for one in found.questions] == ["gradient_checkpointing"]
+
+
+@pytest.mark.parametrize(("words", "what"), [
+    ("--query_max_len 512 --passage_max_len 256", "contrastive training"), ("--num_ppo_epochs 4 --kl_coef 0.2", "PPO"),
+])  # fmt: skip
+def test_arguments_that_another_step_has_are_not_left_out(tmp_path: Path, words: str, what: str) -> None:
+    with pytest.raises(PlannerError, match=f"{what} is not modelled"):
+        script(tmp_path, f"{LLAMA} {words}")
+
+
+def test_arguments_in_a_document_that_read_keeps_are_read(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "MODEL=meta-llama/Llama-2-7b-hf\nread -r -d '' words <<EOF\nopenrlhf.cli.train_sft \\\n   --pretrain $MODEL \\\n"
+        "   --train_batch_size 64 --micro_train_batch_size 4 --max_len 2048 --bf16 --zero_stage 2\nEOF\n"
+        'if [[ ${1} != "slurm" ]]; then\n    deepspeed --num_gpus 8 --module $words\nfi\n'
+    )
+    found = read(tmp_path / "run.sh", None, Given())
+    assert (found.fields["zero"], found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (2, 4, 2)
+    assert found.num_gpus == 8
+
+
+def test_a_trainer_whose_name_is_in_a_variable_is_known(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'BIN="${BIN:-swift}"\n"${BIN}" sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --per_device_train_batch_size 1 '
+        "--torch_dtype bfloat16 --max_length 2048\n"
+    )
+    assert read(tmp_path / "run.sh", None, Given(num_gpus=1)).fields["recompute"] > 0  # swift checkpoints by itself
+
+
+@pytest.mark.parametrize(("pattern", "tp"), [("--few", 1), ("--many", 4)])
+def test_what_a_script_looks_for_in_a_text_of_its_own_is_known(tmp_path: Path, pattern: str, tp: int) -> None:
+    (tmp_path / "run.sh").write_text(
+        'MODE=" --few --loud "\nTP=4\nif echo "$MODE" | grep -q -- "' + pattern + '"; then\n    TP=1\nfi\n'
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+        "--max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 64 --vocab-size 50257 --bf16 "
+        "--tensor-model-parallel-size $TP\n"
+    )
+    assert read(tmp_path / "run.sh", None, Given()).fields.get("tp", 1) == tp
+
+
+def test_a_tokenizer_of_the_weights_says_no_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 31 --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 "
+        "--max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 64 --bf16 --patch-tokenizer-type LLamaTokenizer\n"
+    )
+    with pytest.raises(OpenQuestionsError) as asked:
+        read(tmp_path / "run.sh", None, Given())
+    assert [one.name for one in asked.value.questions] == ["vocab_size"]
+
+
+def test_a_loss_that_a_program_adds_to_verl_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python -m recipe.own.main_own actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct data.train_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 own.embedder_loss_weight=0.1 trainer.n_gpus_per_node=8\n"
+    )
+    with pytest.raises(PlannerError, match="own.embedder_loss_weight decides memory"):
+        read(tmp_path / "run.sh", None, Given())

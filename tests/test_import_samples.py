@@ -93,4 +93,5 @@ trainer = SFTTrainer(model="Qwen/Qwen3-8B", args=SFTConfig(max_length=length, pe
 def test_names_that_double_each_other_end(tmp_path: Path) -> None:
     lines = ["x0 = 1", *(f"x{i + 1} = x{i} + x{i}" for i in range(200))]
     (tmp_path / "train.py").write_text("\n".join([*lines, "t = SFTTrainer(model='m', args=SFTConfig(max_length=x200))"]))
-    assert [one.name for one in read(tmp_path / "train.py", None, Given(num_gpus=1)).questions] == ["max_length"]
+    questions = read(tmp_path / "train.py", None, Given(num_gpus=1)).questions
+    assert [one.name for one in questions] == ["max_length", "gradient_checkpointing", "bf16"]

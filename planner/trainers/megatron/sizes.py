@@ -147,6 +147,10 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
         best = known_model(dataclasses.replace(model, vocab_size=alike[0].vocab_size))
         found.notes.append(f"vocabulary: {best.vocab_size}, of {best.name}, which has these sizes")
         return best
+    if rows and "patch_tokenizer_type" in found and str(found.get("tokenizer_type", "")).lower() not in TOKENIZERS:
+        why = f"{found.get('patch_tokenizer_type')} reads the tokenizer of the weights that it loads"
+        _ask_for_rows(found, why, alike, (str(rows),))
+        return None
     rows = rows or (named[0].vocab_size if named else 0)
     if (
         not rows and found.get("tokenizer_type") is None and found.get("merge_file")

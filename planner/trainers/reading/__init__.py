@@ -11,6 +11,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.settings import beside
+from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
 
 
@@ -21,10 +22,12 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)
-    fits = [one for one in readers if _looks_like(readers[one].FORM, path, text)]
+    said = given or Given()
+    run = _run(path, text, said)
+    first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
+    fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
     if not fits and (started := _started(path, text)):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
-    said = given or Given()
     if name or fits:
         try:
             found = _collected(path, load(name or fits[0], "readback").read, said)
@@ -39,6 +42,17 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if (own := _through_its_program(path, said)) is not None:
         return own
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
+
+
+def _run(path: Path, text: str, said: Given) -> str:
+    """The commands of a script with the values of its variables, one a line; '' for what is no script."""
+    if path.suffix.removeprefix(".").lower() not in SHELL:
+        return ""
+    try:
+        commands = evaluate(text, str(path), said.settings, path.parent).commands
+    except PlannerError:
+        return ""
+    return "\n".join(" ".join(one.words[:MOST_WORDS]) for one in commands)
 
 
 def _through_its_program(path: Path, said: Given) -> Reading | None:
@@ -71,7 +85,8 @@ def _through_its_program(path: Path, said: Given) -> Reading | None:
 
 def _started(path: Path, text: str) -> str:
     """Texts of the scripts beside it that a script starts."""
-    names = re.findall(r"(?:\b(?:bash|sh|sbatch)\s++|^[ \t]*+)([\w./-]{1,200}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
+    start = r"(?:\b(?:bash|sh|sbatch)\s++|^[ \t]*+(?:\w+=\S*+[ \t]++)*+)"
+    names = re.findall(rf"{start}([\w./-]{{1,200}}\.(?:sh|bash|slurm|sbatch))\b", text, re.MULTILINE)
     files = [beside(path, one, (".sh", ".bash", ".slurm", ".sbatch")) for one in list(dict.fromkeys(names))[:8]]
     return "\n".join(read_text(one) for one in files if one is not None and one.resolve() != path.resolve())
 
@@ -93,6 +108,8 @@ def _once(questions: Sequence[Question]) -> list[Question]:
     return list({one.name: one for one in questions}.values())
 
 
+MOST_WORDS = 12
+"""Words of a command in which its program stands."""
 SHELL = ("sh", "bash", "slurm", "sbatch")
 """Endings of shell scripts: what reads one reads all."""
 

@@ -8,22 +8,28 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question
 from planner.trainers.reading.values import read_text
+from planner.trainers.reading.versions import project_root
 
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
-MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
-"""What lies at the root of a project."""
 PROGRAM = "program"
 """Setting that names the program where several read such a file."""
-MOST_FILES, LARGEST, ABOVE, MOST_PROGRAMS = 600, 400_000, 4, 6
+MOST_FILES, LARGEST, MOST_PROGRAMS = 600, 400_000, 6
 _TRAINS = re.compile(r"\b(?:SFT|DPO|Seq2Seq|Unsloth)?Trainer\(")
 _READS = re.compile(r"\b(safe_load|full_load|yaml\.load|json\.loads?|toml(lib)?\.loads?|OmegaConf\.load|load_\w*config)\(")
+_MAIN = re.compile(r"__name__ *== *[\"']__main__[\"']")
+_BEGINS = re.compile(r"\b(?:\w+\.)?(?:load|read|parse|get)_\w*(?:config|cfg|yaml|settings)\w*\(|safe_load|OmegaConf\.load")
+"""Programs whose file of settings and whose trainer are read and built in modules."""
 _LEFT_OUT = re.compile(r"(^|/)(\.[^/]+|tests?|site-packages|node_modules|build|dist|third_party|venv|env)(/|$)")
 
 
 def programs_of(path: Path, said: Given) -> list[Path]:
     """Programs of its project that train and read files like this one: those that something says read it, or all."""
-    root = _root(path)
-    found = [one for one in _files(root, ".py") if _TRAINS.search(text := read_text(one)) and _READS.search(text)]
+    root = project_root(path)
+    texts = {one: read_text(one) for one in _files(root, ".py")}
+    found = [one for one, text in texts.items() if _TRAINS.search(text) and _READS.search(text)]
+    if not found:  # the parts stand in modules
+        trained = any(_TRAINS.search(text) for text in texts.values())
+        found = [one for one, text in texts.items() if trained and _MAIN.search(text) and _BEGINS.search(text)]
     answer = said.setting(PROGRAM)
     if answer is not None:
         return [one for one in found if str(one.relative_to(root)) == answer] or found
@@ -32,18 +38,9 @@ def programs_of(path: Path, said: Given) -> list[Path]:
 
 def which_program(path: Path, programs: list[Path]) -> Question:
     """Which of some programs reads a file."""
-    root = _root(path)
+    root = project_root(path)
     names = tuple(str(one.relative_to(root)) for one in programs)
     return Question(name=PROGRAM, about="which of its project's programs reads it", choices=names)
-
-
-def _root(path: Path) -> Path:
-    """The folder of the project that a file lies in; its own where nothing says."""
-    folder = path.resolve().parent
-    for one in (folder, *list(folder.parents)[:ABOVE]):
-        if any((one / mark).exists() for mark in MARKS):
-            return one
-    return folder
 
 
 def _files(root: Path, ending: str) -> Iterator[Path]:

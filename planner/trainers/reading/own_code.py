@@ -9,7 +9,6 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.programs import (
     program_file,
     require_transformers,
@@ -19,7 +18,6 @@ from planner.trainers.reading.programs import (
 )
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
-from planner.trainers.reading.running import Running
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
@@ -29,6 +27,7 @@ from planner.trainers.reading.training_scripts import (
     CHECKPOINTS,
     CONFIGS,
     FOREIGN,
+    WithModules,
     adapters,
     loads_model,
     model_arguments,
@@ -43,15 +42,11 @@ ASKED = (BATCH, "gradient_accumulation_steps")
 MERGES = ("merge_and_unload", "merge_adapter")
 
 
-class Program(Running):
+class Program(WithModules):
     """A program with the options of its command."""
 
     def __init__(self, file: Path, options: Mapping[str, Any]) -> None:
         super().__init__(file, Given(settings={name: str(value) for name, value in options.items() if value is not None}))
-
-    def whole(self, tree: ast.Module) -> ast.Module:
-        """With what it imports from its project."""
-        return with_modules(tree, self.path)
 
 
 def take_program(given: Settings, path: Path, program: str) -> None:

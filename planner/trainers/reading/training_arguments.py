@@ -1,5 +1,6 @@
 """Arguments of transformers' Trainer and of the trainers of TRL, as their scripts take them: in YAML or as options."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from planner.trainers.reading.fine_tuning import (
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
     rf"{fine_tuning.QUIET.pattern}|assistant_only_loss|completion_only_loss|packing\w*|padding_free|beta|loss_type|max_prompt_length"
@@ -35,6 +37,17 @@ NOT_LM = {
 """What has another step than a language model or DPO, or another optimizer, as words of a path."""
 
 
+OTHER_STEPS = {
+    "contrastive training": re.compile(
+        r"(query|passage|doc)_max_len(gth)?|negatives_\w+|num_negatives|infonce\w*|contrastive\w*|embedding_view"
+    ),
+    "PPO": re.compile(
+        r"num_ppo_epochs|ppo_(epochs|mini_\w+)|total_episodes|whiten_(advantages|rewards)|missing_eos_penalty|cliprange_value"
+    ),
+}
+"""Arguments that only another step has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Habits:
     """What a script does where its arguments say nothing."""
@@ -46,6 +59,8 @@ class Habits:
     """None = asked for."""
 
 
+TRL_CHECKPOINTS = (0, 20)
+"""Version of TRL that checkpoints by itself."""
 TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
@@ -105,6 +120,7 @@ def parse(
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     objective = _objective(given, script)
+    habits, dated = _dated(given, habits)
     for name in FROZEN:
         if given.flag(name):
             raise PlannerError(
@@ -132,13 +148,30 @@ def parse(
         lora_targets=adapter_targets(_targets(given) or ["q_proj", "v_proj"]),
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
-        questions=(*asked, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
-                   *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
-                   *(() if adapters else _own_switch(given))),
+        questions=(
+            *asked, *dated, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
+            *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
+            *(() if adapters else _own_switch(given)),
+        ),
         notes=notes,
     ))  # fmt: skip
     fine_tuning.require_priced(reading, str(given.path))
     return reading
+
+
+def _dated(given: Settings, habits: Habits) -> tuple[Habits, tuple[Question, ...]]:
+    """(Habits of the version of TRL that the project pins, what is asked where it pins none): SFTConfig and DPOConfig checkpoint
+    and compute in bf16 by themselves since 0.20.  [trl/trainer/base_config.py, release notes of 0.20]"""
+    if habits is not TRL:
+        return habits, ()
+    checkpoints = any(given.get(one) is not None for one in ("gradient_checkpointing", "use_gradient_checkpointing"))
+    unsaid = [] if checkpoints else ["gradient_checkpointing"]
+    unsaid += ["bf16"] if given.get("bf16") is None and given.get("fp16") is None else []
+    new = newer(given.path, "trl", TRL_CHECKPOINTS) if unsaid else True
+    if new is None:
+        about = "its default differs by version"
+        return habits, tuple(Question(name=one, about=about, choices=("true", "false")) for one in unsaid)
+    return (habits if new else dataclasses.replace(habits, bf16=False, recompute=False)), ()
 
 
 def says_both(given: Settings) -> bool:
@@ -306,6 +339,9 @@ def _objective(given: Settings, script: str) -> str:
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
     if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
         foreign = "SIMPO"
+    for name, words_of_step in OTHER_STEPS.items():
+        if any(words_of_step.fullmatch(one) and given.data[one] not in (None, False) for one in given.data):
+            foreign = foreign or name
     for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
         words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
         foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.given import Given, value_of
+from planner.trainers.reading.given import CONFIG_FILE, Given, value_of
+from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -34,10 +35,20 @@ WHOLE = ("embed_tokens", "lm_head")
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
 
 
+class WithModules(Running):
+    """A script with what it imports from its project."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        """Its own tree, and the definitions that it imports."""
+        return with_modules(tree, self.path)
+
+
 def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]]:
     """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes). Raises
     PlannerError."""
     script = Running(path, said)
+    if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN):
+        script = WithModules(path, said)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
@@ -49,7 +60,8 @@ def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]
     trainers = script.calls(*TRAINERS)
     for call in (*configs[:1], *trainers[:1]):
         data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
-    if (spread := [name for name in data if name.startswith("**")]) and BATCH not in data:  # what they hold is not known
+    spread = [name for name in data if name.startswith("**")]
+    if (spread or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold, or the file, is not followed to here
         data = {name: value for name, value in data.items() if name not in spread}
         data = {**{name: gap([name]) for name in (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")}, **data}
     if not loads:

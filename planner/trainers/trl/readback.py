@@ -5,7 +5,7 @@ from pathlib import Path
 
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
@@ -27,13 +27,7 @@ def read(path: Path, said: Given) -> Reading:
         data = said.filled(file_settings(path, "a recipe of TRL"))
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
-        given = Settings(path, data, said=said)
-        reading = parse(given, TRL, said.num_gpus)
-        unsaid = ["gradient_checkpointing"] if given.get("gradient_checkpointing") is None else []
-        unsaid += ["bf16"] if given.get("bf16") is None and given.get("fp16") is None else []
-        for name in unsaid:  # off in transformers and until TRL 0.20, on since
-            given.ask(Question(name=name, about="its default differs by version", choices=("true", "false")))
-        return reading
+        return parse(Settings(path, data, said=said), TRL, said.num_gpus)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)

@@ -17,7 +17,7 @@ from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
-from planner.trainers.reading.values import percent, quotient
+from planner.trainers.reading.values import not_priced, percent, quotient
 
 PROGRAM = r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
 LENGTHS = ("max_prompt_length", "max_response_length")
@@ -28,6 +28,10 @@ READ_HERE = re.compile(
     r"|model\.(override_config|mtp|tiled_mlp)\..*)|model\.fsdp_config\..*|engine\..*"
 )
 """Of what is left these settings may change the actor's update; all others are generation, reward and logging."""
+OWN_STEP = re.compile(
+    r"(?!(actor_rollout_ref|critic|data|trainer|algorithm|reward_model|ray_init|hydra)\.)\w+\.\w*(loss|distill|teacher)\w*"
+)
+"""Keys of sections that verl does not have, by words that say that a program adds to the loss."""
 USUAL = (
     *(f"actor_rollout_ref.actor.megatron.{one}" for one in
       ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")),
@@ -93,6 +97,8 @@ def _usual(path: Path, found: Launch) -> dict[str, Any]:
 
 
 def _actor(given: Settings, num_gpus: int | None, megatron: bool, own_rounds: bool = False) -> Reading:
+    if own := [one.partition(" = ")[0] for one in given.left() if OWN_STEP.fullmatch(one.partition(" = ")[0])]:
+        raise not_priced(str(given.path), own, own)
     actor, model = given.section("actor_rollout_ref").section("actor"), given.section("actor_rollout_ref").section("model")
     if actor.get("strategy", "fsdp") not in ("fsdp", "fsdp2", "megatron"):
         raise PlannerError(f"{actor.where('strategy')} is {shown(actor.get('strategy'))}; a plan knows fsdp, fsdp2 and megatron")

@@ -145,3 +145,15 @@ class _Condition:
         if operator in ("<", ">"):
             return Verdict(left < right if operator == "<" else left > right)
         return Verdict(None)
+
+
+def searched(words: list[str], text: str) -> Verdict:
+    """Whether ``echo TEXT | grep -q PATTERN`` finds it; not known for patterns that are more than letters."""
+    plain = [one for one in words if not re.fullmatch(r"-[a-zA-Z]+|--", one)] or [""]
+    pattern = words[words.index("--") + 1] if "--" in words[:-1] else plain[0]
+    if is_open(text) or is_open(pattern):
+        return Verdict(None, roots(text + pattern))
+    if not re.fullmatch(r"[\w\s=,:/.@%+-]+", pattern) or set(words) & {"-v", "-c", "-f"}:
+        return Verdict(None)
+    fold = any(re.fullmatch(r"-[a-zA-Z]*i[a-zA-Z]*", one) for one in words)
+    return Verdict((pattern.lower() in text.lower()) if fold else pattern in text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.given import ARGUMENTS
-from planner.trainers.reading.shell.conditions import Verdict, both, either, judged
+from planner.trainers.reading.shell.conditions import Verdict, both, either, judged, searched
 from planner.trainers.reading.shell.expansion import Value, Variables, added_to, calculated, document, expanded, joined
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
@@ -118,9 +118,7 @@ class _Follower:
         for node in nodes:
             self.steps += 1
             if self.steps > MOST_STEPS:
-                raise PlannerError(
-                    f"{self.where}: more than {MOST_STEPS} commands when it is followed; give it in a shorter form"
-                )
+                raise PlannerError(f"{self.where}: more than {MOST_STEPS} commands when it is followed; give it in a shorter form")
             match node:
                 case Simple():
                     self.simple(node)
@@ -211,9 +209,7 @@ class _Follower:
         return found
 
     def loop(self, node: Loop) -> None:
-        if (
-            node.condition is not None or node.words is None
-        ):  # it reads the arguments of the script, or waits, or tries again
+        if node.condition is not None or node.words is None:  # it reads the script's arguments, or waits, or tries again
             for _ in range(MOST_ROUNDS if node.condition and self.variables.positions else 0):
                 left = list(self.variables.positions)
                 if self.condition(node.condition or []).value is False or not left:
@@ -252,6 +248,10 @@ class _Follower:
             case Branch(arms=[(condition, body)], joint=joint) if joint and condition is not None:
                 first, second = self.condition(condition), self.condition(body)
                 return both(first, second) if joint == "&&" else either(first.inverted(), second)
+            case Simple(words=["grep", *words]) if len(nodes) > 1 and isinstance(before := nodes[-2], Simple):
+                echoed = before.words[1:] if before.words[:1] == ["echo"] else ["$(unknown)"]
+                text = " ".join(joined(one, variables) for one in echoed)
+                return searched([one for raw in words for one in expanded(raw, variables)], text)
             case Simple(words=["[", *tokens, "]"]) | Simple(words=["test", *tokens]):
                 return judged(tokens, variables, choices, double=False)
             case Simple(words=[word]):
@@ -299,9 +299,10 @@ class _Follower:
         elif name == "unset":
             for one in rest:
                 self.variables.values.pop(one, None)
-        elif name == "read" and node.input is not None:
+        elif name == "read" and (node.input is not None or node.documents):
             marks = self.variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
-            for one, part in read_line(rest, joined(node.input, self.variables), marks).items():
+            text = self.script.documents[-1][1] if node.input is None else joined(node.input, self.variables)
+            for one, part in read_line(rest, text, marks).items():
                 self.variables.put(one, part)
         elif name not in _QUIET:
             self.command(words)

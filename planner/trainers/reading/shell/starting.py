@@ -75,6 +75,9 @@ def without_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
 def read_line(words: list[str], line: str, marks: str | Sequence[str]) -> dict[str, str | list[str]]:
     """Variables that ``IFS=, read -r A B <<< line`` sets: each gets a part, the last one what is left; with -a one array gets all.
     ``marks``: the IFS of the command, blanks where it has none."""
+    if "-d" in words and (kept := [one for one in words if re.fullmatch(r"[A-Za-z_]\w*", one)]):  # up to the end of what it reads
+        return {kept[-1]: line.strip("\n")}
+    line = line.partition("\n")[0]
     between = marks if isinstance(marks, str) and marks and not is_open(marks) else " \t\n"
     names = [one for one in words if re.fullmatch(r"[A-Za-z_]\w*", one)] or ["REPLY"]
     parts = line.split() if between.isspace() else re.split(f"[{re.escape(between)}]", line.strip())

@@ -1,0 +1,62 @@
+"""Versions of libraries that a project pins: defaults change between them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner import library
+from planner.trainers.reading.values import read_text
+
+MARKS = (".git", "pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE")
+"""What lies at the root of a project."""
+ABOVE = 4
+NAMES = ("requirements*.txt", "*/requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "environment*.y*ml")
+"""Where projects say what they are installed with."""
+LARGEST = 400_000
+
+
+def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(lowest, highest) version of a package that the project around a file allows, () = no bound; None = it does not say."""
+    bounds = r"((?:(?:==|~=|>=|<=|<|>)\s*[\d.]+(?:\.\*)?[\s,\"']*)+)"
+    expression = rf"(?<![\w.-]){re.escape(package)}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}"
+    for file in _files(path):
+        for found in re.findall(expression, read_text(file)):
+            low, high = (), ()
+            for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found):
+                version = tuple(int(one) for one in number.split(".") if one)
+                low = version if mark in ("==", "~=", ">=", ">") else low
+                high = version if mark in ("==", "<=", "<") else (*version[:-1], 10**6) if mark == "~=" else high
+            return low, high
+    return None
+
+
+def project_root(path: Path) -> Path:
+    """The folder of the project that a file lies in; its own where nothing says."""
+    folder = path.resolve().parent
+    for one in (folder, *list(folder.parents)[:ABOVE]):
+        if any((one / mark).exists() for mark in MARKS):
+            return one
+    return folder
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Files that may say versions, the nearest first."""
+    root, folder = project_root(path), path.resolve().parent
+    for one in (folder, *list(folder.parents)[:ABOVE]):
+        for name in NAMES:
+            for file in sorted(one.glob(name))[:4]:
+                if library.is_file(file) and file.stat().st_size <= LARGEST:
+                    yield file
+        if one == root:
+            return
+
+
+def newer(path: Path, package: str, version: tuple[int, ...]) -> bool | None:
+    """Whether the project around a file takes a package from ``version`` on; None = it does not say, or allows both."""
+    bounds = pinned(path, package)
+    if bounds is None:
+        return None
+    low, high = bounds
+    if low >= version:
+        return True
+    return False if high and high < version else None
