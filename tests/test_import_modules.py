@@ -228,6 +228,15 @@ def test_the_version_that_a_project_pins_decides_what_trl_does_by_itself(tmp_pat
     assert (found.fields["recompute"] > 0, found.precision, found.questions) == (recomputes, "bf16" if recomputes else "fp32", ())
 
 
+def test_mixed_precision_among_the_settings_of_a_program_says_it(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("trl==0.8.6\n")
+    (tmp_path / "job.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 2\nmax_length: 2048\nmixed_precision: bf16\n"
+    )
+    found = read(tmp_path / "job.yaml", None, Given(settings={"fsdp": "no_shard"}, num_gpus=1))
+    assert (found.precision, found.fields["recompute"]) == ("bf16", 0)
+
+
 @pytest.mark.parametrize("pin", ["", "trl>=0.9", "trl"])
 def test_without_a_version_what_trl_does_by_itself_is_asked_for(tmp_path: Path, pin: str) -> None:
     (tmp_path / "requirements.txt").write_text(f"{pin}\n")

@@ -120,7 +120,7 @@ def parse(
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     objective = _objective(given, script)
-    habits, dated = _dated(given, habits)
+    habits, dated = _dated(given, habits, sharding)
     for name in FROZEN:
         if given.flag(name):
             raise PlannerError(
@@ -159,14 +159,16 @@ def parse(
     return reading
 
 
-def _dated(given: Settings, habits: Habits) -> tuple[Habits, tuple[Question, ...]]:
+def _dated(given: Settings, habits: Habits, sharding: Sharding | None) -> tuple[Habits, tuple[Question, ...]]:
     """(Habits of the version of TRL that the project pins, what is asked where it pins none): SFTConfig and DPOConfig checkpoint
     and compute in bf16 by themselves since 0.20.  [trl/trainer/base_config.py, release notes of 0.20]"""
     if habits is not TRL:
         return habits, ()
     checkpoints = any(given.get(one) is not None for one in ("gradient_checkpointing", "use_gradient_checkpointing"))
     unsaid = [] if checkpoints else ["gradient_checkpointing"]
-    unsaid += ["bf16"] if given.get("bf16") is None and given.get("fp16") is None else []
+    launched = _own_word(given) or (sharding.precision if sharding else None)
+    if launched not in ("bf16", "fp16") and given.get("bf16") is None and given.get("fp16") is None:
+        unsaid.append("bf16")
     new = newer(given.path, "trl", TRL_CHECKPOINTS) if unsaid else True
     if new is None:
         about = "its default differs by version"
@@ -192,6 +194,8 @@ def _micro(given: Settings) -> tuple[int, int]:
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
     """Of the computation; what the launcher says counts where the arguments say nothing.  [transformers, training_args.py]"""
+    if (own := _own_word(given)) is not None and given.get("bf16") is None and given.get("fp16") is None:
+        return {"bf16": "bf16", "fp16": "fp16"}.get(own, "fp32")
     if given.flag("fp16") or (given.get("zero_stage") is not None and _dtype(given) in ("fp16", "float16")):
         return "fp16"
     if half and not given.flag("bf16", habits.bf16):
@@ -200,6 +204,12 @@ def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding |
         return "bf16"
     launched = sharding.precision if sharding and given.get("bf16") is None and given.get("fp16") is None else None
     return launched if launched in ("bf16", "fp16") else "fp32"
+
+
+def _own_word(given: Settings) -> str | None:
+    """The precision as accelerate calls it, among the settings of a program: bf16, fp16 or no; None = it does not say it."""
+    word = str(given.get("mixed_precision", "")).lower()
+    return word if word in ("bf16", "fp16", "no") else None
 
 
 def _switches(given: Settings, *names: str) -> list[bool]:

@@ -21,7 +21,8 @@ def pinned(path: Path, package: str) -> tuple[tuple[int, ...], tuple[int, ...]] 
     expression = rf"(?<![\w.-]){re.escape(package)}(?:\[[^\]\n]{{0,80}}\])?[\"' ]*{bounds}"
     for file in _files(path):
         for found in re.findall(expression, read_text(file)):
-            low, high = (), ()
+            low: tuple[int, ...] = ()
+            high: tuple[int, ...] = ()
             for mark, number in re.findall(r"(==|~=|>=|<=|<|>)\s*([\d.]+)", found):
                 version = tuple(int(one) for one in number.split(".") if one)
                 low = version if mark in ("==", "~=", ">=", ">") else low
