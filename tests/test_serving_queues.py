@@ -127,5 +127,16 @@ def test_prompts_of_a_pass_share_it_and_end_together() -> None:
     assert float(bulk.packed) == pytest.approx(5.0) and float(own) == pytest.approx(float(whole), rel=1e-6)
     assert float(together) == pytest.approx(float(own) / 5.0) and float(together) < float(engine.prompt(49.0, decode)[0])
     flow = load.closed(engine, 49.0, 256.0)
-    assert float(flow.ttft - flow.wait) == pytest.approx(float(engine.receive * flow.decode + 5.0 * flow.prompt), rel=1e-6)
+    assert float(flow.ttft - flow.wait) == pytest.approx(float(engine.receive(49.0) * flow.decode + 5.0 * flow.prompt), rel=1e-6)
     assert float(flow.ttft_at(0.5)) >= float(flow.ttft - flow.wait)
+
+
+def test_a_timer_holds_the_first_prompt_longest() -> None:
+    """20 steps from the first that waits: it waits 20, and the two of 97 others that come meanwhile, 20 / 960 of them, 10 each."""
+    layout = ServingLayout(tp=8, max_batch=256, max_tokens=8192, hold=21)
+    held = Engine(DENSE, layout, Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(640, 1280), value=97.0))
+    plain = Engine(DENSE, replace(layout, hold=1), held.traffic)
+    assert float(held.receive(97.0) - plain.receive(97.0)) == pytest.approx((20.0 + 2.0 * 10.0) / 3.0)
+    assert float(held.receive(1.0) - plain.receive(1.0)) == 20.0
+    train = train_of(held, 97.0, 97.0)
+    assert float(train.own) == pytest.approx(3.0) and float(train.ahead) == 0.0

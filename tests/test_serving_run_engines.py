@@ -81,14 +81,14 @@ def test_a_benchmark_captures_its_own_batches() -> None:
     assert benchmark.accounting == server.accounting
 
 
-@pytest.mark.parametrize(("tp", "osl", "steps"), [(4, 1024, 40), (8, 1024, 1), (4, 8192, 1)])
+@pytest.mark.parametrize(("tp", "osl", "steps"), [(4, 1024, 20), (8, 1024, 0), (4, 8192, 0)])
 def test_a_script_holds_prompts_back_below_a_degree(tp: int, osl: int, steps: int) -> None:
     """LLaMA-70B of TensorRT-LLM on B200: 20 steps after the first that waits, with 1,024 tokens in and out and below tp 8."""
     load = {"kind": "concurrency", "value": 16, "isl": 1024, "osl": osl}
     placed = {"hardware": {"gpu": "b200-sxm", "count": tp}, "parallel": {"tp": tp}, "model": "meta-llama/Llama-3.1-70B-Instruct"}
     table = document(row(engine={"name": "trtllm", "version": "1.1"}, load=load, **placed))
     table["source"]["title"] = "SemiAnalysis InferenceX, Llama 70B"
-    assert runs_of(serving_rows(table))[0].launch.receive == steps
+    assert runs_of(serving_rows(table))[0].launch.hold == steps
 
 
 @pytest.mark.parametrize(("stack", "ahead"), [("dynamo-trt", True), ("trt", False)])
@@ -121,3 +121,13 @@ def test_a_flag_prepares_steps_ahead_before_a_version_does() -> None:
     assert [one.launch.started(load_engine("vllm@0.11")).overlap_scheduler for one in (plain, ahead)] == [False, True]
     figures = [predict_runs([one])[0].quantities for one in (plain, ahead)]
     assert figures[1]["ttft_ms.mean"] - figures[0]["ttft_ms.mean"] == pytest.approx(figures[0]["tpot_ms.mean"], rel=0.2)
+
+
+@pytest.mark.parametrize(("day", "tokens", "held"), [("2025-12-10", 1152, 0), ("2026-01-22", 8192, 0), ("2026-02-01", 8192, 40)])
+def test_scripts_of_deepseek_gave_a_pass_room_for_one_prompt_at_first(day: str, tokens: int, held: int) -> None:
+    load = {"kind": "concurrency", "value": 64, "isl": 1024, "osl": 1024}
+    placed = {"hardware": {"gpu": "b200-sxm"}, "model": "deepseek-ai/DeepSeek-R1-0528", "precision": {"weights": "fp8_block"}}
+    table = document(row(engine={"name": "trtllm"}, load=load, date=day, **placed))
+    table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
+    launch = runs_of(serving_rows(table))[0].launch
+    assert (launch.max_tokens, launch.hold, launch.receive_spread) == (tokens, held, 60)

@@ -27,9 +27,10 @@ class Engine:
         """Mean over the time of a decode: what is generated grows from 0 to O, longer answers are seen longer."""
         self.dp = np.asarray(layout.attn_dp, dtype=np.float64)
         self.pp = np.asarray(layout.pp, dtype=np.float64)
-        self.receive = 0.5 * np.asarray(layout.receive_interval, dtype=np.float64) + served.engine.overlap_scheduler
-        """Decodes that a request waits before a pass can take it: half of the one in progress, and the next one too where the host
-        prepares it while the GPU computes the one before."""
+        self.hold = np.asarray(layout.hold, dtype=np.float64) - 1.0
+        """H: decodes that the first prompt that waits is held back."""
+        self.seldom = np.maximum(np.asarray(layout.receive_interval, dtype=np.float64), self.hold)
+        """Decodes between two passes that may take prompts."""
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
@@ -115,6 +116,14 @@ class Engine:
         chance = np.clip(self.prompts_per_decode(batch) * number / self.pp, 1e-6, 1.0 - 1e-12)
         return np.asarray(-np.expm1(self.pp * np.log1p(-chance)) / (chance * self.pp))
 
+    def receive(self, requests: Any) -> Floats:
+        """Decodes that a request waits before a pass can take it: half of the interval, and the next one too where the host
+        prepares it while the GPU computes the one before; where a timer of H starts with the first that waits, that one waits H
+        and the k = (N - 1) H / O that come meanwhile half of it: H (1 + k / 2) / (1 + k)."""
+        others = np.maximum(requests - 1.0, 0.0) * self.hold / np.maximum(self.output, 1.0)
+        held = self.hold * (1.0 + 0.5 * others) / (1.0 + others)
+        return 0.5 * np.asarray(self.layout.receive_interval, dtype=np.float64) + held + self.served.engine.overlap_scheduler
+
     @property
     def width(self) -> Floats:
         """w: decodes over which answers that started together end; equal lengths: 0."""
@@ -123,8 +132,7 @@ class Engine:
     def prompts_per_decode(self, requests: Any) -> Floats:
         """n: the mean of N / (sqrt(k) w) over the waves k = 1 .. W of a run, (2 sqrt(W) - 1) / W N / w, not below N / O; of a loop
         that goes on for ever N / O unless lengths are equal."""
-        polled = np.asarray(self.layout.receive_interval, dtype=np.float64)
-        apart = requests * polled / np.maximum(self.output, 1.0)
+        apart = requests * self.seldom / np.maximum(self.output, 1.0)
         waves, width = self.traffic.waves, self.width
         in_step = (2.0 * np.sqrt(waves) - 1.0) / waves if waves is not None else 0.0
         return np.maximum(apart, np.where(width < 1.0, requests, in_step * requests / np.maximum(width, 1.0)))

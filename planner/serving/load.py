@@ -92,7 +92,7 @@ def _mixing(engine: Engine, requests: Any) -> Flow:
         decode = engine.decode(batch, busy)
         added, own = engine.prompt(batch, decode, busy)
         train = train_of(engine, requests, batch)
-        base, least = engine.receive * decode + own, added * (train.own - 1.0 + train.ahead)
+        base, least = engine.receive(requests) * decode + own, added * (train.own - 1.0 + train.ahead)
         rate = closed_rate(requests, base, added, output * decode / engine.speed, train.share, least)
         busy = rate * added
         tpot = decode / engine.speed / (1.0 - train.share * rate * added)
@@ -121,7 +121,7 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
         busy = requests * added / (requests * added + output * decode / engine.speed)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
     ahead = 0.5 * (step.size - step.packed) * added
-    base = engine.receive * decode + own + ahead
+    base = engine.receive(requests) * decode + own + ahead
     at_random = (requests - step.size) / np.maximum(requests - 1.0, 1.0)
     wait = np.zeros_like(base)
     for _ in range(2 * ROUNDS):
@@ -203,7 +203,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
     second = added**2 * (1.0 + engine.traffic.input.variation)
     wait = rate * second / (2.0 * (1.0 - busy))
-    ttft = engine.receive * decode + own + wait
+    ttft = engine.receive(batch) * decode + own + wait
     return Flow(
         ttft=np.where(over, np.inf, ttft),
         tpot=np.where(over, full.tpot, tpot),

@@ -70,6 +70,9 @@ class ServingLayout:
     """Token budget of one step of one attention rank."""
     receive_interval: Degree = 1
     """Steps between two looks for new requests (SGLang's --scheduler-recv-interval)."""
+    hold: Degree = 1
+    """Steps from that which the first prompt that waits could join to that which takes all (TensorRT-LLM's batch_wait_timeout_iters
+    and one)."""
 
     gpu_weights: Degree = 100
     """Percent of the weights of layers, or of routed experts, that GPUs hold; the others stay in host memory."""

@@ -187,8 +187,12 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
         batch = max(batch, TUNED_BATCH * degrees.attn_dp)
     elif traffic and run.kind != "open":
         batch = max(batch, math.ceil(traffic.value / degrees.replicas))
-    receive = run.launch.receive_spread if degrees.attn_dp > 1 else run.launch.receive
-    return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), "receive_interval": receive}
+    spread = degrees.attn_dp > 1
+    waits = {
+        "receive_interval": run.launch.receive_spread if spread else run.launch.receive,
+        "hold": 1 if spread else 1 + run.launch.hold,
+    }
+    return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), **waits}
 
 
 def _whole(value: object) -> int | None:
