@@ -299,3 +299,24 @@ def test_a_loss_that_a_program_adds_to_verl_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(PlannerError, match="own.embedder_loss_weight decides memory"):
         read(tmp_path / "run.sh", None, Given())
+
+
+def test_no_shard_as_an_answer_is_plain_data_parallel(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 2\nmax_length: 2048\nbf16: true\n"
+        "torch_dtype: bfloat16\ngradient_checkpointing: true\n"
+    )
+    found = read(tmp_path / "job.yaml", None, Given(settings={"fsdp": "no_shard"}, num_gpus=4))
+    assert (found.fields["zero"], found.precision) == (0, "bf16_true")
+
+
+def test_the_rows_of_such_a_tokenizer_are_asked_for_with_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "LAYERS=$1\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers $LAYERS --hidden-size 4096 --num-attention-heads 32 "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 64 --bf16 "
+        "--patch-tokenizer-type LLamaTokenizer\n"
+    )
+    with pytest.raises(OpenQuestionsError) as asked:
+        read(tmp_path / "run.sh", None, Given())
+    assert {one.name for one in asked.value.questions} == {"LAYERS", "vocab_size"}
+    assert read(tmp_path / "run.sh", None, Given(settings={"LAYERS": "31", "vocab_size": "64000"})).model.vocab_size == 64000  # type: ignore[union-attr]

@@ -127,6 +127,10 @@ def _open(found: Arguments, given: Given, gpus: int | None) -> None:
     degrees = math.prod(_degrees(found)) if gpus and all(str(found.get(one, 1)).isdigit() for one in DEGREES) else 1
     if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
         questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))
+    rows = found.get("patch_tokenizer_type") is None or any(found.get(one) for one in ("vocab_size", "padded_vocab_size"))
+    if questions and not rows and given.model is None and all(one.name != "vocab_size" for one in questions):
+        about = f"rows of the vocabulary: {found.get('patch_tokenizer_type')} reads the tokenizer of the weights that it loads"
+        questions.append(Question(name="vocab_size", about=about))
     if questions:
         ask(found.where, questions)
 

@@ -326,6 +326,8 @@ def from_arguments(given: Settings) -> Sharding | None:
     if named not in (None, False):
         return deepspeed(named, given.path, f"{given.place}deepspeed", given)
     words, section = given.get("fsdp"), given.get("fsdp_config")
+    if words == "no_shard" and section is None and given.said is not None and "fsdp" in given.said.settings:
+        return Sharding()  # the answer to how a job is split: plain data parallel, whose weights keep the dtype they are loaded in
     text = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
     if text.lower() in ("", "false", "none") and section is None:
         return None
