@@ -9,7 +9,7 @@ import pytest
 from planner import library
 from planner.questions.accuracy.prediction import Pair, Predicted
 from planner.runs import Run, read_rows, to_run
-from tools.evidence.floor import contradictions, measured_again, shares
+from tools.evidence.floor import contradictions, measured_again, polling, shares
 
 
 @cache
@@ -51,3 +51,17 @@ def test_a_row_contradicts_its_sweep_only_where_the_others_are_met() -> None:
     odd = _pair(16, 2.5, 1.0)
     assert contradictions([*met, odd]) == [odd]
     assert contradictions([*(_pair(2**power, 1.5, 1.0) for power in range(4)), odd]) == []
+
+
+def test_a_pipeline_that_polls_is_told_by_its_sleeps() -> None:
+    """Two stages, 10 microbatches: 10 x 0.6 s beside 1 s; four stages have two neighbours; one stage has none."""
+
+    def ran(pp: int, measured: float, family: str = "nanotron network normal") -> Pair:
+        one = _pair(1, measured, 1.0)
+        assert one.run.layout
+        layout = one.run.layout.replace(pp=pp, num_microbatches=10)
+        return replace(one, run=replace(one.run, layout=layout, family=family))
+
+    for polls in (ran(2, 7.0), ran(2, 8.0), ran(4, 13.0)):
+        assert polling([polls]) == [polls]
+    assert not polling([ran(2, 13.0), ran(4, 7.0), ran(1, 7.0), ran(2, 1.9), ran(2, 7.0, "Hagemann")])
