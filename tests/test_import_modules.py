@@ -320,3 +320,20 @@ def test_the_rows_of_such_a_tokenizer_are_asked_for_with_the_rest(tmp_path: Path
         read(tmp_path / "run.sh", None, Given())
     assert {one.name for one in asked.value.questions} == {"LAYERS", "vocab_size"}
     assert read(tmp_path / "run.sh", None, Given(settings={"LAYERS": "31", "vocab_size": "64000"})).model.vocab_size == 64000  # type: ignore[union-attr]
+
+
+def test_megatron_of_accelerate_has_its_own_number_of_micro_batches(tmp_path: Path) -> None:
+    (tmp_path / "several.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MEGATRON_LM\nnum_processes: 2\nmixed_precision: bf16\n"
+        "megatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_num_micro_batches: 3}\n"
+    )
+    (tmp_path / "run.sh").write_text(f"accelerate launch --config_file several.yaml train.py {LLAMA}\n")
+    found = read(tmp_path / "run.sh", None, Given())
+    assert (found.fields["tp"], found.fields["num_microbatches"], found.global_batch_size) == (2, 3, 6)
+
+
+def test_deepspeed_over_a_file_that_names_none_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "several.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\n")
+    (tmp_path / "run.sh").write_text(f"accelerate launch --config_file several.yaml --use_deepspeed train.py {LLAMA}\n")
+    assert [one.name for one in read(tmp_path / "run.sh", None, Given()).questions] == ["deepspeed"]
+    assert read(tmp_path / "run.sh", None, Given(settings={"deepspeed": "zero2"})).fields["zero"] == 2

@@ -213,6 +213,8 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
             settings.setdefault("accelerate", shown_text(file))
             return None
         found = accelerate(there)
+        if found.kind == "ddp" and {"use_deepspeed", "zero_stage"} & launcher.given.keys():  # the flag wins, without a stage
+            settings.setdefault("deepspeed", "--use_deepspeed")
         gpus = launcher.number("num_processes")
         return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}

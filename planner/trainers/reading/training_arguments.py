@@ -139,7 +139,7 @@ def parse(
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=micro, batch=step,
-        accumulation=None if step else pieces * given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), 1),
+        accumulation=None if step else pieces * _steps(given, found),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
         half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
@@ -190,6 +190,12 @@ def _micro(given: Settings) -> tuple[int, int]:
     name = next((one for one in MICRO if given.get(one) is not None), None)
     micro = given.size(name, whole) if name else whole
     return (micro, whole // micro) if micro < whole and whole % micro == 0 else (whole, 1)
+
+
+def _steps(given: Settings, sharding: Sharding) -> int:
+    """Forward passes per step; Megatron of accelerate has its own number of them.  [accelerate, utils/dataclasses.py]"""
+    usual = (sharding.accumulation or 1) if sharding.kind == "megatron" else 1
+    return given.size(next((one for one in STEPS if given.get(one) is not None), STEPS[0]), usual)
 
 
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
