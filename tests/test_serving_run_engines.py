@@ -131,3 +131,24 @@ def test_scripts_of_deepseek_gave_a_pass_room_for_one_prompt_at_first(day: str, 
     table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
     launch = runs_of(serving_rows(table))[0].launch
     assert (launch.max_tokens, launch.hold, launch.receive_spread) == (tokens, held, 60)
+
+
+def test_online_runs_go_through_a_server() -> None:
+    """The throughput tables of the same page are made inside the process of the engine."""
+    table = document(row(engine={"name": "trtllm", "version": "0.14.0"}, load={"kind": "rate", "value": 2, "isl": 467, "osl": 256}))
+    found = []
+    for title in ("online serving", "throughput"):
+        table["source"]["title"] = f"TensorRT-LLM performance overview, v0.14, {title}"
+        run = runs_of(serving_rows(table))[0]
+        assert run.traffic
+        found.append((run.traffic, predict_runs([run])[0].quantities["ttft_ms.mean"]))
+    assert [traffic.client for traffic, _ in found] == ["http", "process"]
+    assert found[0][1] - found[1][1] == pytest.approx(7.0 + 0.003 * found[0][0].input.mean, rel=1e-6)
+
+
+@pytest.mark.parametrize(("version", "ahead"), [("1.0.0rc3", False), ("1.3.0rc1", True)])
+def test_a_template_turned_off_steps_ahead(version: str, ahead: bool) -> None:
+    table = document(row(engine={"name": "trtllm", "version": version}))
+    table["source"]["title"] = "aiconfigurator gap analysis runs on silicon (2025-2026)"
+    launch = runs_of(serving_rows(table))[0].launch
+    assert launch.started(load_engine(f"trtllm@{version}")).overlap_scheduler == ahead

@@ -51,14 +51,14 @@ class Launch:
     """Captured batches, as ``Graphs.grid``; () = the engine's own."""
     dependent: tuple[str, ...] = ()
     """Where kernels are launched ahead, as ``Graphs.dependent``; () = the engine's own."""
-    overlap: bool = False
-    """The host prepares a step ahead by a flag, where the version does not by default."""
+    overlap: bool | None = None
+    """Whether the host prepares a step ahead; None = as the version does by default."""
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
         own = engine.graphs
         graphs = replace(own, grid=self.grid or own.grid, dependent=self.dependent or own.dependent)
-        return replace(engine, graphs=graphs, overlap_scheduler=engine.overlap_scheduler or self.overlap)
+        return replace(engine, graphs=graphs, overlap_scheduler=engine.overlap_scheduler if self.overlap is None else self.overlap)
 
 
 def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Launch:
@@ -69,7 +69,8 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         fits = one["engine"] == engine and model.startswith(one.get("model", "")) and one.get("weights", "") in weights
         fits = fits and (row.get("parallel.tp") or 1) < one.get("below_tp", np.inf)
         fits = fits and one.get("stack", "") in str(row.get("engine.stack"))
-        fits = fits and str(row.get("date")) >= str(one.get("since", "")) and flight >= one.get("flight", 0)
+        fits = fits and str(row.get("date")) >= str(one.get("since", ""))
+        fits = fits and str(row.get("engine.version")).startswith(one.get("version", ""))
         if fits and hardware.arch.startswith(one.get("arch", "")) and lengths == tuple(one.get("lengths", lengths)):
             break
     else:
@@ -87,7 +88,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         hold=max((steps for least, steps in one.get("hold", ()) if flight >= least), default=0),
         grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
         dependent=tuple(one.get("dependent", ())),
-        overlap=bool(one.get("async", False)),
+        overlap=one.get("async"),
     )
 
 
