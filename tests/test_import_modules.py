@@ -337,3 +337,21 @@ def test_deepspeed_over_a_file_that_names_none_is_asked_for(tmp_path: Path) -> N
     (tmp_path / "run.sh").write_text(f"accelerate launch --config_file several.yaml --use_deepspeed train.py {LLAMA}\n")
     assert [one.name for one in read(tmp_path / "run.sh", None, Given()).questions] == ["deepspeed"]
     assert read(tmp_path / "run.sh", None, Given(settings={"deepspeed": "zero2"})).fields["zero"] == 2
+
+
+def test_a_large_folder_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.trainers.reading import file_readers
+
+    path = own_form(tmp_path, train="2048")
+    (tmp_path / "many").mkdir()
+    for number in range(30):
+        (tmp_path / "many" / f"{number}.py").write_text("")
+    monkeypatch.setattr(file_readers, "MOST_ENTRIES", 3)
+    assert [one.name for one in file_readers.programs_of(path, Given())] == ["train.py"]
+    assert sum(1 for _ in file_readers._files(tmp_path, ".py")) == 1
+
+
+@pytest.mark.parametrize("before", ["nohup", "taskset -c 0-7", "uv run", "numactl --cpunodebind=0"])
+def test_what_stands_before_python_does_not_hide_the_gpu_that_is_shown(tmp_path: Path, before: str) -> None:
+    (tmp_path / "run.sh").write_text(f"CUDA_VISIBLE_DEVICES=3 {before} python train.py {LLAMA}\n")
+    assert read(tmp_path / "run.sh", None, Given()).num_gpus == 1

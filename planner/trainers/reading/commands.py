@@ -165,7 +165,8 @@ def _visible(script: Script) -> int | None:
 
 def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     """Processes of the job."""
-    program = Path(before[0]).name if before else ""
+    names = [Path(one).name for one in before]
+    several = {"srun", "mpirun", "mpiexec", "torchrun"} & set(names)
     seen = _visible(script)
     if is_open(launcher.text("nnodes", "num_nodes", "num_machines") or ""):
         return None
@@ -182,7 +183,7 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     text = launcher.text("nproc_per_node")
     each = launcher.number("nproc_per_node") or (seen if text in ("gpu", "auto") else None)
     each = each or _variable(script, "NPROC_PER_NODE")
-    if each is None and (not before or program.startswith("python")):
+    if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None
     return each * nodes if each else None
 

@@ -1,5 +1,6 @@
 """The program of a project that reads a file of settings whose form is the project's own."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,14 @@ from planner.trainers.reading.versions import project_root
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
 PROGRAM = "program"
 """Setting that names the program where several read such a file."""
-MOST_FILES, LARGEST, MOST_PROGRAMS = 600, 400_000, 6
+MOST_FILES, MOST_ENTRIES, LARGEST, MOST_PROGRAMS = 600, 20_000, 400_000, 6
 _TRAINS = re.compile(r"\b(?:SFT|DPO|Seq2Seq|Unsloth)?Trainer\(")
 _READS = re.compile(r"\b(safe_load|full_load|yaml\.load|json\.loads?|toml(lib)?\.loads?|OmegaConf\.load|load_\w*config)\(")
 _MAIN = re.compile(r"__name__ *== *[\"']__main__[\"']")
 _BEGINS = re.compile(r"\b(?:\w+\.)?(?:load|read|parse|get)_\w*(?:config|cfg|yaml|settings)\w*\(|safe_load|OmegaConf\.load")
 """Programs whose file of settings and whose trainer are read and built in modules."""
-_LEFT_OUT = re.compile(r"(^|/)(\.[^/]+|tests?|site-packages|node_modules|build|dist|third_party|venv|env)(/|$)")
+_LEFT_OUT = re.compile(r"\..+|tests?|site-packages|node_modules|build|dist|third_party|venv|env|__pycache__")
+"""Folders without programs of the project."""
 
 
 def programs_of(path: Path, said: Given) -> list[Path]:
@@ -44,13 +46,17 @@ def which_program(path: Path, programs: list[Path]) -> Question:
 
 
 def _files(root: Path, ending: str) -> Iterator[Path]:
-    """Files of a project with an ending, in the order of their names."""
-    every = (one for one in sorted(root.rglob(f"*{ending}")) if not _LEFT_OUT.search(str(one.relative_to(root))))
-    for number, one in enumerate(every):
-        if number >= MOST_FILES:
+    """Files of a project with an ending, in the order of their names; of a large folder its first ones."""
+    seen = found = 0
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(one for one in inner if not _LEFT_OUT.fullmatch(one))
+        seen += len(inner) + len(names)
+        for one in (Path(folder) / name for name in sorted(names) if name.endswith(ending)):
+            if found < MOST_FILES and library.is_file(one) and one.stat().st_size <= LARGEST:
+                found += 1
+                yield one
+        if seen > MOST_ENTRIES or found >= MOST_FILES:
             return
-        if library.is_file(one) and one.stat().st_size <= LARGEST:
-            yield one
 
 
 def _named(path: Path, root: Path, programs: list[Path]) -> list[Path]:
