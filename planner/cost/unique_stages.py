@@ -1,5 +1,7 @@
 """The distinct stages, sends and groups of a batch of layouts, priced once and gathered for any of its candidates."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,59 @@ class Gathered(StageSeconds, states.StageBytes, state_traffic.UpdateSeconds):
     """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
 
 
+class Table:
+    """Columns of distinct rows and the row of each candidate, priced when they are first asked for."""
+
+    def __init__(self, price: Callable[[], tuple[dict[str, Any], NDArray[np.intp]]]) -> None:
+        self._price = price
+
+    @functools.cached_property
+    def priced(self) -> tuple[dict[str, Any], NDArray[np.intp]]:
+        """Both."""
+        return self._price()
+
+    def of(self, rows: NDArray[np.intp], places: int) -> "Table":
+        """Some of the candidates, so many times."""
+        return Table(lambda: (self.priced[0], np.tile(self.priced[1][rows], places)))
+
+
+class GatheredOnDemand(Gathered):
+    """The same, each column priced and gathered when it is first asked for: of many candidates few columns may be wanted."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        """``tables``: the last is that of ``flight_columns``, those before it in the order in which a name is looked for."""
+        self.__dict__["tables"] = tables
+
+    def __getattr__(self, name: str) -> Any:
+        """Only of what is not there yet."""
+        if name in Gathered.__dataclass_fields__:
+            for table in self.tables:
+                columns, rows = table.priced
+                if name in columns:
+                    one = columns[name]
+                    self.__dict__[name] = _OnDemand(one, rows) if isinstance(one, dict) else one.take(rows, axis=-1)
+                    return self.__dict__[name]
+        raise AttributeError(name)
+
+    def placed(self, rows: NDArray[np.intp], flights: dict[str, Floats]) -> "GatheredOnDemand":
+        """Some of the candidates at each of some places of a pipeline, places first; ``flights``: ``flight_columns`` of these."""
+        places = next(iter(flights.values())).shape[-1]
+        kept = [table.of(rows, places) for table in self.tables[:-1]]
+        return GatheredOnDemand([*kept, Table(lambda: (flights, np.repeat(np.arange(places), len(rows))))])
+
+
+class _OnDemand(dict[str, Any]):
+    """Columns in a dictionary of their own, likewise."""
+
+    def __init__(self, columns: dict[str, Any], rows: NDArray[np.intp]) -> None:
+        super().__init__()
+        self.columns, self.rows = columns, rows
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self.columns[name].take(self.rows, axis=-1)
+        return self[name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """Stages whose contents are given, as pipelines of unlike stages have them: three for each row of a layout."""
@@ -73,9 +128,6 @@ class StageTable:
         parameters = partition.stage_parameters(workload, contents, stages, trainer.kernels)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
-        groups, group_rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, held)
-        spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped, held)
-        flights, flight_rows = distinct(layout, FLIGHT_FIELDS, *(() if given is None else (held,)))
         self._content = contents, content_rows, stages, times
 
         def parts(some: Layout, rows: NDArray[np.intp]) -> tuple[Stages, StageParameters]:
@@ -87,22 +139,38 @@ class StageTable:
         def positions(some: Layout, rows: NDArray[np.intp]) -> Floats:
             return stage_positions(some, max(middle, 1)) if given is None else given.positions[_representatives(some, rows)]
 
-        traffic = cluster if given is None else given.traffic.of_rows(_representatives(groups, group_rows))
-        at = positions(spaces, space_rows)
-        self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
-            (_content_columns(workload, trainer, contents, stages, times), content_rows),
-            _sends(workload, cluster, trainer, layout, given),
-            (_state_columns(workload, traffic, trainer, groups, parts(groups, group_rows)), group_rows),
-            (_space_columns(workload, cluster, trainer, spaces, parts(spaces, space_rows), at), space_rows),
-            (flight_columns(until_flush(trainer, flights), positions(flights, flight_rows)), flight_rows),
-        ]
+        def content_table() -> tuple[dict[str, Any], NDArray[np.intp]]:
+            return _content_columns(workload, trainer, contents, stages, times), content_rows
+
+        def space_table() -> tuple[dict[str, Any], NDArray[np.intp]]:
+            some, rows = distinct(layout, _space_fields(trainer), v_shaped, held)
+            return _space_columns(workload, cluster, trainer, some, parts(some, rows), positions(some, rows)), rows
+
+        def state_table() -> tuple[dict[str, Any], NDArray[np.intp]]:
+            some, rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, held)
+            traffic = cluster if given is None else given.traffic.of_rows(_representatives(some, rows))
+            return _state_columns(workload, traffic, trainer, some, parts(some, rows)), rows
+
+        def flight_table() -> tuple[dict[str, Any], NDArray[np.intp]]:
+            some, rows = distinct(layout, FLIGHT_FIELDS, *(() if given is None else (held,)))
+            return flight_columns(until_flush(trainer, some), positions(some, rows)), rows
+
+        self._tables = [
+            Table(content_table), Table(lambda: _sends(workload, cluster, trainer, layout, given)), Table(space_table),
+            Table(state_table), Table(flight_table),
+        ]  # fmt: skip
 
     def take(self, rows: slice) -> Gathered:
         """Everything of some candidates."""
         columns: dict[str, Any] = {}
-        for table, numbers in self._tables:
-            columns |= taken_rows(table, numbers[rows])
+        for table in self._tables:
+            priced, numbers = table.priced
+            columns |= taken_rows(priced, numbers[rows])
         return Gathered(**columns)
+
+    def on_demand(self) -> GatheredOnDemand:
+        """Everything of all candidates, column by column as it is asked for."""
+        return GatheredOnDemand(self._tables)
 
     def ends(self, rows: slice) -> tuple[Floats, Floats]:
         """Seconds of embedding and head in the forward and in the backward pass of some candidates, (3, N) each."""

@@ -18,7 +18,7 @@ from planner.cost.pipeline.partition import Stages
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.compute import model_passes
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.cost.unique_stages import Gathered, Given, StageTable, taken_rows
+from planner.cost.unique_stages import GatheredOnDemand, Given, StageTable
 from planner.layout import Layout
 from planner.mixed.mixed_job import MixedJob
 from planner.model import ModelSpec
@@ -54,7 +54,7 @@ class PricedStages:
     kind: str
     layout: Layout
     """What is around them: a row each, with the whole data parallel degree."""
-    stages: Gathered
+    stages: GatheredOnDemand
     """Of the cost model, on a GPU as fast as the profile."""
     ends: tuple[Floats, Floats]
     """Likewise the seconds of embedding and head alone, forward and backward."""
@@ -131,13 +131,7 @@ class PricedStages:
     def placed(self, rows: NDArray[np.intp], places: tuple[Place, ...], schedule: int, vpp: int) -> PricedStages:
         """Some of the stages at other places of a pipeline, where other numbers of microbatches wait; (3, places x rows)."""
         calls = [term.flush() for term in self.job.trainers[self.kind].terms if term.flush()]
-        columns = _flights(places, schedule, vpp, min(calls, default=0))
-        if len(places) > 1:
-            columns = {name: np.repeat(one, len(rows), axis=1) for name, one in columns.items()}
-            rows = np.tile(rows, len(places))
-        taken = {name: one for name, one in vars(self.stages).items() if name not in columns}
-        taken = taken if len(rows) == self.stages.forward.shape[-1] else taken_rows(taken, rows)
-        return dataclasses.replace(self, stages=Gathered(**{**taken, **columns}))
+        return dataclasses.replace(self, stages=self.stages.placed(rows, _flights(places, schedule, vpp, min(calls, default=0))))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -164,5 +158,4 @@ def price_stages(
     layout = layout.replace(**{name: np.broadcast_to(np.asarray(one), (rows,)) for name, one in layout.columns().items()})
     given = Given(stages=contents, positions=positions, number=number, traffic=traffic or cluster)
     table = StageTable(job.workload, cluster, job.trainers[kind], layout, given=given)
-    stages = table.take(slice(0, rows))
-    return PricedStages(job=job, kind=kind, layout=layout, stages=stages, ends=table.ends(slice(0, rows)))
+    return PricedStages(job=job, kind=kind, layout=layout, stages=table.on_demand(), ends=table.ends(slice(0, rows)))
