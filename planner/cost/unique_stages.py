@@ -61,9 +61,10 @@ class Table:
 class GatheredOnDemand(Gathered):
     """The same, each column priced and gathered when it is first asked for: of many candidates few columns may be wanted."""
 
-    def __init__(self, tables: list[Table]) -> None:
-        """``tables``: the last is that of ``flight_columns``, those before it in the order in which a name is looked for."""
-        self.__dict__["tables"] = tables
+    def __init__(self, tables: list[Table], stages: slice = slice(None)) -> None:
+        """``tables``: the last is that of ``flight_columns``, those before it in the order in which a name is looked for;
+        ``stages``: which of the three are gathered."""
+        self.__dict__.update(tables=tables, stages=stages)
 
     def __getattr__(self, name: str) -> Any:
         """Only of what is not there yet."""
@@ -72,27 +73,36 @@ class GatheredOnDemand(Gathered):
                 columns, rows = table.priced
                 if name in columns:
                     one = columns[name]
-                    self.__dict__[name] = _OnDemand(one, rows) if isinstance(one, dict) else one.take(rows, axis=-1)
-                    return self.__dict__[name]
+                    found = _OnDemand(one, rows, self.stages) if isinstance(one, dict) else _some(one, rows, self.stages)
+                    self.__dict__[name] = found
+                    return found
         raise AttributeError(name)
 
-    def placed(self, rows: NDArray[np.intp], flights: dict[str, Floats]) -> "GatheredOnDemand":
-        """Some of the candidates at each of some places of a pipeline, places first; ``flights``: ``flight_columns`` of these."""
+    def placed(self, rows: NDArray[np.intp], flights: dict[str, Floats], stages: slice) -> "GatheredOnDemand":
+        """Some of the stages of some candidates at each of some places of a pipeline, places first.
+
+        ``flights``: ``flight_columns`` of these.
+        """
         places = next(iter(flights.values())).shape[-1]
         kept = [table.of(rows, places) for table in self.tables[:-1]]
-        return GatheredOnDemand([*kept, Table(lambda: (flights, np.repeat(np.arange(places), len(rows))))])
+        return GatheredOnDemand([*kept, Table(lambda: (flights, np.repeat(np.arange(places), len(rows))))], stages)
 
 
 class _OnDemand(dict[str, Any]):
     """Columns in a dictionary of their own, likewise."""
 
-    def __init__(self, columns: dict[str, Any], rows: NDArray[np.intp]) -> None:
+    def __init__(self, columns: dict[str, Any], rows: NDArray[np.intp], stages: slice) -> None:
         super().__init__()
-        self.columns, self.rows = columns, rows
+        self.columns, self.rows, self.stages = columns, rows, stages
 
     def __missing__(self, name: str) -> Any:
-        self[name] = self.columns[name].take(self.rows, axis=-1)
+        self[name] = _some(self.columns[name], self.rows, self.stages)
         return self[name]
+
+
+def _some(column: Floats, rows: NDArray[np.intp], stages: slice) -> Floats:
+    """Rows of a column, (N,) or (3, N); of the latter some stages."""
+    return np.asarray((column if column.ndim == 1 else column[stages]).take(rows, axis=-1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,10 +128,14 @@ class PricedStages:
         host = self.stages.host * min(cluster.hardware.gpus_per_node, cluster.num_gpus)
         return np.asarray((self.out_of_memory <= SAFE) & (host <= cluster.hardware.host_memory))
 
-    def placed(self, rows: NDArray[np.intp], places: tuple[Place, ...], schedule: int, vpp: int) -> PricedStages:
-        """Some of the stages at other places of a pipeline, where other numbers of microbatches wait; (3, places x rows)."""
+    def placed(
+        self, rows: NDArray[np.intp], places: tuple[Place, ...], schedule: tuple[int, int], columns: slice = slice(None)
+    ) -> PricedStages:  # fmt: skip
+        """Some of the stages at other places of a pipeline, where other numbers of microbatches wait; (3, places x rows), or
+        (columns, places x rows). ``schedule``: its number and the virtual stages."""
         calls = [term.flush() for term in self.job.trainers[self.kind].terms if term.flush()]
-        return dataclasses.replace(self, stages=self.stages.placed(rows, _flights(places, schedule, vpp, min(calls, default=0))))
+        flights = _flights(places, *schedule, min(calls, default=0))
+        return dataclasses.replace(self, stages=self.stages.placed(rows, flights, columns))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -177,16 +177,15 @@ class KindTables:
         found = self.priced.step_end()
         return self._shaped((0.0 if self.axes.behind else found["exposed"]) + found["optimizer"] + found["offload"])
 
-    def fits(self, places: Sequence[Place], schedule: str, at: tuple[Any, ...] = ()) -> NDArray[np.bool_]:
+    def fits(self, places: Sequence[Place], schedule: str, at: tuple[Any, ...]) -> NDArray[np.bool_]:
         """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
         places first.
 
-        ``at``: which (slots, tp, micro batches, recompute, replicas), all by default.
+        ``at``: which slot, and of it which (tp, micro batches, recompute, replicas).
         """
-        numbers = self.row_numbers[at[1:]]
-        placed = self.priced.placed(numbers.ravel(), tuple(places), int(SCHEDULES[schedule]), self.axes.vpp)
-        found = placed.fits.reshape(3, len(places), *numbers.shape)
-        return np.asarray(np.moveaxis(found, 1, 0)[(slice(None), *at[:1])])
+        numbers, slot = self.row_numbers[at[1:]], slice(at[0], at[0] + 1)
+        placed = self.priced.placed(numbers.ravel(), tuple(places), (int(SCHEDULES[schedule]), self.axes.vpp), slot)
+        return placed.fits.reshape(len(places), *numbers.shape)
 
     def choice(self, slot: int, tp: int, micro: int, replicas: int, place: Place) -> Choice:
         """The stages of one place of a pipeline."""
@@ -221,14 +220,16 @@ class KindTables:
         """Most layers behind the leading dense ones that stages of the kind hold together when none takes longer than a level, at
         the end of a pipeline, where the fewest microbatches wait. No order of kinds leaves them more."""
         each, behind = list[NDArray[np.int32]](), self.row_numbers[..., -1, :]
-        every, rows, placed = self.seconds[..., -1, :], behind.ravel(), self.priced
-        fits, left = np.ones((3, behind.size), dtype=bool), np.arange(behind.size)
+        buffered = not self.job.trainers[self.kind].stored.gradients_on_demand
+        slots = slice(MIDDLE, MIDDLE + 1) if buffered else slice(None)  # embedding and head add to all that a buffered stage holds
+        every, rows, placed = self.seconds[slots, ..., -1, :], behind.ravel(), self.priced
+        fits, left = np.ones((len(every), behind.size), dtype=bool), np.arange(behind.size)
+        plain = int(SCHEDULES["1f1b"]), self.axes.vpp
         for flight in range(1, min(FLIGHTS, self.total, self.job.clusters[self.kind].num_gpus) + 1):
             if len(left):
-                placed = placed.placed(rows, (Place(flight + 1, 1, flight + 1),), int(SCHEDULES["1f1b"]), self.axes.vpp)
-                fits[:, left] = placed.fits
-                rows = np.flatnonzero(placed.fits.any(axis=0))  # what has no room with few in flight has none with more
-                left = left[rows]
+                found = placed.placed(rows[left], (Place(flight + 1, 1, flight + 1),), plain, slots).fits
+                fits[:, left] = found
+                left = left[np.flatnonzero(found.any(axis=0))]  # what has no room with few in flight has none with more
             seconds = np.where(fits.reshape(every.shape), every, np.inf).min(axis=(0, 3))
             least = np.minimum.accumulate(seconds[..., ::-1], axis=-1)[..., ::-1].reshape(-1, seconds.shape[-1])
             reached = np.searchsorted(levels, least) + (len(levels) + 1) * np.arange(len(least))[:, None]  # from which level on
