@@ -78,6 +78,10 @@ class GatheredOnDemand(Gathered):
                     return found
         raise AttributeError(name)
 
+    def some(self, rows: NDArray[np.intp], stages: slice) -> "GatheredOnDemand":
+        """Some of the stages of some candidates."""
+        return GatheredOnDemand([table.of(rows, 1) for table in self.tables], stages)
+
     def placed(self, rows: NDArray[np.intp], flights: dict[str, Floats], stages: slice) -> "GatheredOnDemand":
         """Some of the stages of some candidates at each of some places of a pipeline, places first.
 

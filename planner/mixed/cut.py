@@ -93,7 +93,8 @@ class Cuts:
         """
         waits = (microbatches - 1.0) * self.bounds
         best: Cut | None = None
-        spans, first = [(0, min(len(waits), 1), 0.0)], True  # numbers of z to look at, and a sum that none of them has less than
+        least = self.least(np.inf)[0] if len(waits) else np.inf
+        spans = [(1, len(waits), least), (0, 1, least)] if np.isfinite(least) else []  # numbers of z, and what no sum is less than
         while spans:
             low, high, least = spans.pop()
             high = low + int(np.searchsorted(waits[low:high], below - least))
@@ -104,8 +105,6 @@ class Cuts:
             if cut is not None and cut.seconds(microbatches) < below:
                 best, below = cut, cut.seconds(microbatches)
             spans += [(middle + 1, high, least), (low, middle, total)]
-            if first:
-                spans, first = [(1, len(waits), self.least(np.inf)[0])], False
             spans = [one for one in spans if np.isfinite(one[2])]
         return self.least(best.slowest)[1] if best else None  # of equal ones always the same
 

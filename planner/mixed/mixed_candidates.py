@@ -120,10 +120,10 @@ def _fresh_cut(
     shape = Pipeline(
         stages=tuple(Stage(kind=kind, tp=tp, layers=1) for kind, tp in places), count=count, micro_batch_size=micro
     )
-    choices = list[Choice]()
+    tables, choices = {kind: space.table(kind, spanned, p == 1) for kind in dict(places)}, list[Choice]()
     for at, (kind, tp) in enumerate(places):
         slot = MIDDLE if p == 1 else FIRST if at == 0 else LAST if at == p - 1 else MIDDLE
-        choices.append(space.table(kind, spanned, p == 1).choice(slot, tp, micro, replicas, Place(p, at, rounds)))
+        choices.append(tables[kind].choice(slot, tp, micro, replicas, Place(p, at, rounds)))
     if p == 1:
         alone = float(choices[0].seconds[0, 0])
         whole = Cut(layers=(space.job.workload.model.num_layers,), slowest=alone, total=alone)
@@ -151,10 +151,10 @@ def _with_shares(space: Space, parts: list[tuple[list[tuple[str, int]], Priced, 
     for (places, one, _), some in zip(parts, shares, strict=True):
         stages, start = list[Stage](), 0
         for (kind, tp), choice, layers in zip(places, one.choices, one.cut.layers, strict=True):
-            at = (0, 0) if len(places) == 1 else (min(start // axes.vpp, len(choice.end) - 1), layers)
+            at = (0, 0) if len(places) == 1 else (min(start // axes.vpp, len(choice.seconds) - 1), layers)
             recompute = axes.recomputes[int(choice.recompute[at])]
             stages.append(Stage(kind=kind, layers=layers, tp=tp, recompute=recompute))
-            ends.append(float(choice.end[at]))
+            ends.append(choice.end(at))
             start += layers
         for rounds in sorted(set(some), reverse=True):
             pipelines.append(

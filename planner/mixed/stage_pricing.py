@@ -101,8 +101,12 @@ class PricedStages:
         window = self.forward + hops / 2.0, self.backward + hops / 2.0
         slowdown = data_slowdown(cluster, self.layout)
         exposed, hidden = data_parallel(trainer, self.layout, self.stages, *window, slowdown)
+        return {"exposed": exposed, "hidden": hidden, **self.update()}
+
+    def update(self) -> dict[str, Floats]:
+        """Of these the update and the host."""
         offload = self.stages.on_host(np.asarray(self.layout.num_microbatches, dtype=float))
-        return {"exposed": exposed, "hidden": hidden, "optimizer": self.slow * self.stages.optimizer, "offload": offload}
+        return {"optimizer": self.slow * self.stages.optimizer, "offload": offload}
 
     @cached_property
     def memory(self) -> tuple[dict[str, Floats], Floats]:
@@ -127,6 +131,10 @@ class PricedStages:
         cluster = self.job.clusters[self.kind]
         host = self.stages.host * min(cluster.hardware.gpus_per_node, cluster.num_gpus)
         return np.asarray((self.out_of_memory <= SAFE) & (host <= cluster.hardware.host_memory))
+
+    def some(self, rows: NDArray[np.intp], columns: slice) -> PricedStages:
+        """Some rows and columns of the stages where they are; (columns, rows)."""
+        return dataclasses.replace(self, layout=self.layout.take(rows), stages=self.stages.some(rows, columns))
 
     def placed(
         self, rows: NDArray[np.intp], places: tuple[Place, ...], schedule: tuple[int, int], columns: slice = slice(None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -90,8 +91,12 @@ class Choice(NamedTuple):
     """Of a microbatch with the fastest recompute that fits; infinite where none does."""
     recompute: NDArray[np.intp]
     """Which of the axes' recomputes that is."""
-    end: Floats
-    """Seconds at the end of the step with it."""
+    ends: Callable[[], Floats]
+    """Seconds at the end of the step with each recompute, (recomputes, L + 1, L + 1)."""
+
+    def end(self, at: tuple[int, int]) -> float:
+        """Seconds at the end of the step of one of the stages."""
+        return float(self.ends()[(int(self.recompute[at]), *at)])
 
 
 class Held(NamedTuple):
@@ -148,6 +153,7 @@ class KindTables:
         self.row_numbers = np.arange(len(tp)).reshape(self.shape)
         self._choices: dict[tuple[object, ...], Choice] = {}
         self._equal: dict[tuple[object, ...], Choice] = {}
+        self._ends: dict[tuple[object, ...], Floats] = {}
 
     def interleaved(self, axes: Axes) -> KindTables | None:
         """The same stages with virtual ones: only when their traffic hides and how many microbatches wait differ. None where what a
@@ -159,7 +165,7 @@ class KindTables:
         for name in ("end", "least_end"):
             found.__dict__.pop(name, None)
         schedule = np.full(rows, int(SCHEDULES[axes.schedule]))
-        found.axes, found._choices, found._equal = axes, {}, {}
+        found.axes, found._choices, found._equal, found._ends = axes, {}, {}, {}
         found.priced = replace(self.priced, layout=self.priced.layout.replace(vpp=np.full(rows, axes.vpp), schedule=schedule))
         return found
 
@@ -174,8 +180,14 @@ class KindTables:
     @cached_property
     def end(self) -> Floats:
         """Of the end of a step; of what bounds look at without traffic, which may hide behind dense layers too."""
-        found = self.priced.step_end()
-        return self._shaped((0.0 if self.axes.behind else found["exposed"]) + found["optimizer"] + found["offload"])
+        return self._shaped(_sum(self.priced.update() if self.axes.behind else self.priced.step_end()))
+
+    def _end_at(self, at: tuple[Any, ...]) -> Floats:
+        """The same of one slot and (tp, micro batch, all recomputes, replicas): (recomputes, dense layers before, layers)."""
+        if at not in self._ends:
+            numbers, slot = self.row_numbers[at[1], at[2], :, at[3]], slice(at[0], at[0] + 1)
+            self._ends[at] = _sum(self.priced.some(numbers.ravel(), slot).step_end()).reshape(numbers.shape)
+        return self._ends[at]
 
     def fits(self, places: Sequence[Place], schedule: str, at: tuple[Any, ...]) -> NDArray[np.bool_]:
         """Whether the card holds a stage at some places with a chance of at most SAFE to run out, and its host what is there;
@@ -205,10 +217,10 @@ class KindTables:
         seconds = np.where(self.fits(places, schedule, at), self.seconds[at], np.inf)
         which = np.argmin(seconds, axis=1)
         seconds = np.take_along_axis(seconds, which[:, None], axis=1)[:, 0]
-        end = np.take_along_axis(self.end[at][None], which[:, None], axis=1)[:, 0]
         if at[0] == MIDDLE and not self.alone:
             seconds[..., 0] = np.inf
-        return [Choice(*one) for one in zip(seconds, which, end, strict=True)]
+        ends = functools.partial(self._end_at, (*at[:3], at[4]))
+        return [Choice(*one, ends) for one in zip(seconds, which, strict=True)]
 
     @cached_property
     def per_layer(self) -> Floats:
@@ -244,6 +256,11 @@ class KindTables:
         """Least seconds at the end of a step of a stage with n layers or more, (tp, micro batch, replicas, n)."""
         least = self.end.min(axis=(0, 3, 5))
         return np.asarray(np.minimum.accumulate(least[..., ::-1], axis=-1)[..., ::-1])
+
+
+def _sum(end: dict[str, Floats]) -> Floats:
+    """Seconds at the end of a step that nothing hides."""
+    return np.asarray(end.get("exposed", 0.0) + end["optimizer"] + end["offload"])
 
 
 def _spanned(job: MixedJob, kind: str, tp: NDArray[np.integer], layers: NDArray[np.integer], axes: Axes) -> Cluster:
