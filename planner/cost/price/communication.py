@@ -9,7 +9,7 @@ from planner.cluster import Cluster
 from planner.cost.layer.expert_layer import distinct_share
 from planner.cost.layer.operators import Collective, Number
 from planner.cost.price.compute import Work
-from planner.cost.price.deduplicate import stacked
+from planner.cost.price.deduplicate import distinct_values, stacked
 from planner.hardware import ASSUMED, Slowdown
 from planner.trainer import Trainer
 
@@ -77,11 +77,10 @@ def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: in
         else:
             together.setdefault(one.op, []).append(number)
     for op, members in together.items():
-        size, n, stride, count = (
-            stacked([getattr(collectives[number], name) for number in members], rows)
-            for name in ("size", "n", "stride", "count")
-        )
-        times = np.where(n > 1, cluster.collective_time(op, size, n, stride) * count, 0.0)
+        sides = [[getattr(collectives[number], name) for number in members] for name in ("size", "n", "stride", "count")]
+        some, which = distinct_values([one for side in sides for one in side], rows)
+        size, n, stride, count = (stacked(side, rows)[:, some] for side in sides)
+        times = np.where(n > 1, cluster.collective_time(op, size, n, stride) * count, 0.0)[:, which]
         found |= dict(zip(members, times, strict=True))
     return [found[number] for number in range(len(collectives))]
 

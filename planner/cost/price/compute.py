@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Attention, GatheredRows, Gemm, MemoryBound, Number, Operator, Scan, Shard
-from planner.cost.price.deduplicate import stacked
+from planner.cost.price.deduplicate import distinct_values, stacked
 from planner.cost.price.gathering import gathered_seconds
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
@@ -217,11 +217,14 @@ def _gemms(gemms: list[Gemm], shard: Shard, hardware: HardwareProfile, low_preci
     if not gemms:
         return {}
     rows = np.size(shard.tp)
-    m, n, k = (stacked([getattr(one, name) for one in gemms], rows) for name in ("m", "n", "k"))
+    sides = [[getattr(one, name) for one in gemms] for name in ("m", "n", "k")]
+    some, which = distinct_values([one for side in sides for one in side], rows)
+    m, n, k = (stacked(side, rows)[:, some] for side in sides)
     dtype = gemm_dtype(shard, low_precision, hardware)
     times = hardware.gemm_times(m, n, k, dtype, True, shard.trainer.stored.gradient_bytes) / hardware.sustained_clock
     if low_precision:
         times = times * hardware.block_scaling.get(shard.workload.precision, 1.0)
+    times = times[..., which]
     return {one.name: _gemm(one, shard, hardware, times[:, number]) for number, one in enumerate(gemms)}
 
 

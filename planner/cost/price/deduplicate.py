@@ -1,5 +1,7 @@
 """Price once, gather often: a search has millions of layouts but few distinct shapes of a layer, a stage, a group."""
 
+from typing import Any
+
 import numpy as np
 
 from planner.arrays import Floats, NDArray
@@ -37,6 +39,22 @@ def distinct(
     where[key] = np.arange(rows)
     number, _ = _numbers(where >= 0)
     return layout.take(where[where >= 0]), number[key]
+
+
+def distinct_values(values: list[Floats | float], rows: int, few: int = FEW_ROWS) -> tuple[Any, Any]:
+    """One row of every distinct combination of some columns and single numbers, and for every row which one it is; both take all
+    rows as they are where there are up to ``few``."""
+    columns = {id(one): one for one in values if np.ndim(one) and len(one) > 1}
+    if rows <= few or not columns:
+        return slice(None), slice(None)
+    width = 8 * len(columns)
+    table = np.stack(list(columns.values()), axis=1, dtype=float).tobytes()
+    number: dict[bytes, int] = {}
+    inverse = [number.setdefault(table[start : start + width], len(number)) for start in range(0, width * rows, width)]
+    first = np.empty(len(number), dtype=np.intp)
+    inverse = np.array(inverse, dtype=np.intp)
+    first[inverse] = np.arange(rows)
+    return first, inverse
 
 
 def stacked(values: list[Floats | float], rows: int) -> Floats:
