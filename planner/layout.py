@@ -162,7 +162,15 @@ class Layout:
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_] | slice) -> Layout:
         """The chosen rows of the columns; fields that are one integer for all stay so."""
-        return Layout(**{name: v if np.ndim(v) == 0 else v[rows] for name, v in self.columns().items()})
+        if isinstance(rows, np.ndarray) and rows.dtype == bool:
+            rows = np.flatnonzero(rows)
+
+        def some(column: Any) -> Any:
+            if np.ndim(column) == 0 or isinstance(rows, slice):
+                return column if np.ndim(column) == 0 else column[rows]
+            return np.broadcast_to(column[:1], len(rows)) if alike(column) else column.take(rows)
+
+        return Layout(**{name: some(one) for name, one in self.columns().items()})
 
     def row(self, index: int) -> Layout:
         """One candidate as a layout of plain integers."""
@@ -195,6 +203,11 @@ class Layout:
         found = value_of(_FIELD_KINDS, data, where, "")
         numbers = {field: {text: number for number, text in texts.items()} for field, texts in NAMES.items()}
         return Layout(**{name: numbers[name][value] if name in NAMES else int(value) for name, value in found.items()})
+
+
+def alike(column: Any) -> bool:
+    """Whether a column is known to hold one integer for all rows without looking at them."""
+    return np.ndim(column) == 0 or (column.strides == (0,) and len(column) > 0)
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))

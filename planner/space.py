@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.layout import FIELDS, NAMES, Layout, Module, Order, Recompute, Schedule, is_v_shaped, module_mask
+from planner.layout import FIELDS, NAMES, Layout, Module, Order, Recompute, Schedule, alike, is_v_shaped, module_mask
 from planner.model import ModelSpec
 from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
@@ -233,9 +233,15 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
 def stack(layouts: list[Layout]) -> Layout:
     """Layouts of columns one after the other."""
     none, sized = np.zeros(0, dtype=np.int64), [(one, len(one)) for one in layouts]
-    return Layout(
-        **{n: np.concatenate([none, *(np.broadcast_to(getattr(one, n), rows) for one, rows in sized)]) for n in FIELDS}
-    )
+    total = sum(rows for _, rows in sized)
+
+    def joined(name: str) -> NDArray[np.int64]:
+        columns = [getattr(one, name) for one, _ in sized]
+        if columns and all(map(alike, columns)) and len({int(np.ravel(one)[0]) for one in columns}) == 1:
+            return np.broadcast_to(np.asarray(np.ravel(columns[0])[0], dtype=np.int64), total)
+        return np.concatenate([none, *(np.broadcast_to(one, rows) for one, (_, rows) in zip(columns, sized, strict=True))])
+
+    return Layout(**{name: joined(name) for name in FIELDS})
 
 
 def host_options(job: Job, pins: Pins) -> list[dict[str, int]]:

@@ -17,7 +17,7 @@ from planner.cost.layer.operators import MemoryBound
 from planner.cost.memory.states import workspace_bytes
 from planner.cost.pipeline.partition import StageParameters, Stages, split_stages
 from planner.cost.price import layer_costs, state_traffic
-from planner.cost.price.deduplicate import distinct
+from planner.cost.price.deduplicate import distinct, distinct_values
 from planner.cost.price.stage_times import _model_flop
 from planner.cost.unique_stages import StageTable
 from planner.curves.attention import AttentionCurve
@@ -131,6 +131,32 @@ def test_two_of_all_layers_wait_on_the_gpu_while_activations_are_offloaded() -> 
     layout = Layout(**{name: np.broadcast_to(value, (1,)) for name, value in layout.columns().items()})
     found = StageTable(one.workload, one.cluster, one.trainer, layout).take(slice(0, 1))
     assert found.resident[0, 0] == pytest.approx(2 / 9)
+
+
+def test_columns_on_demand_are_those_of_all() -> None:
+    """Whole, and of the middle stage of some rows; what nobody asks for is not priced."""
+    one = job("mla", gpus=8)
+    layout = Layout(dp=np.array([8, 4, 8, 2]), pp=np.array([1, 2, 1, 4]), num_microbatches=8, zero=1)
+    layout = Layout(**{name: np.broadcast_to(value, (4,)) for name, value in layout.columns().items()})
+    table = StageTable(one.workload, one.cluster, one.trainer, layout)
+    lazy, some = table.on_demand(), table.on_demand().some(np.array([3, 0]), slice(1, 2))
+    assert lazy.forward.shape == (3, 4) and not any("priced" in vars(one) for one in lazy.tables[1:])
+    whole = table.take(slice(0, 4))
+    assert set(whole.slowest) == {name for name in whole.slowest if np.array_equal(lazy.slowest[name], whole.slowest[name])}
+    for name in ("backward", "weights", "workspace", "in_flight", "reduce", "stored"):
+        np.testing.assert_array_equal(getattr(lazy, name), getattr(whole, name))
+        np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[1:2, [3, 0]])
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        _ = lazy.nothing_of_that_name
+
+
+def test_equal_values_are_looked_up_once() -> None:
+    m, n = np.array([1.0, 2.0, 1.0, 1.0]), np.array([3.0, 3.0, 3.0, 4.0])
+    first, which = distinct_values([m, 5.0, n], 4, few=0)
+    assert len(first) == 3
+    np.testing.assert_array_equal(m[first][which], m)
+    np.testing.assert_array_equal(n[first][which], n)
+    assert distinct_values([m, n], 4) == (slice(None), slice(None))  # too few to look for equal ones
 
 
 def test_bias_behind_attention_by_hand() -> None:

@@ -44,15 +44,15 @@ def distinct(
 def distinct_values(values: list[Floats | float], rows: int, few: int = FEW_ROWS) -> tuple[Any, Any]:
     """One row of every distinct combination of some columns and single numbers, and for every row which one it is; both take all
     rows as they are where there are up to ``few``."""
-    columns = {id(one): one for one in values if np.ndim(one) and len(one) > 1}
+    columns = {id(one): one for one in values if np.size(one) > 1}
     if rows <= few or not columns:
         return slice(None), slice(None)
     width = 8 * len(columns)
     table = np.stack(list(columns.values()), axis=1, dtype=float).tobytes()
     number: dict[bytes, int] = {}
-    inverse = [number.setdefault(table[start : start + width], len(number)) for start in range(0, width * rows, width)]
+    starts = range(0, width * rows, width)
+    inverse = np.array([number.setdefault(table[start : start + width], len(number)) for start in starts], dtype=np.intp)
     first = np.empty(len(number), dtype=np.intp)
-    inverse = np.array(inverse, dtype=np.intp)
     first[inverse] = np.arange(rows)
     return first, inverse
 
