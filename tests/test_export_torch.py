@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,6 +241,28 @@ def test_accelerate_writes_sizes_whose_product_is_the_world() -> None:
             assert data["distributed_type"] == "MULTI_GPU" and "fsdp_config" not in data
         batch = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * job.layout.dp
         assert batch == job.workload.global_batch_size
+
+
+def test_ulysses_is_told_where_each_token_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's Ulysses ends at the first batch without ``position_ids``: smoke data and packed documents both have them."""
+    job = tiny("deepspeed", 8, dp=4, cp=2, cp_method=CpMethod.A2A, num_microbatches=2)
+    files = load_target("deepspeed").render(job).files
+    assert json.loads(files["training.json"])["parallelism"]["sp_size"] == 2
+
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        return {"input_ids": list(range(len(text)))}
+
+    names = ("AutoConfig", "AutoModelForCausalLM", "Trainer", "TrainingArguments", "set_seed")
+    tokenizer.eos_token_id = 9  # type: ignore[attr-defined]
+    parts = SimpleNamespace(**dict.fromkeys(names), AutoTokenizer=SimpleNamespace(from_pretrained=lambda _: tokenizer))
+    monkeypatch.setitem(sys.modules, "transformers", parts)
+    documents = SimpleNamespace(load_dataset=lambda *_, **__: [{"text": "four"}, {"text": "more words"}])
+    monkeypatch.setitem(sys.modules, "datasets", documents)
+    script: dict[str, Any] = {"__name__": "train"}
+    exec(compile(files["train.py"], "train.py", "exec"), script)
+    for data in (script["Synthetic"](2, 8, 16, True)[0], next(iter(script["Packed"]("set", "words", 8, True)))):
+        assert data["position_ids"].tolist() == list(range(8)) and len(data["input_ids"]) == 8
+    assert "position_ids" not in script["Synthetic"](2, 8, 16, False)[0]
 
 
 def test_scripts_are_python() -> None:

@@ -211,6 +211,14 @@ def test_uneven_pipelines_are_written_out() -> None:
     assert "pipeline_model_parallel_layout='Et*7|(t*10|)*2t*5L'" in lines
 
 
+def test_verl_has_a_baseline_for_one_answer_per_prompt() -> None:
+    """GRPO compares the answers of a prompt: with one of them there is nothing to learn from, and the README says what it takes."""
+    files = make_bundle(load_target("verl"), ExportJob.of(found(MEGATRON)[0]), "torchrun").files
+    lines = files["overrides.txt"].splitlines()
+    assert "algorithm.adv_estimator=reinforce_plus_plus" in lines
+    assert "actor_rollout_ref.rollout.n=1" in lines and "rollout.n to n > 1" in " ".join(files["README.md"].split())
+
+
 def test_maxtext_batch_is_the_plans() -> None:
     for job in mine("maxtext", jobs(SOME)):
         import yaml

@@ -217,3 +217,7 @@ def test_words_of_megatron_that_decide_memory(tmp_path: Path) -> None:
     assert plain.fields["sequence_parallel"] == 1 and plain.fields["recompute"] == 0
     assert reading(tmp_path, "t.sh", text + " --checkpoint-activations").fields["recompute"] == Recompute.FULL
     assert "gradient_dtype=bf16" in reading(tmp_path, "t.sh", text + " --grad-reduce-in-bf16").trainer
+    low = text + " --use-precision-aware-optimizer --main-grads-dtype bf16"
+    assert "gradient_dtype=bf16" in reading(tmp_path, "t.sh", low).trainer
+    for words in ("--accumulate-allreduce-grads-in-fp32", "--main-grads-dtype fp32"):  # the last word of each counts
+        assert "gradient_dtype=bf16" not in reading(tmp_path, "t.sh", f"{low} {words}").trainer

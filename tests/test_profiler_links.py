@@ -6,6 +6,8 @@ import dataclasses
 import os
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,26 @@ def test_groups_are_ended_before_a_node_has_too_many() -> None:
     assert formed[:4] == [[(2, 1)], [(2, 1), (2, 2)], [(2, 2), (4, 1)], [(2, 2), (4, 1)]]
     assert max(map(len, formed)) == 2 and len(formed) == 12, "three patterns, and ended ones are formed again"
     assert most == 3 and longest == 120.0, "the control group and two more; the first collective has a limit of its own"
+
+
+def test_groups_are_bound_to_their_device_and_have_time_to_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL forms a communicator at once where its device is known, else a further one for each pair that sends; gloo has none."""
+    import torch
+
+    from planner.lab.profile import rank_groups
+
+    asked: list[tuple[list[int], dict[str, Any]]] = []
+    monkeypatch.setattr(rank_groups.dist, "new_group", lambda of, **how: (asked.append((of, how)), f"group of {of}")[1])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    watch, place = SimpleNamespace(again=lambda _: None), SimpleNamespace(rank=3)
+    parts: dict[str, Any] = {"place": place, "local": 4, "hosts": ["a"] * 4, "names": ["H100"] * 4, "watch": watch}
+    made = rank_groups.Ranks(**parts, device="cuda", timeout=30.0).form([[0, 1], [2, 3]])
+    assert made == "group of [2, 3]" and [of for of, _ in asked] == [[0, 1], [2, 3]], "all ranks walk through all groups"
+    for _, how in asked:
+        assert how["device_id"] == torch.device("cuda", 3) and how["backend"] == "nccl"
+        assert how["timeout"].total_seconds() == 130.0, "more than the 30 s of a point"
+    rank_groups.Ranks(**parts, device="cpu", timeout=300.0).form([[3]])
+    assert asked[-1][1]["device_id"] is None and asked[-1][1]["timeout"].total_seconds() == 310.0
 
 
 def test_sums_are_known_without_adding_ranks() -> None:
