@@ -194,3 +194,11 @@ def test_no_layout_with_leading_dense_layers_is_below_its_bound() -> None:
                     assert found.seconds >= sharp * (1.0 - 1e-12)
                     seen += 1
     assert seen > 30
+
+
+def test_a_trainer_without_pipelines_has_replicas_of_each_kind() -> None:
+    job = small_job()
+    trainer = load_trainer("fsdp")
+    found = search_mixed(replace(job, trainers=dict.fromkeys(job.trainers, trainer)))
+    assert found.mixed is not None
+    assert all(len(one.stages) == 1 for layout, _ in found.best for one in layout.pipelines)

@@ -83,7 +83,8 @@ def axes_of(job: MixedJob, pins: MixedPins, offload: int = 0) -> list[Axes]:
         tps = {kind: _tps(job, kind, pins, fixed) for kind in job.kinds}
         if not any(tps.values()):
             continue
-        piped = any(_legal(job, kind, fixed, tp, 2) for kind, every in tps.items() for tp in every)
+        piped = schedule in job.trainer.legal.schedules
+        piped = piped and any(_legal(job, kind, fixed, tp, 2) for kind, every in tps.items() for tp in every)
         if vpp > 1 and not piped:
             continue
         found.append(Axes(

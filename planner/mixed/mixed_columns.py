@@ -74,7 +74,7 @@ def columns_of(space: Space, kinds: tuple[str, ...], apart: bool) -> Columns | N
     """
     job, axes = space.job, space.axes
     layers, rounds = job.workload.model.num_layers, space.microbatch_sum
-    if not rounds or layers % axes.vpp:
+    if not rounds or layers % axes.vpp or not (axes.piped or apart or len(kinds) == 1):
         return None
     if axes.vpp > 1 and (apart or len({job.cluster.node_kind(kind).site for kind in kinds}) > 1):
         return None  # chunks would cross a long link once more each

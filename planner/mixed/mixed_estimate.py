@@ -178,17 +178,18 @@ def check_mixed(job: MixedJob, layout: MixedLayout) -> None:
     model, batch = job.workload.model, job.workload.global_batch_size
     if layout.global_batch_size != batch:
         raise PlannerError(f"the pipelines take {layout.global_batch_size} sequences a step, and the global batch is {batch}")
+    used = {kind: layout.gpus_of(kind) for kind in {stage.kind for one in layout.pipelines for stage in one.stages}}
     for pipeline in layout.pipelines:
         if (held := sum(stage.layers for stage in pipeline.stages)) != model.num_layers:
             raise PlannerError(f"the stages hold {held} layers, and {model.name} has {model.num_layers}")
-        for stage in pipeline.stages:
+        for stage in dict.fromkeys(pipeline.stages):
             node = job.cluster.node_kind(stage.kind)
             if model.num_heads % stage.tp:
                 raise PlannerError(f"tp {stage.tp} of {stage.kind} does not divide the {model.num_heads} heads of {model.name}")
             if stage.tp > 1 and not job.trainers[stage.kind].legal.tp:
                 raise PlannerError(f"trainer {job.trainer.name} has no tensor parallelism; set tp to 1")
-            if layout.gpus_of(stage.kind) > node.num_gpus:
-                raise PlannerError(f"the layout takes {layout.gpus_of(stage.kind)} GPUs of {stage.kind}, which has {node.num_gpus}")
+            if used[stage.kind] > node.num_gpus:
+                raise PlannerError(f"the layout takes {used[stage.kind]} GPUs of {stage.kind}, which has {node.num_gpus}")
         if len(pipeline.stages) > 1:
             _check_schedule(job, layout, pipeline)
 
