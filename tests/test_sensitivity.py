@@ -12,16 +12,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from planner.cost.refine import price_exactly
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of
-from planner.questions.sensitivity.numbers import Flip, Sensitivity, sensitivity, step_times
+from planner.questions.sensitivity.numbers import Flip, Sensitivity, sensitivity
 from planner.questions.sensitivity.quantities import QUANTITIES, relevant
 from planner.questions.sensitivity.show import ROOM, readings_table
 from planner.search import plan_key
 from planner.ties import shipped_ties
 from tests.samples import MODELS
 from tools.evidence.ties import Ordered, build, isotonic
+
+
+def step_times(job: Any, layouts: list[Any]) -> list[float]:
+    """Seconds of some layouts, refined as the search's finalists are priced."""
+    return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]
 
 
 def resolved(**changes: Any) -> ResolvedJob:

@@ -27,16 +27,6 @@ def path_bandwidth(cap: Any, flows: Any, window: Any, round_trip: Any) -> Any:
     return 1.0 / np.maximum(1.0 / cap, np.asarray(round_trip) / (flows * window))
 
 
-def payload_share(mtu: float, *, both_ways: bool = False) -> float:
-    """Part of the bytes on an Ethernet link that TCP carries as payload: (mtu - 52) / (mtu + 14), 0.956 at 1500.
-
-    Headers of IP and TCP with time stamps take 40 + 12 bytes, that of the frame 14. Where both directions carry data each also
-    carries the other's acknowledgements, 66 bytes for every second segment [RFC 1122, 4.2.3.2]: 0.936. A rate limit counts whole
-    frames; what a program measures is payload.
-    """
-    return (mtu - 52.0) / (mtu + 14.0 + both_ways * 33.0)
-
-
 def transfer_time(size: Any, link: Link, nodes: int = 1) -> Any:
     """Seconds until the last byte of a message has arrived: latency + S / bandwidth."""
     return link.latency + size / link.speed(nodes)
@@ -48,29 +38,6 @@ def ring_all_reduce_time(size: Any, ranks: int, bandwidth: float, latency: float
     2 (n-1)/n S / B + 2 (n-1) alpha. [Thakur, Rabenseifner, Gropp 2005, sec. 4.4; Patarasuk and Yuan 2009]
     """
     return 2.0 * (ranks - 1) / ranks * size / bandwidth + 2.0 * (ranks - 1) * latency
-
-
-def halving_doubling_time(size: Any, ranks: int, bandwidth: float, latency: float) -> Any:
-    """Seconds of an all-reduce by recursive halving and doubling, ranks a power of two: 2 (n-1)/n S / B + 2 log2(n) alpha.
-
-    What gloo runs by default. [Thakur, Rabenseifner, Gropp 2005, sec. 4.4]
-    """
-    if ranks & (ranks - 1):
-        raise PlannerError(f"recursive halving has {ranks} ranks; it needs a power of two")
-    return 2.0 * (ranks - 1) / ranks * size / bandwidth + 2.0 * (ranks.bit_length() - 1) * latency
-
-
-def hierarchical_all_reduce_time(
-    size: Any, local: int, inside: float, sites: int, outside: float, latency: float
-) -> Any:  # fmt: skip
-    """Seconds of reduce-scatter inside every site, all-reduce of the shards between sites, all-gather inside.
-
-    2 (l-1)/l S / B_in + 2 (R-1)/R S / B_out + 2 (R-1) alpha: the ``local`` ranks of a site send their shards at the same time over
-    the one link, whose bandwidth for all of them is ``outside``; ``inside`` is the bus bandwidth of a site's own collective.
-    [Cho et al., BlueConnect, 2019, sec. 3]
-    """
-    within = 2.0 * (local - 1) / local * size / inside
-    return within + ring_all_reduce_time(size, sites, outside, latency)
 
 
 def flat_all_reduce_time(size: Any, ranks: int, links: tuple[Link, ...]) -> Any:

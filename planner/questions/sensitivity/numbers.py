@@ -13,7 +13,6 @@ from planner.explain import differences, layout_text
 from planner.layout import Layout
 from planner.questions.best_plan import Best, best_of
 from planner.questions.sensitivity.quantities import Quantity, relevant
-from planner.rules import Job
 from planner.search import Pins, fits, plan_key
 from planner.ties import Ties, shipped_ties
 
@@ -281,8 +280,3 @@ def narrowed(near: float, far: float, width: float, beyond: Callable[[float], bo
         middle = math.sqrt(near * far)
         near, far = (near, middle) if beyond(middle) else (middle, far)
     return near, far
-
-
-def step_times(job: Job, layouts: list[Layout]) -> list[float]:
-    """Seconds of some layouts, refined as the search's finalists are priced."""
-    return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]
