@@ -76,6 +76,20 @@ def test_padded_rows_have_no_keys(model: str, weights: str) -> None:
     assert float(some.attention) < 0.6 * float(all_.attention)
 
 
+def test_padded_rows_go_to_no_expert_where_experts_are_spread() -> None:
+    """SGLang's topk gives them the expert -1: a graph of 768 rows pads products, not experts and what is sent to them."""
+    own = served("deepseek-v3", "gb200-nvl72", "sglang@0.5.5", "fp8_block")
+    wide = replace(own, engine=replace(own.engine, graphs=replace(own.engine.graphs, grid=((512.0, 0.0),))))
+    work = Pass(batch=24.0 * 8.0, context=4096.0)
+    spread = ServingLayout(attn_dp=24, ep=24, moe_tp=1, max_batch=24 * 512)
+    few, many = (step_time(one, spread, work) for one in (own, wide))
+    assert float(many.linear) > 1.5 * float(few.linear)
+    assert float(many.communication) == float(few.communication)
+    shared = float(many.experts) - float(few.experts)  # shared experts are a dense MLP of all rows
+    unmasked = replace(wide, engine=replace(wide.engine, graphs=replace(wide.engine.graphs, masked=False)))
+    assert shared < 0.5 * (float(step_time(unmasked, spread, work).experts) - float(few.experts))
+
+
 def test_block_scaled_products_wait_for_the_kernel_before() -> None:
     """DeepGEMM on Blackwell is launched without dependent launch: an engine that has it gains nothing there."""
     layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=64), Pass(batch=8.0, context=1024.0)

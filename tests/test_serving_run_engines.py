@@ -7,9 +7,10 @@ import pytest
 
 from planner.hardware import load_hardware
 from planner.serving.engine import load_engine
+from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.predicted_runs import predict_runs
 from planner.serving.runs.run_schema import serving_rows
-from planner.serving.runs.serving_run import runs_of
+from planner.serving.runs.serving_run import ServingRun, runs_of
 from planner.serving.serving_layout import ServingLayout
 from tests.test_serving_runs import document, row, run
 
@@ -152,3 +153,46 @@ def test_a_template_turned_off_steps_ahead(version: str, ahead: bool) -> None:
     table["source"]["title"] = "aiconfigurator gap analysis runs on silicon (2025-2026)"
     launch = runs_of(serving_rows(table))[0].launch
     assert launch.started(load_engine(f"trtllm@{version}")).overlap_scheduler == ahead
+
+
+POOLED = {"parallel": None, "model": "deepseek-ai/DeepSeek-R1-0528", "precision": {"weights": "fp8_block"}}
+
+
+def _pooled(stack: str, gpu: str, value: int, isl: int, **changes: Any) -> ServingRun:
+    load = {"kind": "concurrency", "value": value, "isl": isl, "osl": 1024}
+    told = {"name": "trtllm" if "trt" in stack else "sglang", "stack": stack}
+    table = document(row(engine=told, hardware={"gpu": gpu, "count": None}, load=load, **POOLED | changes))
+    table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
+    return runs_of(serving_rows(table))[0]
+
+
+def test_requests_wait_for_a_place_among_those_that_a_recipe_s_decode_workers_hold() -> None:
+    """ctx1_gen3_tep8_batch1: three of six requests decode, each of the others waits for a whole answer."""
+    pools = {"prefill": {"workers": 1, "attn_dp": 8, "ep": 8}, "decode": {"workers": 3, "tp": 8, "ep": 8}}
+    held = _pooled("dynamo-trt", "gb200-nvl72", 6, 8192, **pools)
+    assert held.launch.held == 3 and _pooled("dynamo-trt", "gb200-nvl72", 7, 8192, **pools).launch.held is None
+    free = replace(held, launch=replace(held.launch, held=None))
+    times = [predict_runs([one])[0].quantities for one in (held, free)]
+    late = times[0]["ttft_ms.mean"] - times[1]["ttft_ms.mean"]
+    assert late > 0.9 * (held.row.get("load.osl") - 1) * times[0]["tpot_ms.mean"]
+
+
+def test_a_recipe_of_whole_workers_is_tensor_parallel() -> None:
+    """dp-attn: false with tp 1 and ep 8 on MI355X in fp4."""
+    pools = {one: {"workers": 1, "tp": 1, "ep": 8, "attn_dp": 1, "gpus": 8} for one in ("prefill", "decode")}
+    fp4 = _pooled("mori-sglang", "mi355x", 256, 1024, **pools, precision={"weights": "mxfp4"})
+    assert fp4.split.decode == Degrees(tp=8, ep=8)
+    assert _pooled("mori-sglang", "mi355x", 256, 1024, **pools).split.decode == Degrees(attn_dp=8, ep=8)
+
+
+@pytest.mark.parametrize(("day", "graphs"), [("2025-12-05", ((768.0, 0.0),)), ("2025-12-18", ())])
+def test_an_earlier_script_captures_one_size(day: str, graphs: tuple[tuple[float, float], ...]) -> None:
+    pools = {one: {"workers": 1, "attn_dp": 24, "ep": 24} for one in ("prefill", "decode")}
+    assert _pooled("dynamo-sglang", "gb200-nvl72", 256, 8192, **pools, date=day).launch.grid == graphs
+
+
+def test_a_row_without_workers_is_predicted_and_not_counted() -> None:
+    """GPUs of both pools, given twice: no worker of 36 tensor ranks splits 128 heads."""
+    pools = {one: {"workers": 0, "tp": 36, "moe_tp": 36, "gpus": 36} for one in ("prefill", "decode")}
+    found = _pooled("dynamo-trt", "gb200-nvl72", 4, 1024, **pools)
+    assert found.split.decode == Degrees(tp=8, ep=8, replicas=4) and not found.counts

@@ -222,6 +222,10 @@ def test_pools_and_their_gpus() -> None:
         attn_dp=32, ep=32
     )  # degrees that leave most of its GPUs idle: wide expert parallelism
     assert not found.stated and "decode workers of 32 GPUs" in found.assumed
+    pools["prefill"] = {"workers": 2, "tp": 1, "ep": 1, "gpus": 16}  # recipes spread both pools or none
+    assert run(**pools).split.prefill == Degrees(attn_dp=8, ep=8, replicas=2)
+    pools["decode"] = {"workers": 4, "tp": 1, "ep": 1, "gpus": 32}
+    assert run(**pools).split.prefill == Degrees(tp=8, moe_tp=8, replicas=2)
 
 
 def test_lengths_that_only_rates_give() -> None:

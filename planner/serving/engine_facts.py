@@ -113,6 +113,8 @@ class Graphs:
     """The largest size is captured itself where it is not on the grid."""
     pieces: bool = False
     """A decode is cut at attention: the host launches a graph and the kernels of attention for every layer."""
+    masked: bool = False
+    """Rows that a graph pads go to no expert where experts are spread over ranks."""
     dependent: tuple[Name, ...] = ()
     """Oldest generation of each vendor on which kernels are launched before the one before has drained."""
     waiting: Annotated[dict[str, tuple[Name, ...]], keys(WEIGHTS, required=False)] = field(default_factory=dict)

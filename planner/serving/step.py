@@ -94,6 +94,10 @@ class _Step:
         self.queries = np.asarray(work.queries, dtype=np.float64)
         self.tokens = np.maximum(self.batch * self.queries + self.prompt_tokens, 1.0)
         """Rows of the products of one attention rank."""
+        masked = engine.graphs.masked & (np.asarray(layout.ep) > 1)
+        own = np.maximum(rank_batch * self.queries + self.prompt_tokens, 1.0)
+        self.routed = np.where(masked, own, self.tokens)
+        """Those of them that go to experts."""
 
     def time(self) -> StepTime:
         """All parts."""
@@ -107,7 +111,7 @@ class _Step:
         linear = linear * self._slower(self.tokens, self.served.precision.weights)
         linear = host_weights.products_seconds(self.served, self.layout, linear)
         rows = self.tokens * self.attn_dp
-        chosen = rows * model.top_k / max(model.num_experts, 1)
+        chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
         experts: Floats | float = 0.0
         if model.is_moe:
             routed = self._experts() * self._slower(chosen, self.served.expert_format)
@@ -199,7 +203,7 @@ class _Step:
     def _routed(self, sent: bool) -> Floats:
         m, layout = self.model, self.layout
         return self.curves.experts_time(
-            self.tokens * self.attn_dp,
+            self.routed * self.attn_dp,
             hidden=float(m.routed_size),
             ffn=float(m.expert_ffn_size),
             top_k=float(m.top_k),
@@ -322,10 +326,10 @@ class _Step:
             )
             sparse = float(m.num_moe_layers or m.num_layers)
             direct = self.curves.dispatch_time(
-                self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
+                self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
             )
             direct = direct + self.curves.combine_time(
-                self.tokens, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
+                self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
             )
             exchange = np.where(m.is_moe & (self.ranks > GATHERED), np.minimum(both, direct), both)
             total = total + np.where(self.attn_dp > 1.0, sparse * exchange, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
-from planner.serving.runs.methods import dies
+from planner.serving.runs.methods import dies, pools_of
 from planner.serving.runs.run_schema import ServingRow
 
 MOST_GPUS = 1_000_000
@@ -58,7 +58,10 @@ def split_of(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> Sp
     each = dies(str(row.get("hardware.gpu")))
     count = each * row.get("hardware.count") if row.get("hardware.count") else None
     if row.get("decode") is not None or row.get("prefill") is not None:
-        pools = [_pool(row.get(name) or {}, model, name) for name in ("prefill", "decode")]
+        given = {name: dict(row.get(name) or {}) for name in ("prefill", "decode")}
+        most = WIDE if max(map(_each, given.values())) <= WIDE else 1
+        most = MOST_GPUS if pools_of(row).get("whole") else most
+        pools = [_pool(one, model, name, most) for name, one in given.items()]
         (prefill, first), (decode, second) = pools
         if count and prefill.num_gpus + decode.num_gpus != count:
             first += (f"workers of {prefill.num_gpus} + {decode.num_gpus} GPUs, {count} stated",)
@@ -132,10 +135,16 @@ def _with(base: Mapping[str, int], *, ep: int) -> Degrees:
     return Degrees(**{**base, "ep": ep, "moe_tp": base["tp"] * base["attn_dp"] // ep})
 
 
-def _pool(given: Mapping[str, Any], model: ModelSpec, name: str) -> tuple[Degrees, tuple[str, ...]]:
-    """Workers of one phase; what is not stated from the GPUs of the pool."""
+def _each(given: Mapping[str, Any]) -> int:
+    """GPUs of a worker of a pool; 1 where the pool's are not stated."""
+    return max(int(given.get("gpus") or 1) // max(int(given.get("workers") or 0), 1), 1)
+
+
+def _pool(given: Mapping[str, Any], model: ModelSpec, name: str, most: int) -> tuple[Degrees, tuple[str, ...]]:
+    """Workers of one phase; what is not stated from the GPUs of the pool. ``most``: GPUs of a worker up to which it is tensor
+    parallel."""
     found = {key: int(given.get(key) or 1) for key in ("tp", "pp", "attn_dp", "dcp")}
-    found, workers, assumed = _workers(given, found, model, name)
+    found, workers, assumed = _workers(given, found, model, name, most)
     engine = found["tp"] * found["pp"] * found["attn_dp"]
     if engine * workers > MOST_GPUS:
         raise PlannerError(f"{name}: {engine * workers:,} GPUs are more than the {MOST_GPUS:,} that are read")
@@ -143,31 +152,37 @@ def _pool(given: Mapping[str, Any], model: ModelSpec, name: str) -> tuple[Degree
     if not model.is_moe:
         return Degrees(**found), assumed
     ep = int(given.get("ep") or max(ranks // int(given.get("moe_tp") or ranks), 1))
-    ep = ranks if assumed and ranks > WIDE else ep
+    ep = ranks if assumed and ranks > most else ep
     if ranks % ep:
         raise PlannerError(f"{name}: ep {ep} does not divide the {ranks} GPUs of a stage")
     return _with(found, ep=ep), assumed
 
 
 def _workers(
-    given: Mapping[str, Any], found: dict[str, int], model: ModelSpec, name: str
+    given: Mapping[str, Any], found: dict[str, int], model: ModelSpec, name: str, most: int
 ) -> tuple[dict[str, int], int, tuple[str, ...]]:
-    """Degrees and number of workers: where the degrees leave most GPUs idle, a worker spans its GPUs, up to WIDE of them by
-    tensor parallelism, more by attention data parallelism with experts spread over all; as the engines' recipes do."""
+    """Degrees and number of workers: where the degrees leave most GPUs idle, a worker spans its GPUs, up to ``most`` of them by
+    tensor parallelism, more by attention data parallelism with experts spread over all; as the engines' recipes do.
+
+    Where a worker of one pool is wider than WIDE, the recipes spread both pools so: 2 workers of 8 and 1 of 32 are DEP8 and DEP32.
+    [SemiAnalysisAI/InferenceX .github/configs/nvidia-master.yaml; ai-dynamo/dynamo gb200-fp8/disagg/*max-tpt.sh]
+    """
     engine = found["tp"] * found["pp"] * found["attn_dp"]
     workers, gpus = int(given.get("workers") or 0), int(given.get("gpus") or 0)
     if not gpus:
         return found, max(workers, 1), () if workers else (f"1 {name} worker",)
-    each = max(gpus // max(workers, 1), 1)
+    each = _each(given)
+    if given.get("workers") == 0 and engine == gpus > WIDE:  # no worker spans a pool whose workers are not known
+        return {**found, "tp": WIDE}, gpus // WIDE, (f"{gpus // WIDE} {name} workers of {WIDE} GPUs",)
     if engine == each:
         return found, max(workers, 1), ()
     if engine > 1 or each == 1 or not model.is_moe:
         copies = max(gpus // engine, 1)
         return found, copies, (f"{copies} {name} workers of {engine} GPUs",)
     spread = int(given.get("ep") or 1)
-    if spread > 1:
+    if spread > 1 and most < MOST_GPUS:
         found = {**found, "attn_dp": spread}
     else:
-        found = {**found, **({"tp": each} if each <= WIDE else {"attn_dp": each})}
+        found = {**found, **({"tp": each} if each <= most else {"attn_dp": each})}
     engine = found["tp"] * found["attn_dp"]
     return found, max(gpus // engine, 1), (f"{name} workers of {engine} GPUs",)

@@ -51,6 +51,8 @@ class Launch:
     """Captured batches, as ``Graphs.grid``; () = the engine's own."""
     dependent: tuple[str, ...] = ()
     """Where kernels are launched ahead, as ``Graphs.dependent``; () = the engine's own."""
+    held: int | None = None
+    """Disaggregated: requests that all decode workers hold together; None = the engine's own limit."""
     overlap: bool | None = None
     """Whether the host prepares a step ahead; None = as the version does by default."""
 
@@ -71,6 +73,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         fits = fits and one.get("stack", "") in str(row.get("engine.stack"))
         fits = fits and str(row.get("date")) >= str(one.get("since", ""))
         fits = fits and str(row.get("engine.version")).startswith(one.get("version", ""))
+        fits = fits and ("until" not in one or str(row.get("date")) < str(one["until"]))
         if fits and hardware.arch.startswith(one.get("arch", "")) and lengths == tuple(one.get("lengths", lengths)):
             break
     else:
@@ -88,8 +91,20 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         hold=max((steps for least, steps in one.get("hold", ()) if flight >= least), default=0),
         grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
         dependent=tuple(one.get("dependent", ())),
+        held=pools_of(row).get("holds", {}).get(flight),
         overlap=one.get("async"),
     )
+
+
+def pools_of(row: ServingRow) -> Mapping[str, Any]:
+    """What the method of its source says of the two pools of a disaggregated row: the first line that fits."""
+    said = {"stack": row.get("engine.stack"), "gpu": row.get("hardware.gpu")}
+    lengths, weights = [row.get("load.isl"), row.get("load.osl")], str(row.get("precision.weights"))
+    for one in method_of(row).get("pools", ()):
+        fits = all(one.get(name, value) == value for name, value in said.items())
+        if fits and one.get("weights", "") in weights and one.get("lengths", lengths) == lengths:
+            return one
+    return {}
 
 
 def dies(name: str) -> int:

@@ -183,6 +183,8 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
     stated = run.row.get("load.max_batch") or _whole(run.row.get("options").get("max_num_seqs"))
     if stated:
         batch = float(stated)
+    elif run.launch.held:
+        batch = max(run.launch.held // degrees.replicas, 1)
     elif run.kind in ("offline", "mlperf"):
         batch = max(batch, TUNED_BATCH * degrees.attn_dp)
     elif traffic and run.kind != "open":

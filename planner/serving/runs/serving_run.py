@@ -101,6 +101,7 @@ class ServingRun:
     def counts(self) -> bool:
         """In the figures of accuracy: its configuration is known and it is no copy of another row."""
         unsaid = self.row.get("load.kind") == "concurrency" and not self.row.get("load.value")
+        unsaid = unsaid or 0 in (self.row.get("prefill.workers"), self.row.get("decode.workers"))
         return not (unsaid or self.impossible or any(flag.startswith(NOT_COUNTED) for flag in self.row.flags))
 
     @property
