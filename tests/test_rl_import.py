@@ -49,6 +49,14 @@ def test_what_is_exported_is_read_back(name, ahead, tmp_path):
             assert vars(found.layouts.rollout)[field] == value, field
 
 
+@pytest.mark.parametrize("recompute", [0, 2])
+def test_recompute_of_prime_rl_is_read_back(recompute, tmp_path):
+    """Its TOML says "None" for a section that is switched off."""
+    plan = rl_plan("prime-rl", 1, gpus=8, work={"reference": False}, actor={"recompute": recompute})
+    export_rl(plan, "prime-rl", tmp_path / "run")
+    assert read(tmp_path / "run" / "rl.toml", "rl:prime-rl").layouts.actor.recompute == recompute
+
+
 def test_hybrid_pools_of_verl_are_read_back(tmp_path):
     place = {"mode": "hybrid", "train_gpus": 8, "generate_gpus": 16, "partial": True}
     plan = rl_plan("verl", 1, gpus=16, place=place, rollout={"replicas": 8})

@@ -229,6 +229,12 @@ def test_an_engine_that_takes_too_much_is_told_a_smaller_share() -> None:
     assert not greedy.fit and [one.flag for one in greedy.ways if "share" in one.flag] == ["--memory-share 0.6"]
 
 
+def test_another_back_end_of_the_framework_is_told() -> None:
+    """A model whose sharded weights fit no GPU beside a gathered layer may fit in a pipeline."""
+    found = answer(RlRequest(model="deepseek-v3", gpus=512, train_gpus=248, framework="verl", mode="split", staleness="0"))
+    assert not found.fit and "--trainer megatron" in [one.flag for one in found.ways]
+
+
 def test_states_that_stay_are_asked_for_priced_and_said(tmp_path: Path) -> None:
     """Nothing is moved, and it lies beside the engine; frameworks that cannot be told so say it."""
     asked = {**SMALL, "framework": "verl", "mode": "colocated", "actor": "dp=4"}

@@ -22,6 +22,7 @@ from planner.rl.rl_ranges import host_doubt, spread_of
 from planner.rl.rl_search import Candidate, Found, search
 from planner.rl.rl_step import sampler_of
 from planner.rl.weight_sync import sync_bytes
+from planner.trainer import load_trainer
 from planner.units import GIB, KILO, format_seconds
 
 GROWN = (2, 4, 8, 16, 32)
@@ -81,9 +82,13 @@ def answer(request: RlRequest, top: int = 3, progress: Callable[[str], None] = l
 
 
 def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]:
-    """Changes that make a placement fit: a smaller share for the engine, states on the host, adapters, more GPUs."""
+    """Changes that make a placement fit: another back end, a smaller share for the engine, states on the host, adapters, GPUs."""
     found, job, asked = list[Way](), question.job, question.asked
     tries: list[tuple[str, str, RlQuestion]] = []
+    for backend in job.framework.backends:
+        if backend.trainer != question.trainer:
+            other = replace(question, job=job.replace(trainer=load_trainer(backend.trainer)), trainer=backend.trainer)
+            tries.append((f"the back end {backend.name} of {job.framework.name}", f"--trainer {backend.trainer}", other))
     for share in SHARES:
         if share < (job.memory_share or max(job.framework.cache_share, job.framework.cache_share_alone)):
             smaller = replace(question, job=job.replace(memory_share=share))

@@ -325,7 +325,9 @@ def prime_rl(given: Settings, program: str) -> RlFound:
     batch = _needed(orchestrator, "batch_size", "answers of a step")
     if batch % group:
         raise PlannerError(f"{orchestrator.where('batch_size')} {batch} does not divide by group_size {group}")
-    ac = given.section("trainer").section("model").section("ac")
+    recompute = Recompute.NONE
+    if model.get("ac") != "None":  # what its TOML has for nothing; left out, layers are recomputed
+        recompute = Recompute.SELECTIVE if model.section("ac").get("mode") == "selective" else Recompute.FULL
     tp = vllm.size("tensor_parallel_size")
     running = orchestrator.section("concurrency").number("max_inflight", 1024) or 1024
     kind = str(given.section("weight_broadcast").get("type", "nccl"))
@@ -336,7 +338,7 @@ def prime_rl(given: Settings, program: str) -> RlFound:
         actor={
             "cp": model.size("cp"), "ep": ep if isinstance(ep, int) else 1,
             "zero": 3 if model.flag("reshard_after_forward", True) else 2,
-            "recompute": int(Recompute.SELECTIVE if ac.get("mode") == "selective" else Recompute.FULL),
+            "recompute": int(recompute),
             "micro_batch_size": micro_batch(model.size("seq_len", length), length),
         },
         rollout={"tp": tp, "max_batch": max(running * tp // generate, 1)}, prompts=batch // group, samples=group,
