@@ -140,3 +140,22 @@ def test_a_timer_holds_the_first_prompt_longest() -> None:
     assert float(held.receive(1.0) - plain.receive(1.0)) == 20.0
     train = train_of(held, 97.0, 97.0)
     assert float(train.own) == pytest.approx(3.0) and float(train.ahead) == 0.0
+
+
+@pytest.mark.parametrize(("name", "packed"), [("trtllm@1.0", 7.0), ("vllm@0.11.0", 7.875)])
+def test_prompts_that_stand_ready_share_a_pass(name: str, packed: float) -> None:
+    """128 decodes leave 8,064 of 8,192 tokens: seven prompts of 1,024 where they are whole, 7.875 where they are cut; each costs
+    its part of what the pass takes longer. Offline they stand ready; a client sends them one by one."""
+    served = replace(STEADY, engine=load_engine(name))
+    layout = ServingLayout(tp=8, max_batch=128, max_tokens=8192)
+    engine = Engine(served, layout, Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(256), value=4096.0, load="offline"))
+    assert float(train_of(engine, 128.0, 128.0).packed) == pytest.approx(packed)
+    decode = engine.decode(128.0)
+    added, own = engine.prompt(128.0, decode, 0.0, packed)
+    _, whole = engine.passes(128.0, 0.0, packed)
+    assert float(added) == pytest.approx((float(whole) - float(decode)) / packed)
+    assert float(own) == pytest.approx(float(decode + added))
+    alone, _ = engine.prompt(128.0, decode, 0.0)
+    assert float(added) < 0.99 * float(alone)
+    ready, sent = load.offline(engine, 4096.0, 128.0), load.closed(engine, 128.0, 128.0)
+    assert float(ready.prompt) < 0.99 * float(sent.prompt) and float(ready.rate) > float(sent.rate)

@@ -90,13 +90,15 @@ class Engine:
     def prompt(self, batch: Any, decode: Floats, busy: Any = 0.0, packed: Any = 1.0) -> tuple[Floats, Floats]:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
-        An engine that mixes runs the prompt together with the decodes: S = passes x (T(B, n) - D(B)); one that does not stops them:
-        S = T(0, p n) / p, ``packed`` p prompts in a pass. With attention data parallelism attn_dp prompts run at once.
+        An engine that mixes runs prompts together with the decodes: S = passes x (T(B, p n) - D(B)) / p, ``packed`` p prompts in a
+        pass; one that does not stops them: S = T(0, p n) / p. With attention data parallelism attn_dp prompts run at once. A
+        prompt's own passes are those without the p - 1 others.
         """
         mixes, each = self.served.engine.mixes_prefill, np.maximum(packed / self.dp, 1.0)
         number, whole = self.passes(batch if mixes else 0.0, busy, each)
-        added = np.maximum(whole - decode, 0.0) if mixes else whole / each
-        return number * added * self.together(batch, number) / self.dp, number * whole
+        added = np.maximum(whole - decode, 0.0) / each if mixes else whole / each
+        own = whole - (each - 1.0) * added if mixes else whole
+        return number * added * self.together(batch, number) / self.dp, number * own
 
     def passes(self, batch: Any, busy: Any = 0.0, each: Any = 1.0) -> tuple[Floats, Floats]:
         """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``, ``each``:

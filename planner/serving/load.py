@@ -72,26 +72,29 @@ class Flow:
         return np.maximum(steady, late)
 
 
-def closed(engine: Engine, requests: Any, most: Any) -> Flow:
-    """``requests`` in flight at one engine that runs ``most`` at once; the others wait for admission."""
+def closed(engine: Engine, requests: Any, most: Any, queued: bool = False) -> Flow:
+    """``requests`` in flight at one engine that runs ``most`` at once; the others wait for admission.
+
+    ``queued``: prompts stand ready, so that a pass takes all that fit; where clients send them one by one, each has its own pass.
+    """
     requests = np.asarray(requests, dtype=np.float64)
     inside = np.minimum(requests, most)
-    flow = _mixing(engine, inside) if engine.served.engine.mixes_prefill else _stopping(engine, inside)
+    flow = _mixing(engine, inside, queued) if engine.served.engine.mixes_prefill else _stopping(engine, inside)
     outside = np.maximum(requests - inside, 0.0)
     late = outside / flow.rate
     chance = np.where(outside > 0.0, 1.0, flow.chance)
     return replace(flow, ttft=flow.ttft + late, wait=flow.wait + late, waiting=outside, chance=chance)
 
 
-def _mixing(engine: Engine, requests: Any) -> Flow:
+def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
     """Prompts run in the passes of the decodes, which they lengthen."""
     batch = np.maximum(requests * 0.95, 1e-6)
     output = np.maximum(engine.output - 1.0, 0.0)
     busy = np.zeros(())
     for _ in range(ROUNDS):
         decode = engine.decode(batch, busy)
-        added, own = engine.prompt(batch, decode, busy)
         train = train_of(engine, requests, batch)
+        added, own = engine.prompt(batch, decode, busy, train.packed if queued else 1.0)
         base, least = engine.receive(requests) * decode + own, added * (train.own - 1.0 + train.ahead)
         rate = closed_rate(requests, base, added, output * decode / engine.speed, train.share, least)
         busy = rate * added
@@ -175,10 +178,10 @@ def offline(engine: Engine, requests: Any, most: Any) -> Flow:
     for R = n B + r, f the part of a cycle that decodes; prompts, the rest, follow each other without gaps.
     """
     inside = np.minimum(requests, most)
-    full = closed(engine, inside, most)
+    full = closed(engine, inside, most, queued=True)
     whole = np.floor(requests / inside * (1.0 + 1e-12))
     left = np.maximum(requests - whole * inside, 0.0)
-    last = closed(engine, np.maximum(left, 1.0), most)
+    last = closed(engine, np.maximum(left, 1.0), most, queued=True)
     steady = requests / full.rate
     waves = whole * inside / full.rate + np.where(left >= 1.0, np.maximum(left, 1.0) / last.rate, 0.0)
     decodes = np.minimum(np.maximum(engine.output - 1.0, 0.0) * full.decode / engine.speed * full.rate / inside, 1.0)
@@ -190,7 +193,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
 
     Where more arrives than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
     """
-    full = closed(engine, most, most)
+    full = closed(engine, most, most, queued=True)
     rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
     over = rate >= full.rate * SATURATED
     output = np.maximum(engine.output - 1.0, 0.0)

@@ -54,6 +54,8 @@ class Train:
     """Prompts in the pass that is in progress when it arrives."""
     share: Any
     """Part of all prompts' time that falls into the decodes of a request: not that of its own pass."""
+    packed: Any
+    """Prompts of a pass that has any, where they stand ready: whole ones, unless the engine cuts them."""
 
 
 def train_of(engine: Engine, requests: Any, batch: Any) -> Train:
@@ -64,4 +66,5 @@ def train_of(engine: Engine, requests: Any, batch: Any) -> Train:
     own = np.clip(1.0 + together * (requests - 1.0) / requests, 1.0, np.maximum(np.minimum(fit, requests), 1.0))
     share = np.maximum(requests - own, 0.0) / requests
     ahead = np.where(engine.seldom > 1.0, 0.0, together * share)  # a pass with prompts is over before the next may take one
-    return Train(own=own, ahead=ahead, share=share)
+    packed = together if engine.served.engine.chunked_prefill else np.floor(together)
+    return Train(own=own, ahead=ahead, share=share, packed=np.maximum(packed, 1.0))
