@@ -16,8 +16,10 @@ from planner.errors import PlannerError
 from planner.serving import pools
 from planner.serving.engine import load_engine
 from planner.serving.result import ServingEstimate
+from planner.serving.runs.bench_tuning import limits_of
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.runs.length_columns import columns_of
+from planner.serving.runs.methods import method_of
 from planner.serving.runs.mlperf_scenarios import best_within, search_layouts
 from planner.serving.runs.run_schema import LATENCIES, RATES
 from planner.serving.runs.serving_run import ServingRun
@@ -185,6 +187,9 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
         batch = float(stated)
     elif run.launch.held:
         batch = max(run.launch.held // degrees.replicas, 1)
+    elif run.kind == "offline" and traffic and method_of(run.row).get("tuned"):
+        limits = limits_of(case.served, degrees, traffic)
+        batch, tokens = float(limits.sequences * degrees.pp * degrees.attn_dp), float(limits.tokens)
     elif run.kind in ("offline", "mlperf"):
         batch = max(batch, TUNED_BATCH * degrees.attn_dp)
     elif traffic and run.kind != "open":
