@@ -18,6 +18,8 @@ _SPECIAL = {"?": "0", "$": "1", "!": "1", "-": ""}
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|\d{1,3}|[@*#?$!-])(?:\[([^\]]{0,200})\])?", re.DOTALL)
 _LIST = re.compile(r"\$(?:@|\{\w+\[@\]|\{@)")
 """What is no field at all where it has no elements."""
+DEEPEST = 64
+"""Words inside of words of an expansion."""
 _PLAIN = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
 
 
@@ -32,6 +34,8 @@ class Variables:
         self.positions: list[str] = []
         self.unset: set[str] = set()
         """Names whose value is an argument of the script, of which there is none."""
+        self.depth = 0
+        """Words inside of words that are expanded now."""
         self.assumed: set[str] = set()
         """Names that were taken as not set."""
         self.output: Callable[[list[str]], str | None] = lambda _: None
@@ -97,7 +101,15 @@ class Expansion:
         self.current = None
 
     def word(self, raw: str, quoted: bool = False) -> None:
-        """Adds a word as it is written."""
+        """Adds a word as it is written. Raises PlannerError where expansions nest without end."""
+        self.variables.depth += 1
+        if self.variables.depth > DEEPEST:
+            raise PlannerError(f"{self.variables.where}: expansions inside of expansions, more than {DEEPEST} deep")
+        self.characters(raw, quoted)
+        self.variables.depth -= 1
+
+    def characters(self, raw: str, quoted: bool) -> None:
+        """The same, one character or expansion after the other."""
         i = 0
         while i < len(raw):
             here = raw[i]
