@@ -229,8 +229,17 @@ def test_an_engine_that_takes_too_much_is_told_a_smaller_share() -> None:
     assert not greedy.fit and [one.flag for one in greedy.ways if "share" in one.flag] == ["--memory-share 0.6"]
 
 
+def test_generation_is_not_priced_where_no_update_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways out that change nothing of a model whose update fits nowhere end before their engines are priced."""
+    question = ask(RlRequest(model="deepseek-v3", gpus=8, framework="verl", mode="colocated", staleness="0"))
+    assert not search(question.job, question.asked, 1).fit
+    monkeypatch.setattr("planner.rl.rl_search.sampler_of", None)
+    with pytest.raises(PlannerError, match="no update of deepseek-v3 fits on 8 GPUs"):
+        search(question.job, question.asked, 1, only_fitting=True)
+
+
 def test_another_back_end_of_the_framework_is_told() -> None:
-    """A model whose sharded weights fit no GPU beside a gathered layer may fit in a pipeline."""
+    """A model whose sharded weights fit no GPU next to a gathered layer may fit in a pipeline."""
     found = answer(RlRequest(model="deepseek-v3", gpus=512, train_gpus=248, framework="verl", mode="split", staleness="0"))
     assert not found.fit and "--trainer megatron" in [one.flag for one in found.ways]
 

@@ -108,7 +108,7 @@ def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]
             continue
         progress(f"trying {change}")
         try:
-            result = search(one.job, one.asked, 1)
+            result = search(one.job, one.asked, 1, only_fitting=True)
         except PlannerError:
             continue
         if result.fit:

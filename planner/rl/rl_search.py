@@ -123,11 +123,14 @@ def price(job: RlJob, placement: Placement, layouts: RlLayouts) -> Candidate:
     )  # fmt: skip
 
 
-def search(job: RlJob, asked: Asked, top: int = 5) -> Found:
-    """The ``top`` fastest placements that fit, or those that miss by the least. Raises PlannerError where none is legal."""
+def search(job: RlJob, asked: Asked, top: int = 5, *, only_fitting: bool = False) -> Found:
+    """The ``top`` fastest placements that fit, or those that miss by the least. Raises PlannerError where none is legal;
+    ``only_fitting``: also, before generation is priced, where no update fits even by itself."""
     started, rows = clock.perf_counter(), list[_Row]()
     places = placements(job, asked)
     sides = _Sides(job, asked, places)
+    if only_fitting and not any(one.fits_alone.any() for one in sides.actors.values()):
+        raise PlannerError(f"no update of {job.workload.model.name} fits on {asked.gpus} GPUs")
     searched = fitting = 0
     for placement in places:
         train, rollout = sides.train(placement), sides.rollout(placement)
@@ -307,7 +310,7 @@ def _together(job: RlJob, layouts: Mapping[int, Layout]) -> dict[int, Learning]:
 
 def _possible(actor: Learning) -> Any:
     """Rows of layouts that can fit by themselves; the nearest where none can."""
-    rows = np.flatnonzero(actor.estimate.out_of_memory_probability <= SAFE)
+    rows = np.flatnonzero(actor.fits_alone)
     return rows if len(rows) else np.argsort(actor.estimate.memory_needed)[:8]
 
 

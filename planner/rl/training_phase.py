@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.estimate import Estimate, estimate, join
 from planner.cost.unique_stages import StageTable
@@ -21,6 +21,7 @@ from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.rl.packing import Packed, packed, padded
 from planner.rl.rl_workload import RlWorkload
+from planner.search import SAFE
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -65,6 +66,11 @@ class Learning:
     """Tokens of a microbatch over what it may hold."""
     weights: Floats
     """Bytes of a GPU for weights."""
+
+    @property
+    def fits_alone(self) -> NDArray[np.bool_]:
+        """Whether an update has room with nothing else on the GPU."""
+        return np.asarray(self.estimate.out_of_memory_probability <= SAFE)
 
     def take(self, rows: Any) -> Learning:
         """Some rows."""
