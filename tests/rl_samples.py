@@ -1,17 +1,24 @@
-"""RL plans for tests of exports and imports: one of each placement that frameworks have, not priced."""
+"""RL plans for tests of exports and imports, one of each placement that frameworks have, and a small job for tests of prices."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
 from planner.rl.answer_lengths import read_answers
 from planner.rl.rl_framework import load_framework
+from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_plan import RlPlan
 from planner.rl.rl_workload import RlWorkload
-from planner.serving.serving_layout import ServingLayout
+from planner.serving.engine import load_engine
+from planner.serving.serving_layout import Precision, ServingLayout
+from planner.trainer import load_trainer
+
+H100 = load_hardware("h100-sxm")
+MODEL = load_model("qwen3-8b")
 
 
 def rl_plan(framework: str = "verl", staleness: int | None = 0, gpus: int = 16, **changes: Any) -> RlPlan:
@@ -39,3 +46,22 @@ def rl_plan(framework: str = "verl", staleness: int | None = 0, gpus: int = 16, 
         workload=RlWorkload(**work), hardware="h100-sxm", gpus=gpus, framework=found.label, trainer=trainer,
         engine=changes.pop("engine", found.engine), placement=placement, layouts=RlLayouts(actor=actor, rollout=rollout), **changes,
     )  # fmt: skip
+
+
+def workload(**changes: Any) -> RlWorkload:
+    """A small step of GRPO."""
+    given: dict[str, Any] = {
+        "model": MODEL, "prompts": 32, "samples": 8, "prompt_length": 128, "max_length": 4096,
+        "answers": read_answers("mean=1000,p99=3000", 3968),
+    }  # fmt: skip
+    return RlWorkload(**{**given, **changes})
+
+
+def job(**changes: Any) -> RlJob:
+    """That step on H100 with NeMo RL."""
+    framework = load_framework("nemo-rl@0.5")
+    given: dict[str, Any] = {
+        "workload": workload(), "framework": framework, "trainer": load_trainer("megatron"), "engine": load_engine("vllm@0.11"),
+        "hardware": H100, "generate_hardware": H100, "precision": Precision(),
+    }  # fmt: skip
+    return RlJob(**{**given, **changes})

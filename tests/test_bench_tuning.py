@@ -22,7 +22,7 @@ from planner.serving.traffic import Lengths, Traffic
         (1e7, 128.0, 128.0, 1, True, 4096, 8192),  # 39,062: at most 4,096
         (1e7, 128.0, 128.0, 8, True, 512, 2048),  # of eight microbatches
         (1.1e6, 5000.0, 500.0, 1, False, 224, 2304),  # 200 sequences, 2,200 tokens
-        (1.1e6, 5000.0, 500.0, 1, True, 224, 5224),  # a prompt beside 224 decodes
+        (1.1e6, 5000.0, 500.0, 1, True, 224, 5224),  # a prompt and 224 decodes
         (1e5, 20000.0, 2000.0, 1, False, 64, 2048),  # 4.5: the least
         (3.2e7, 2048.0, 128.0, 1, False, 4096, 32768),
     ],

@@ -54,7 +54,7 @@ def test_a_row_contradicts_its_sweep_only_where_the_others_are_met() -> None:
 
 
 def test_a_pipeline_that_polls_is_told_by_its_sleeps() -> None:
-    """Two stages, 10 microbatches: 10 x 0.6 s beside 1 s; four stages have two neighbours; one stage has none."""
+    """Two stages, 10 microbatches: 10 x 0.6 s on top of 1 s; four stages have two neighbours; one stage has none."""
 
     def ran(pp: int, measured: float, family: str = "nanotron network normal") -> Pair:
         one = _pair(1, measured, 1.0)

@@ -95,8 +95,8 @@ def test_a_script_holds_prompts_back_below_a_degree(tp: int, osl: int, steps: in
 @pytest.mark.parametrize(("stack", "ahead"), [("dynamo-trt", True), ("trt", False)])
 def test_recipes_for_dynamo_launch_kernels_ahead(stack: str, ahead: bool) -> None:
     """TRTLLM_ENABLE_PDL=1 there, before it was the default (1.2)."""
-    told = {"name": "trtllm", "version": "1.1.0rc5", "stack": stack}
-    table = document(row(engine=told, hardware={"gpu": "gb200-nvl72"}, model="deepseek-ai/DeepSeek-R1-0528"))
+    engine = {"name": "trtllm", "version": "1.1.0rc5", "stack": stack}
+    table = document(row(engine=engine, hardware={"gpu": "gb200-nvl72"}, model="deepseek-ai/DeepSeek-R1-0528"))
     table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
     found = runs_of(serving_rows(table))[0].launch.started(load_engine("trtllm@1.1"))
     assert found.overlaps_launches(load_hardware("gb200-nvl72"), "nvfp4") == ahead
@@ -160,8 +160,8 @@ POOLED = {"parallel": None, "model": "deepseek-ai/DeepSeek-R1-0528", "precision"
 
 def _pooled(stack: str, gpu: str, value: int, isl: int, **changes: Any) -> ServingRun:
     load = {"kind": "concurrency", "value": value, "isl": isl, "osl": 1024}
-    told = {"name": "trtllm" if "trt" in stack else "sglang", "stack": stack}
-    table = document(row(engine=told, hardware={"gpu": gpu, "count": None}, load=load, **POOLED | changes))
+    engine = {"name": "trtllm" if "trt" in stack else "sglang", "stack": stack}
+    table = document(row(engine=engine, hardware={"gpu": gpu, "count": None}, load=load, **POOLED | changes))
     table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
     return runs_of(serving_rows(table))[0]
 

@@ -229,7 +229,7 @@ def _allocation(trainer: Trainer, layout: Layout, priced: Gathered, short: Float
     """Seconds of a step in which the allocator gives blocks back and allocates them anew, (N,).
 
     Where what collectives in flight want exceeds the room by more of the device (``short``) than predictions of memory are
-    uncertain by; less is not told from none.
+    uncertain by; less than that cannot be distinguished from none.
     """
     seconds = sum((term.allocation_seconds(layout, priced.held_launched) for term in trainer.terms), 0.0 * short)
     return np.asarray(np.max(seconds * (short > trainer.stored.memory_error), axis=0))

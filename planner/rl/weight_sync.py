@@ -59,7 +59,7 @@ class SyncTable:
     offload_rate: Bandwidth
     """Bytes/s of whole weights that come from host memory first."""
     cast_on_arrival: tuple[str, ...]
-    """Frameworks that send bf16 whatever the engine's format: it quantises one bucket beside the transfer of the next."""
+    """Frameworks that send bf16 whatever the engine's format: it quantises one bucket while the next is transferred."""
     fused_experts: tuple[str, ...]
     """Names of models whose checkpoints hold the experts of a layer as one tensor."""
 

@@ -44,7 +44,7 @@ def limits_of(served: Served, degrees: Degrees, traffic: Traffic) -> Limits:
 
 
 def tuned(cached: float, prompt: float, output: float, stages: int, whole: bool) -> Limits:
-    """From the tokens that the cache holds and the mean lengths; ``whole``: prompts are not cut, one fits beside all decodes."""
+    """From the tokens that the cache holds and the mean lengths; ``whole``: prompts are not cut, one fits with all decodes."""
     raw = min(max(cached, 0.0) / (prompt + output), MOST_SEQUENCES) / stages
     sequences = max(_up(raw, SEQUENCE_STEPS), LEAST_SEQUENCES)
     tokens = max(_up(min(raw * (1.0 + prompt / output), MOST_TOKENS), TOKEN_STEPS), LEAST_TOKENS)

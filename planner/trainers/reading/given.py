@@ -75,7 +75,7 @@ class Given:
         return self.settings.get(name)
 
     def with_settings(self, settings: Mapping[str, str]) -> "Given":
-        """The same beside other settings; what is taken and asked is remembered together."""
+        """The same with other settings; what is taken and asked is remembered together."""
         return replace(self, settings=settings)
 
     def spec(self) -> ModelSpec | None:

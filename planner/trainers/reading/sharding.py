@@ -194,7 +194,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
 
 def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
     """What the arguments of a program say over its launcher, which counts processes: deepspeed and fsdp are set up whatever
-    accelerate was told.  [transformers, training_args.py]"""
+    the configuration of accelerate says.  [transformers, training_args.py]"""
     if launched is None or own is None:
         return own or launched
     return dataclasses.replace(

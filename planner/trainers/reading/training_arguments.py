@@ -66,9 +66,9 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
 METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method", "algorithm")
+"""What programs call the step that they train with: sft, dpo or one of their own."""
 STEP_WORDS = re.compile(r"(train\w*_)?(objective|stage|task|trainer|mode|loss_?(type|fn)?)(_type|_name)?|rl_\w+|adv_estimator")
 """What programs call something that may be the step too, where its value says so."""
-"""What programs call the step that they train with: sft, dpo or one of their own."""
 OWN_OPTIMIZER = re.compile(r"(?:own_|my_)?optim(?:izer)?(?:_?(?:type|name|class))?|opt_type")
 """What programs call the optimizer that they make themselves, whatever optim of transformers says."""
 SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
@@ -201,7 +201,7 @@ def _steps(given: Settings, sharding: Sharding) -> int:
 def _precision(given: Settings, habits: Habits, half: bool, sharding: Sharding | None) -> str:
     """Of the computation; what the launcher says counts where the arguments say nothing.  [transformers, training_args.py]"""
     if (own := _own_word(given)) is not None and given.get("bf16") is None and given.get("fp16") is None:
-        return {"bf16": "bf16", "fp16": "fp16"}.get(own, "fp32")
+        return "fp32" if own == "no" else own
     if given.flag("fp16") or (given.get("zero_stage") is not None and _dtype(given) in ("fp16", "float16")):
         return "fp16"
     if half and not given.flag("bf16", habits.bf16):

@@ -39,7 +39,7 @@ class Variables:
         self.assumed: set[str] = set()
         """Names that were taken as not set."""
         self.output: Callable[[list[str]], str | None] = lambda _: None
-        """What a function of the script writes, from its name and arguments; None = it is none, or it cannot be told."""
+        """What a function of the script writes, from its name and arguments; None = it is none, or it is not known."""
 
     def get(self, name: str) -> Value | None:
         """The value of a variable; None = never set."""

@@ -99,7 +99,7 @@ class _Follower:
         self.steps = self.depth = 0
         variables.output = self.output
         self.written: list[str] | None = None
-        """What the function at hand has written so far, where its output is wanted; None = it is not, or it cannot be told."""
+        """What the function at hand has written so far, where its output is wanted; None = it is not, or it is not known."""
 
     @property
     def variables(self) -> Variables:
