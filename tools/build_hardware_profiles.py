@@ -32,6 +32,7 @@ from tools.hardware_fits.attention import FLASH_ATTENTION_2, build_attention  # 
 from tools.hardware_fits.devices import (  # noqa: E402
     ACCUMULATE,
     AOTRITON,
+    AOTRITON_SOURCE,
     ATTENTION_RATE,
     BEST_RATE,
     BLOCK_SCALING,
@@ -306,8 +307,6 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
         for recipe, rate in rates.items():
             peak_key = recipe if recipe in spec["peak_dense_tflops"] else "fp16"
             own[recipe] = short(min(rate / (spec["peak_dense_tflops"][peak_key] * half) * reference[recipe], 1.0), 3)
-            if name.startswith("v100"):
-                own[recipe] = short(rate / 130.0, 3)
         data["gemm_efficiency"] = own
         notes["gemm_efficiency"] = f"best measured shape {rates} TFLOP/s: {why}"
         measured["gemm"] += "; plateau measured"
@@ -315,9 +314,9 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
         (forward, backward), why = ATTENTION_RATE[name]
         data["attention_efficiency"] = {"forward": forward, "backward": backward}
         notes["attention_efficiency"] = why
-    if name in ("mi300x", "mi325x", "mi355x"):  # what PyTorch picks by itself on ROCm; the best is Composable Kernel's and AITER's
-        data["kernels"] = {"slowdown": {"fa2": {"forward": 1.4, "backward": 1.4}}}
-        notes["kernels"] = AOTRITON
+    if name in AOTRITON:
+        data["kernels"] = {"slowdown": {"fa2": AOTRITON[name]}}
+        notes["kernels"] = AOTRITON_SOURCE
     if name in ("mi300x", "mi355x"):
         if name == "mi300x":
             data["scale_up"], remarks, _ = build_scale_up(raw["collectives"], device)

@@ -32,6 +32,9 @@ RELATED = {
     "gaudi2": ("Gaudi2", "h100-sxm", "h100-sxm", None, "h100-sxm"),
     "gaudi3": ("Gaudi3", "h100-sxm", "h100-sxm", None, "h100-sxm"),
 }
+# Multiplied as fp16, not bf16, which Volta's tensor cores do not take: 57.3, 78.2, 95.7, 97.4, 89.4 TFLOP/s at 1024, 2048, 4096, 8192, 10240
+# cubed; the curve gives 60, 64, 90, 92, 91. V100S, a PCIe card of 250 W, reaches 89 of its 130.
+V100 = "torch 2.7 matmul, fp16, 8192 cubed on V100-SXM2-16GB (zzc0721/torch-performance-test-data issue 140, February 2026)"
 # Burst rate of the best shape (TFLOP/s) where only that was measured: it replaces the relative's efficiency.
 BEST_RATE: dict[str, tuple[dict[str, float], str]] = {
     "a100-pcie-80gb": ({"bf16": 252.9}, "mamf: 300 W limit"),
@@ -40,8 +43,8 @@ BEST_RATE: dict[str, tuple[dict[str, float], str]] = {
     "mi355x": ({"bf16": 1565.0}, "mamf"),
     "gaudi2": ({"bf16": 418.7, "fp8": 826.5}, "mamf"),
     "gaudi3": ({"bf16": 1243.0, "fp8": 1290.0}, "mamf"),
-    "v100-sxm2-16gb": ({"bf16": 88.9}, "community torch matmul, fp16, V100S (130 TFLOP/s peak)"),
-    "v100-sxm2-32gb": ({"bf16": 88.9}, "community torch matmul, fp16, V100S (130 TFLOP/s peak)"),
+    "v100-sxm2-16gb": ({"bf16": 97.4}, V100),
+    "v100-sxm2-32gb": ({"bf16": 97.4}, V100),
     "rtx-3090": ({"bf16": 69.8}, "community torch matmul 76.5 (boost clock), limited to 0.98 of the nominal peak"),
     "rtx-4090": ({"bf16": 161.9}, "community torch matmul 160-173 (boost clock), limited to 0.98 of the nominal peak"),
     "rtx-5090": ({"bf16": 205.3}, "community torch matmul 224-236 (boost clock), limited to 0.98 of the nominal peak"),
@@ -54,9 +57,21 @@ ATTENTION_RATE: dict[str, tuple[tuple[float, float], str]] = {
     "mi300x": ((0.40, 0.31), "H100 fractions x 0.65, the ratio of the GEMM fractions of the two"),
     "mi325x": ((0.48, 0.37), "H100 fractions x 0.77, the ratio of the GEMM fractions of the two"),
 }
-AOTRITON = (
-    "fa2: AOTriton, the flash attention of PyTorch on ROCm; AITER is 1.18 to 1.62 times as fast forward on MI300X, five lengths and "
-    "two head sizes (midiareshadi.github.io/blog/attn-dsl-bench, 2026), 1.4 the middle; backward and other devices assumed alike"
+# AOTriton, the flash attention that PyTorch picks by itself on ROCm, over the best kernel (AITER, Composable Kernel), by pass.
+# MI355X, TFLOP/s at 4k, 8k and 16k tokens, head size 128, 16 heads, causal (HazyResearch/HipKittens @f09e968, analysis/attn, November 2025):
+#   forward   AITER 1069 1173 1247, AOTriton 422 630 762: 2.5 to 1.6, 1.86 at 8k
+#   backward  AITER  877 1034 1109, AOTriton 143 224 259 (301 to 312 where nothing is masked): 6.1 to 4.3, 4.6 at 8k
+# MI300X, forward: AITER is 1.18 to 1.62 times as fast, five lengths and two head sizes (midiareshadi.github.io/blog/attn-dsl-bench,
+# 2026), 1.4 the middle. Backward was not measured there: AOTriton at the part of the peak that it reaches on MI355X (0.089 at 8k; its
+# forward pass reaches 0.25 and 0.29), over ATTENTION_RATE at 8k. Composable Kernel on MI300X: 0.15 of the peak (ROCm/flash-attention
+# issue 142).
+AOTRITON = {
+    "mi300x": {"forward": 1.4, "backward": 3.3}, "mi325x": {"forward": 1.4, "backward": 3.9},
+    "mi355x": {"forward": 1.86, "backward": 4.6},
+}  # fmt: skip
+AOTRITON_SOURCE = (
+    "fa2: AOTriton, the flash attention of PyTorch on ROCm, over AITER; MI355X measured forward and backward (HazyResearch/HipKittens "
+    "@f09e968), MI300X forward (midiareshadi.github.io/blog/attn-dsl-bench), its backward at the part of the peak of MI355X"
 )
 PCIE = {"Gen3": 15.75, "Gen4": 31.5, "Gen5": 63.0, "Gen6": 121.0}  # GB/s, x16, one direction, after line coding
 # Host memory per node and its bandwidth: usual configurations of such servers, an assumption in every file.
