@@ -54,8 +54,6 @@ class Run:
     """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
     listed: bool = True
     """Its framework is one that the planner knows."""
-    slow_network: bool = False
-    """The job's own benchmark of its network reached less than half of the line rate."""
     unsupported: str = ""
     """Why the planner cannot price it; '' = it can."""
     assumptions: tuple[str, ...] = ()
@@ -149,13 +147,14 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
     reasons = {
         "it ran before a fix of its pipeline engine, which waited in a poll": broken,
         "every collective was checked on the host first, a debug mode": network == "checked",
+        "its own benchmark reads less than half of the network that its source states": network == "slow",
     }
     return Run(
         source=row.source, id=row.id, family=row.family("before the pipeline fix" if broken else f"network {network}"),
         title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""),
         made_for=row.made_for, stated=not missing,
         set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
-        slow_network=network == "slow", listed=of_plan or not row.entry.get("unknown"), **run,
+        listed=of_plan or not row.entry.get("unknown"), **run,
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
     for pair in pairs:
         run = pair.run
         error = pair.time_error if quantity == "step_time" else pair.memory_error
-        if error is None or not pair.counts or run.slow_network or run.cluster is None or run.trainer is None or run.kind is None:
+        if error is None or not pair.counts or run.cluster is None or run.trainer is None or run.kind is None:
             continue
         found.append(
             Residual(

@@ -42,7 +42,7 @@ def ordered(pairs: Sequence[Pair]) -> list[Ordered]:
         run = pair.run
         if run.workload is None or run.cluster is None or run.trainer is None or run.layout is None:
             continue
-        if pair.time_error is None or not run.representative or run.slow_network:
+        if pair.time_error is None or not run.representative:
             continue
         work, cluster = run.workload, run.cluster
         shape = (work.model.name, work.model.num_layers, work.model.num_kv_heads, work.lora_rank)
