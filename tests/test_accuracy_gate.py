@@ -116,6 +116,14 @@ def test_page_shows_every_source_and_sweep(pairs: list[Pair], tmp_path: Path) ->
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_page_counts_runs_that_are_in_no_summary(pairs: list[Pair]) -> None:
+    some = [pair for pair in pairs if "nanotron" in pair.run.family]
+    text, reasons = page(some, summarise(some), "p.png"), [pair.run.set_aside for pair in some if pair.run.set_aside]
+    assert len(set(reasons)) == 3
+    for reason in set(reasons):
+        assert f"| in no summary: {reason} | {reasons.count(reason)} |" in text
+
+
 def columns_are_equal(text: str) -> None:
     """Every row of a table has the columns of the row above."""
     for above, below in pairwise(text.splitlines()):

@@ -116,6 +116,7 @@ def _coverage(coverage: Line) -> Table:
         ("predicted of those", percent(coverage["predicted_of_stated"])),
         ("predicted in all", str(coverage["predicted"])),
     ]
+    rows += [(f"in no summary: {reason}", str(n)) for reason, n in coverage["set_aside"].items()]
     rows += [(f"not supported: {reason}", str(n)) for reason, n in list(coverage["unsupported"].items())[:12]]
     return Table(("", "runs"), tuple(rows), "Coverage")
 

@@ -140,6 +140,7 @@ def _coverage(pairs: Sequence[Pair]) -> dict[str, Any]:
         "predicted": sum(not pair.predicted.refused for pair in pairs),
         "predicted_of_stated": len(done) / len(stated) if stated else None,
         "unsupported": dict(reasons.most_common()),
+        "set_aside": dict(Counter(pair.run.set_aside for pair in pairs if pair.run.set_aside).most_common()),
     }
 
 
