@@ -243,3 +243,12 @@ def test_any_data_is_read_or_refused_with_a_sentence(key: str, tmp_path: Path) -
         path.write_text(library.dump_yaml({"extends": "megatron", "code_base": "x", "version": "26.06", key: value}))
         with contextlib.suppress(PlannerError):
             load_trainer(str(path))
+
+
+def test_what_would_be_faster_does_not_hang_on_how_many_plans_are_shown() -> None:
+    """Llama 70B on 64 H100: in fp8 another layout than the first is the fastest, with one plan shown as with five."""
+    one, five = (api.plan(model="llama-70b", gpus=64, hardware="h100-sxm", top=top) for top in (1, 5))
+    assert (len(one), len(five)) == (1, 5) and one[0].layout == five[0].layout
+    assert [(each.flag, each.layout) for each in one.faster] == [(each.flag, each.layout) for each in five.faster]
+    assert [each.gain for each in one.faster] == pytest.approx([each.gain for each in five.faster])
+    assert any(each.layout for each in one.faster)

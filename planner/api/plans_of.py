@@ -21,13 +21,18 @@ from planner.space import base_layouts
 from planner.trainer_options import read_options, spelled
 
 
+ASKED_FOR_GAINS = 5
+"""Layouts that are asked what would make them faster, also where fewer plans are shown: the answer does not hang on how many."""
+
+
 def plans_of(
     resolved: ResolvedJob, pins: Pins, top: int, keywords: Mapping[str, Any], progress: Callable[[str], None]
 ) -> Plans:
     """The ``top`` best plans of a job; ``keywords`` are what its user said, for the command lines of the advice."""
-    finding = search(resolved.job, pins, top)
+    most = max(top, ASKED_FOR_GAINS)
+    finding = search(resolved.job, pins, most)
     _require_legal(resolved, finding, pins)
-    resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, top)
+    resolved, finding = _with_loss_in_pieces(resolved, finding, pins, keywords, most)
     from planner.advice import advise, off_the_host
     from planner.gains import gains, held_back
 
@@ -52,7 +57,7 @@ def plans_of(
             faster += off_the_host(resolved.job, rate, ask, command)
     attempts = [
         Plan(resolved.plan(layout, found, _why(finding, found), ratios))
-        for layout, found, ratios in zip(finding.layouts, finding.estimates, unstated.ratios(), strict=True)
+        for layout, found, ratios in zip(finding.layouts[:top], finding.estimates, unstated.ratios(), strict=False)
     ]
     return Plans(
         resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice), faster=tuple(faster)
