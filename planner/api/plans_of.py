@@ -20,7 +20,6 @@ from planner.search import Finding, Pins, search
 from planner.space import base_layouts
 from planner.trainer_options import read_options, spelled
 
-
 ASKED_FOR_GAINS = 5
 """Layouts that are asked what would make them faster, also where fewer plans are shown: the answer does not hang on how many."""
 
