@@ -340,11 +340,12 @@ class _Step:
         m, experts, time = self.model, self.served.expert_format, self.served.cluster.collective_time
         scatter = time("reduce_scatter", whole, self.ranks, 1)
         small = WEIGHT_BYTES[experts] if experts in self.served.engine.fusion.gathered else ACTIVATION
-        both = time("all_gather", whole * small / ACTIVATION, self.ranks, 1) + scatter
+        both, wide = time("all_gather", whole * small / ACTIVATION, self.ranks, 1) + scatter, m.is_moe & (self.ranks > GATHERED)
+        if not np.any(wide):
+            return both
         sizes = (self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
         direct = self.curves.dispatch_time(*sizes) + self.curves.combine_time(*sizes)
-        wide = np.minimum(time("all_gather", whole, self.ranks, 1) + scatter, direct)
-        return np.where(m.is_moe & (self.ranks > GATHERED), wide, both)
+        return np.where(wide, np.minimum(time("all_gather", whole, self.ranks, 1) + scatter, direct), both)
 
     def _context_parallel(self) -> Floats:
         """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
