@@ -14,9 +14,10 @@ from planner.linear_attention import KINDS as LINEAR_KINDS
 from planner.schema import Bytes, Line, Name, Positive, keys, one_of, within
 from planner.serving.serving_layout import WEIGHTS
 
-HOST = ("step", "sequence", "launch", "prompt_token", "first_token")
-"""Host times: of one step; of one sequence in it; of one kernel outside a graph; before its first token, of one prompt
-token (tokeniser) and of a request (client, server)."""
+HOST = ("step", "sequence", "streamed", "relayed", "launch", "exposed", "prompt_token", "first_token")
+"""Host times: of one step; of one sequence in it, and what of that is the response with its token, which only a stream sends; of
+its token on the way from one pipeline stage's host to the next; of one kernel outside a graph, and what of that the GPU waits for
+however long it takes itself; before its first token, of one prompt token (tokeniser) and of a request (client, server)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
 HOST_WEIGHTS = ("none", "streams", "computes")
 PARTS = ("context", "group", "graphs")
@@ -87,6 +88,8 @@ class Fusion:
     norms: ReducedNorms = field(default_factory=ReducedNorms)
     experts: Annotated[dict[str, Cases], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Format -> kernels of a mixture, one after the other, where it is more than the measured one has (FUSED_LAUNCHES)."""
+    gathered: tuple[Annotated[str, one_of(WEIGHTS)], ...] = ()
+    """Formats of experts whose tokens are quantised to it before ranks of attention gather them; all others in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,8 @@ class Engine:
         """Decodes between two passes that may take prompts."""
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
+        self.streamed = traffic.client == "http" or traffic.load != "offline"
+        """Whether tokens are sent as they come: who asks for throughput alone, inside the engine's process, takes whole answers."""
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
 
     def time(self, work: Pass) -> StepTime:
@@ -50,7 +52,8 @@ class Engine:
     def decode_step(self, batch: Any, busy: Any = 0.0) -> StepTime:
         """The parts of ``decode``."""
         batch = np.maximum(batch, 1e-6)
-        work = Pass(batch=batch, context=self.context, queries=self.drafted, clock=self.clock(batch, busy))
+        clock = self.clock(batch, busy)
+        work = Pass(batch=batch, context=self.context, queries=self.drafted, clock=clock, streamed=self.streamed)
         time = self.time(work)
         return replace(time, draft=self.draft(batch, time))
 
@@ -82,6 +85,13 @@ class Engine:
             room = np.maximum(self.budget - np.asarray(batch) / (self.dp * self.pp), 1.0)
         return room if self.served.engine.chunked_prefill else np.maximum(room, self.input)
 
+    def fed(self) -> Floats:
+        """Requests at once that a token budget of C keeps supplied with prompts, where these share the passes of decodes:
+        C O / (I + O) of every group and attention rank."""
+        if not self.served.engine.mixes_prefill:
+            return np.asarray(np.inf)
+        return self.budget * self.dp * self.pp * self.output / (self.input + self.output)
+
     def chunks(self, batch: Any) -> tuple[Floats, Floats]:
         """Passes that one prompt takes, and its tokens in each."""
         number = np.ceil(self.input / self.room(batch))
@@ -107,7 +117,7 @@ class Engine:
         done = (number - 1.0) / 2.0 * tokens + self.hit
         work = Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens, cached=done,
-            clock=self.clock(batch, busy) * self.prompt_rate(),
+            clock=self.clock(batch, busy) * self.prompt_rate(), streamed=self.streamed,
         )  # fmt: skip
         return number, np.asarray(self.time(work).total)
 

@@ -176,15 +176,20 @@ def offline(engine: Engine, requests: Any, most: Any) -> Flow:
 
     Decodes that started together end together, so a wave that is not full takes its own time: T = R / X + f (n C(B) + C(r) - R / X)
     for R = n B + r, f the part of a cycle that decodes; prompts, the rest, follow each other without gaps.
+
+    A request takes I + O tokens of the passes that it decodes in, O of them: a budget of C tokens a pass serves C O / (I + O)
+    requests at once, and what more the cache has room for waits. Those that then run are out of step: there are no waves.
     """
     inside = np.minimum(requests, most)
-    full = closed(engine, inside, most, queued=True)
+    served = np.maximum(engine.fed(), 1.0)
+    full = closed(engine, np.minimum(inside, served), most, queued=True)
     whole = np.floor(requests / inside * (1.0 + 1e-12))
     left = np.maximum(requests - whole * inside, 0.0)
     last = closed(engine, np.maximum(left, 1.0), most, queued=True)
     steady = requests / full.rate
     waves = whole * inside / full.rate + np.where(left >= 1.0, np.maximum(left, 1.0) / last.rate, 0.0)
     decodes = np.minimum(np.maximum(engine.output - 1.0, 0.0) * full.decode / engine.speed * full.rate / inside, 1.0)
+    decodes = np.where(inside <= served, decodes, 0.0)
     return replace(full, rate=requests / (steady + decodes * np.maximum(waves - steady, 0.0)))
 
 

@@ -18,9 +18,10 @@ from planner.serving import host_weights
 from planner.serving.curves.decode_curves import JOINED_BY, TABLE_ROWS
 from planner.serving.curves.expert_kernels import FUSED_LAUNCHES
 from planner.serving.engine_facts import by_card
+from planner.serving.even_stages import relays, wait_for_head
 from planner.serving.result import StepTime
 from planner.serving.served import Served
-from planner.serving.serving_layout import ServingLayout
+from planner.serving.serving_layout import WEIGHT_BYTES, ServingLayout
 
 ACTIVATION = 2.0
 """Bytes of an activation between kernels: 16 bits in every engine."""
@@ -52,6 +53,8 @@ class Pass:
     """Rate of the tensor cores over that of a short burst."""
     eager: Any = False
     """The engine runs the pass outside CUDA graphs whatever its size."""
+    streamed: bool = True
+    """Every token is sent as it comes, not a whole answer at its end."""
 
 
 def step_time(served: Served, layout: ServingLayout, work: Pass) -> StepTime:
@@ -80,7 +83,8 @@ class _Step:
         self.tp = np.asarray(layout.tp, dtype=np.float64)
         self.ranks = np.asarray(layout.ranks, dtype=np.float64)
         self.attn_dp = np.asarray(layout.attn_dp, dtype=np.float64)
-        rank_batch = np.asarray(work.batch, dtype=np.float64) / (self.attn_dp * np.asarray(layout.pp, dtype=np.float64))
+        self.stages = np.asarray(layout.pp, dtype=np.float64)
+        rank_batch = np.asarray(work.batch, dtype=np.float64) / (self.attn_dp * self.stages)
         self.prompt_tokens = np.asarray(work.prompts, dtype=np.float64) * np.asarray(
             work.prompt_tokens, dtype=np.float64
         )
@@ -134,7 +138,9 @@ class _Step:
             head=self._head(),
             host=0.0,
         )
-        return replace(parts, host=self._host(np.asarray(parts.total)))
+        parts = replace(parts, host=self._host(np.asarray(parts.total)))
+        wait = wait_for_head(parts, self.layout, self.work, layers=model.num_layers, sends=self._sends())
+        return replace(parts, communication=parts.communication + wait)
 
     # ------------------------------------------------------------------------------------------------ products
 
@@ -269,12 +275,9 @@ class _Step:
         one = self.model.linear
         assert one is not None
         h, weights = float(self.model.hidden_size), self.served.attention_format
-        inner = self._product(one.input_size / self.tp, h, weights) + self._product(
-            h, one.value_size / self.tp, weights
-        )
-        states = np.where(
-            self.sequences > 0.0, self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp), 0.0
-        )
+        inner = self._product(one.input_size / self.tp, h, weights) + self._product(h, one.value_size / self.tp, weights)
+        updates = self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp)
+        states = np.where(self.sequences > 0.0, updates, 0.0)
         new = np.asarray(self.work.prompt_tokens, dtype=np.float64)
         if np.any(self.prompt_tokens > 0.0):
             prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
@@ -320,25 +323,29 @@ class _Step:
         if m.qk_norm and m.qk_norm_spans == "heads":  # the sums of squares of queries and keys, in fp32
             total = total + layers * self._all_reduce(8.0 * self.tokens, self.tp)
         if np.any(self.attn_dp > 1.0):
-            whole = size * self.attn_dp
-            both = sum(
-                self.served.cluster.collective_time(op, whole, self.ranks, 1) for op in ("all_gather", "reduce_scatter")
-            )
-            sparse = float(m.num_moe_layers or m.num_layers)
-            direct = self.curves.dispatch_time(
-                self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
-            )
-            direct = direct + self.curves.combine_time(
-                self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks
-            )
-            exchange = np.where(m.is_moe & (self.ranks > GATHERED), np.minimum(both, direct), both)
-            total = total + np.where(self.attn_dp > 1.0, sparse * exchange, 0.0)
-        hops = np.asarray(self.layout.pp, dtype=np.float64) - 1.0
-        if np.any(hops > 0):
-            total = total + hops * self.served.cluster.collective_time(
-                "send_recv", size, np.where(hops > 0, 2, 1), self.ranks
-            )
-        return np.asarray(total + self._context_parallel())
+            exchange = float(m.num_moe_layers or layers) * self._gathers(size * self.attn_dp)
+            total = total + np.where(self.attn_dp > 1.0, exchange, 0.0)
+        return np.asarray(total + self._sends() + self._context_parallel())
+
+    def _sends(self) -> Floats:
+        """Messages between the stages of a pipeline."""
+        hops, size = self.stages - 1.0, ACTIVATION * self.tokens * self.model.hidden_size
+        if not np.any(hops > 0):
+            return np.zeros_like(hops)
+        return hops * self.served.cluster.collective_time("send_recv", size, np.where(hops > 0, 2, 1), self.ranks)
+
+    def _gathers(self, whole: Floats) -> Floats:
+        """One mixture after attention data parallelism: tokens of ``whole`` bytes gathered, in the format of the experts where the
+        engine quantises them before, and 16-bit results summed and scattered; beyond a server direct sends, where faster."""
+        m, experts, time = self.model, self.served.expert_format, self.served.cluster.collective_time
+        scatter = time("reduce_scatter", whole, self.ranks, 1)
+        small = WEIGHT_BYTES[experts] if experts in self.served.engine.fusion.gathered else ACTIVATION
+        both, wide = time("all_gather", whole * small / ACTIVATION, self.ranks, 1) + scatter, m.is_moe & (self.ranks > GATHERED)
+        if not np.any(wide):
+            return both
+        sizes = (self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
+        direct = self.curves.dispatch_time(*sizes) + self.curves.combine_time(*sizes)
+        return np.where(wide, np.minimum(time("all_gather", whole, self.ranks, 1) + scatter, direct), both)
 
     def _context_parallel(self) -> Floats:
         """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
@@ -367,11 +374,8 @@ class _Step:
         m = self.model
         rows = np.maximum(self.sequences * self.queries + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
         product = self._product(m.vocab_size / self.tp, float(m.hidden_size), "bf16", rows)
-        gather = np.where(
-            self.tp > 1.0,
-            self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1),
-            0.0,
-        )
+        gather = self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1)
+        gather = np.where(self.tp > 1.0, gather, 0.0)
         sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
             LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy"
         )
@@ -380,10 +384,12 @@ class _Step:
     def _host(self, gpu: Floats) -> Floats:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
-        own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
+        each = host["sequence"] - (0.0 if self.work.streamed else host["streamed"])
+        own = host["step"] + each * self.sequences  # every rank of attention has a scheduler of its own
+        own = own + relays(self.layout) * host["relayed"] * self.sequences
         own = own + by_card(self.served.engine.shortfall.step, self.hardware, self.ranks)
         launch = np.maximum(by_card(self.served.engine.shortfall.launch, self.hardware, self.ranks), host["launch"])
-        waits = np.maximum(launch * self._launches() - gpu, 0.0)
+        waits = np.maximum(launch * self._launches() - gpu, host["exposed"] * self._launches())
         return own + np.where(self.graph, 0.0, waits)
 
     def _launches(self) -> float:

@@ -28,7 +28,8 @@ class Form:
     smooth: tuple[str, ...] = ()
     """Two sizes along whose product the mesh is filled in (``between``)."""
     memory: float = 0.0
-    """Known share of the bandwidth: rows that a cache served show the other numbers all the same; 0 = fitted."""
+    """Known share of the bandwidth: rows that a cache served show the other numbers all the same; 0 = fitted. What reads from there adds
+    to nothing that those few rows of the memory show: the walk along k hides behind it (``Kernel.overlaps``)."""
     axes: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -65,7 +66,7 @@ def fitted(law: Kernel, data: Data, form: Form) -> tuple[Kernel, Kernel]:
     numbers = fit_numbers(law, data if data.keep is None or form.memory else data.take(data.keep), form)
     if form.memory:  # rows too short for the rate say too little of it
         numbers |= {"memory": form.memory, "compute": min(numbers.get("compute", 0.0), form.memory)}
-    law = replace(law, numbers=numbers)
+    law = replace(law, numbers=numbers, overlaps=bool(form.memory))
     shapes = between(data, *form.smooth) if form.smooth else data
     return law, fit_mesh(law, shapes, form.axes) if form.axes else law
 
@@ -84,6 +85,8 @@ def entry(operator: str, hardware: HardwareProfile, dtype: str, data: Data, form
         "from": data.said,
         "law": " ".join(f"{name} {value:g}" for name, value in whole.numbers.items()),
     }
+    if whole.overlaps:
+        result["overlaps"] = True
     if form.axes:
         errors["law"] = errors_of(law, scored)
         result["axes"] = {name: " ".join(f"{node:g}" for node in nodes) for name, nodes in whole.axes.items()}

@@ -23,6 +23,7 @@ from planner.arrays import Floats
 from planner.error_bars import Z90
 from planner.errors import PlannerError
 from planner.serving.engine import Engine, load_engine
+from planner.serving.engine_facts import HOST
 from planner.serving.measure.bench_files import read_bench
 from planner.serving.measure.plan_comparison import compare_with
 from planner.serving.plan_pricing import priced
@@ -148,9 +149,8 @@ def fit_serving(runs: Sequence[ServedRun]) -> ServingFit:
 
 def _slower(engine: Engine, host: float) -> dict[str, float]:
     """Host times of an engine whose host takes ``host`` times as long."""
-    return {
-        name: value * (host if name in ("step", "sequence", "launch") else 1.0) for name, value in engine.host.items()
-    }
+    scaled = [name for name in HOST if name not in ("prompt_token", "first_token")]
+    return {name: value * (host if name in scaled else 1.0) for name, value in engine.host.items()}
 
 
 def _factors(shares: Floats, gaps: Floats) -> tuple[float, float, float]:

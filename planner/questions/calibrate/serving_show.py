@@ -12,8 +12,9 @@ from planner.terminal.tables import seconds, table
 def print_serving_fit(console: Console, found: ServingFit) -> None:
     """Host times before and after, runs before and after, what was not written."""
     names = {
-        "step": "a step", "sequence": "a sequence in it", "launch": "a kernel outside a graph", "prompt_token": "a prompt token",
-        "first_token": "a request before its first token",
+        "step": "a step", "sequence": "a sequence in it", "streamed": "of that, the response with its token",
+        "relayed": "its token from stage to stage", "launch": "a kernel outside a graph", "exposed": "of that, idle on the GPU",
+        "prompt_token": "a prompt token", "first_token": "a request before its first token",
     }  # fmt: skip
     lines = [
         (names[name], seconds(before), seconds(found.engine.host[name])) for name, before in found.base.host.items()

@@ -22,7 +22,9 @@ KIND = "decode"
 INDEX = "decode_devices.yaml"
 BEST_SHARE = 0.95
 """Of the nominal bandwidth: no kernel was seen to reach more from memory."""
-_KERNEL_KEYS = ("from", "law", "axes", "percent", "rows", "errors", "note")
+OVERLAPPED = ("memory", "depth")
+"""Terms of a product that may hide each other."""
+_KERNEL_KEYS = ("from", "law", "overlaps", "axes", "percent", "rows", "errors", "note")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Kernel:
     """Nodes of the mesh by name of every size of the law, one where only the law knows the size; empty without a mesh."""
     percent: Column = field(default_factory=lambda: np.zeros(0))
     """100 x measured / law at the nodes."""
+    overlaps: bool = False
+    """Of the terms of OVERLAPPED the longer is seen, not their sum; without a mesh only, which says how shapes differ."""
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -56,6 +60,13 @@ class Kernel:
     def _sum(self, terms: Terms) -> Column:
         return column(sum(number * terms[name] for name, number in self.numbers.items()))
 
+    def _hidden(self, terms: Terms) -> Column | float:
+        """What overlaps: blocks walk along k while others read, and the longer of both is seen."""
+        if not self.overlaps:
+            return 0.0
+        memory, depth = (self.numbers.get(name, 0.0) * column(terms[name]) for name in OVERLAPPED)
+        return np.minimum(memory, depth)
+
     def _least(self, terms: Terms) -> Column:
         """The traffic at BEST_SHARE of the bandwidth, the work at the peak, one launch inside a graph."""
         least = np.maximum(terms.get("memory", 0.0) * (1.0 / BEST_SHARE), terms.get("compute", 0.0))
@@ -69,7 +80,7 @@ class Kernel:
         shape = np.broadcast_shapes(*(size.shape for size in sizes.values()))
         if (mesh := self.mesh) is None:
             terms = self._terms(sizes)
-            time = np.maximum(self._sum(terms), self._least(terms))
+            time = np.maximum(self._sum(terms) - self._hidden(terms), self._least(terms))
         else:
             inside, beyond = mesh.inside(sizes)
             time = mesh.time(inside)
@@ -107,7 +118,8 @@ def kernel_from(data: object, operator: str, dtype: str, hardware: HardwareProfi
     if axes and (percent.size != math.prod(shape) or any(np.any(np.diff(nodes) <= 0) for nodes in axes.values())):
         raise PlannerError(f"{where}: percent holds {percent.size} numbers for increasing axes of {shape} nodes")
     percent = percent.reshape(shape) if axes else percent
-    return Kernel(operator, dtype, hardware, dict(zip(words[::2], values.tolist(), strict=True)), axes, percent)
+    named = dict(zip(words[::2], values.tolist(), strict=True))
+    return Kernel(operator, dtype, hardware, named, axes, percent, bool(entry.get("overlaps", False)))
 
 
 @cache
