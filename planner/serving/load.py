@@ -14,6 +14,7 @@ Lavenberg 1980; Schweitzer 1979], less half a service of the prompt in progress.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,14 +162,24 @@ def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any, l
 
     ``held`` h: the part of the prompts that lengthens the decodes of a request; 0 where they are computed elsewhere.
     """
-    low = np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(base), np.shape(added)))
-    high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low
+    high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12))
+
+    def inside(rate: Floats) -> Floats:
+        wait = np.maximum(queue_wait(rate, added, requests), least)
+        return np.asarray(rate * (base + wait + decodes / (1.0 - held * rate * added)))
+
+    return bisected(inside, requests, high)
+
+
+def bisected(grows: Callable[[Floats], Floats], aim: Any, high: Any) -> Floats:
+    """x between 0 and ``high`` where a function that grows reaches ``aim``; ``high`` where it never does."""
+    low = np.zeros(np.broadcast_shapes(np.shape(grows(high)), np.shape(aim)))
+    high = np.asarray(high) + low
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        wait = np.maximum(queue_wait(middle, added, requests), least)
-        inside = middle * (base + wait + decodes / (1.0 - held * middle * added))
-        low, high = np.where(inside < requests, middle, low), np.where(inside < requests, high, middle)
-    return 0.5 * (low + high)
+        below = grows(middle) < aim
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.asarray(0.5 * (low + high))
 
 
 def offline(engine: Engine, requests: Any, most: Any) -> Flow:

@@ -1,9 +1,9 @@
 """Disaggregated serving: workers that compute prompts, workers that decode, and the cache that moves between them.
 
-Both pools use the step of ``step``; the queue of the prompts has as many servers as there are prefill workers.
+Both pools use the step of ``step``; prompts that arrive during a pass of a prefill worker share the next (``prefill_queue``).
 
-    X   = N / (TTFT + (O - 1) TPOT)                        Little's law of the whole, at most min(Wp / Sp, Wd B / (O D(B)))
-    TTFT = wait + own passes + transfer + D(B) + client    own passes of an idle prefill worker
+    X   = N / (TTFT + (O - 1) TPOT)                        Little's law of the whole, at most min(Wp n / P(n), Wd B / (O D(B)))
+    TTFT = wait + own passes + transfer + D(B) + client    own passes with the prompts that share them
     transfer = I kv / (ranks x link) / L                   sent layer by layer behind the passes: the last layer is exposed
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.serving import load
 from planner.serving.engine_passes import Engine
+from planner.serving.prefill_queue import Prompts, prompts_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
@@ -62,21 +63,22 @@ def estimate(
     inside = np.minimum(load_value, room) if traffic.load != "rate" else room
     batch, busy = np.maximum(0.9 * inside / decoders, 1e-6), np.zeros(())
     for _ in range(load.ROUNDS):
-        service, own = prompt_time(prompts, busy)
+        queue = prompts_of(prompts, busy)
         seconds = answers.decode(batch)
         if across:
-            sent = time_across(across, cache, rate, own, served.model.num_layers)
-        base = own + sent + seconds
+            sent = time_across(across, cache, rate, queue.own(rate / workers), served.model.num_layers)
+        rest = sent + seconds + output * seconds / answers.speed
         if traffic.load == "rate":
-            rate = np.minimum(load_value, load.SATURATED * workers / service)
+            rate = np.minimum(load_value, load.SATURATED * workers * queue.capacity)
         else:
-            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
+            rate = _closed(queue, inside, workers, rest)
         rate = np.minimum(rate, passing)
-        busy = np.minimum(rate * service / workers, 1.0)
+        busy = np.minimum(rate / workers / queue.capacity, 1.0)
         tpot = seconds / answers.speed
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
+    base = queue.own(rate / workers) + sent + seconds
     if traffic.load == "rate":
-        wait = load.queue_wait(rate, service / workers, inside)
+        wait = queue.wait(rate, workers, inside)
     else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
         wait = np.maximum(inside / rate - base - output * tpot, 0.0)
     outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
@@ -91,7 +93,7 @@ def estimate(
         decode=seconds,
     )
     if traffic.waves is not None and traffic.load == "concurrency":
-        flow = load.with_burst(answers, flow, service / workers * (inside + 1.0) / 2.0 + base, traffic.waves)
+        flow = load.with_burst(answers, flow, (inside + 1.0) / (2.0 * workers * queue.capacity) + base, traffic.waves)
     found = result(answers, memory, most, flow)
     if traffic.load != "rate":
         return found
@@ -99,11 +101,17 @@ def estimate(
     return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
 
 
+def _closed(queue: Prompts, requests: Any, workers: Any, rest: Any) -> Any:
+    """X that solves N = X (own passes + wait + rest), at most what the workers finish: what is left then waits for them."""
+    high = np.minimum(requests / np.maximum(queue.first + rest, 1e-12), (1.0 - 1e-6) * workers * queue.capacity)
+    return load.bisected(lambda rate: rate * (queue.own(rate / workers) + queue.wait(rate, workers, requests) + rest), requests, high)
+
+
 def prompt_time(engine: Engine, busy: Any) -> tuple[Any, Any]:
-    """Seconds that a prompt takes of a worker without decodes, and of its own passes: attn_dp prompts go at once. ``busy``: share
-    of the time that the worker computes."""
-    number, whole = engine.passes(0.0, busy)
-    return number * whole / (engine.dp * engine.pp), number * whole
+    """Seconds that a prompt takes of a worker without decodes at full load, and of its own passes when it is alone on its rank.
+    ``busy``: share of the time that the worker computes."""
+    queue = prompts_of(engine, busy)
+    return 1.0 / queue.capacity, queue.first
 
 
 def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, memory: Any) -> Any:
