@@ -197,6 +197,8 @@ class Shortfall:
 
     step: Cases = ()
     """Seconds of a step that no kernel explains."""
+    spread: Cases = ()
+    """The same of a step with attention data parallelism, whose experts lie on all ranks."""
     launch: Cases = ()
     """Seconds of the host for a kernel outside a graph, where its own CPUs take longer than ``host``."""
     prompts: Cases = ()

@@ -381,8 +381,11 @@ class _Step:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
         own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
-        own = own + by_card(self.served.engine.shortfall.step, self.hardware, self.ranks)
-        launch = np.maximum(by_card(self.served.engine.shortfall.launch, self.hardware, self.ranks), host["launch"])
+        shortfall = self.served.engine.shortfall
+        own = own + by_card(shortfall.step, self.hardware, self.ranks)
+        pure = self.prompt_tokens <= 0.0
+        own = own + np.where((self.attn_dp > 1.0) & pure, by_card(shortfall.spread, self.hardware, self.ranks), 0.0)
+        launch = np.maximum(by_card(shortfall.launch, self.hardware, self.ranks), host["launch"])
         waits = np.maximum(launch * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 

@@ -61,6 +61,8 @@ class Launch:
     """Largest captured batch of a rank, at most its batch limit; 0 = the engine's own."""
     waiting: tuple[str, ...] | None = None
     """Formats whose kernels wait for each other, as ``Graphs.waiting``, of those that the engine has; None = all of them."""
+    prompts: float = 0.0
+    """Part of the rate of products and attention that prompts reach; 0 = the engine's own."""
     chain: float = 0.0
     """Kernels of a mixture of experts, as ``Fusion.experts``; 0 = the engine's own."""
     overlap: bool | None = None
@@ -78,7 +80,10 @@ class Launch:
         if self.chain:
             fusion = replace(fusion, experts=dict.fromkeys(WEIGHTS, (Case(value=self.chain),)))
         overlap = engine.overlap_scheduler if self.overlap is None else self.overlap
-        return replace(engine, graphs=graphs, fusion=fusion, overlap_scheduler=overlap)
+        shortfall = engine.shortfall
+        if self.prompts:
+            shortfall = replace(shortfall, prompts=(Case(value=self.prompts),))
+        return replace(engine, graphs=graphs, fusion=fusion, shortfall=shortfall, overlap_scheduler=overlap)
 
     def in_pools(self, said: Mapping[str, Any]) -> Launch:
         """With what ``pools_of`` says of a disaggregated row."""
@@ -89,6 +94,7 @@ class Launch:
             prefill=(int(tokens), int(requests)),
             largest=int(said.get("largest", 0)),
             waiting=None if waiting is None else tuple(waiting),
+            prompts=float(said.get("prompts", 0.0)),
             chain=float(said.get("chain", 0.0)),
         )
 
