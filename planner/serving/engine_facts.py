@@ -198,7 +198,7 @@ class Shortfall:
     step: Cases = ()
     """Seconds of a step that no kernel explains."""
     spread: Cases = ()
-    """The same of a step with attention data parallelism, whose experts lie on all ranks."""
+    """The same of every layer with experts, of a step with attention data parallelism: their tokens come from all ranks."""
     launch: Cases = ()
     """Seconds of the host for a kernel outside a graph, where its own CPUs take longer than ``host``."""
     prompts: Cases = ()

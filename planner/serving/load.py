@@ -252,7 +252,8 @@ def with_burst(engine: Engine, flow: Flow, initial: Floats, waves: float) -> Flo
     first = np.maximum(initial, flow.ttft)
     ttft = flow.ttft + (first - flow.ttft) / waves
     decodes = np.maximum(engine.output - 1.0, 0.0) * flow.tpot
-    spread = np.minimum(np.sqrt(12.0 * engine.traffic.output.variation * waves), 1.0)
+    lengths = np.sqrt(12.0 * engine.traffic.output.variation * waves)
+    spread = np.minimum(np.hypot(lengths, 2.0 * (first - flow.ttft) / (flow.ttft + decodes)), 1.0)
     rate = flow.rate * (flow.ttft + decodes) / (ttft + decodes) * waves / (waves + 0.5 * spread)
     return replace(flow, ttft=ttft, rate=rate, first=first, waves=waves)
 

@@ -383,8 +383,9 @@ class _Step:
         own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
         shortfall = self.served.engine.shortfall
         own = own + by_card(shortfall.step, self.hardware, self.ranks)
-        pure = self.prompt_tokens <= 0.0
-        own = own + np.where((self.attn_dp > 1.0) & pure, by_card(shortfall.spread, self.hardware, self.ranks), 0.0)
+        spread = (self.attn_dp > 1.0) & (self.prompt_tokens <= 0.0)
+        layers = float(self.model.num_moe_layers)
+        own = own + np.where(spread, layers * by_card(shortfall.spread, self.hardware, self.ranks), 0.0)
         launch = np.maximum(by_card(shortfall.launch, self.hardware, self.ranks), host["launch"])
         waits = np.maximum(launch * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
