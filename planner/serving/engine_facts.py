@@ -203,6 +203,8 @@ class Shortfall:
     """Seconds of the host for a kernel outside a graph, where its own CPUs take longer than ``host``."""
     prompts: Cases = ()
     """Part of the rate of products and attention that prompts reach; no case: all of it."""
+    arrivals: Cases = ()
+    """Two pools: bytes/s at which caches arrive one after the other while decodes stop; no case: behind the decodes."""
     products: Annotated[dict[str, Cases], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Format of weights -> part of the rate that products of many rows reach."""
 

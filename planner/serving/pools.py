@@ -9,12 +9,14 @@ Both pools use the step of ``step``; prompts that arrive during a pass of a pref
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from planner.serving import load
+from planner.serving.engine_facts import by_card
 from planner.serving.engine_passes import Engine
 from planner.serving.prefill_queue import Prompts, prompts_of
 from planner.serving.result import ServingEstimate
@@ -54,7 +56,7 @@ def estimate(
     alone = replace(traffic, speculation=None)
     prompts, answers = Engine(across.prompts if across else served, prefill, alone), Engine(served, decode, traffic)
     workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
-    sent = transfer_time(served, prefill, decode, traffic, memory)
+    sent, stop = transfer_time(served, prefill, decode, traffic, memory), arrival_time(served, decode, traffic)
     cache = cache_bytes(served, traffic) if across else 0.0
     passing = load.SATURATED * across.bandwidth / cache if across else np.inf
     rate: Any = 0.0
@@ -67,14 +69,14 @@ def estimate(
         seconds = answers.decode(batch)
         if across:
             sent = time_across(across, cache, rate, queue.own(rate / workers), served.model.num_layers)
-        rest = sent + seconds + output * seconds / answers.speed
+        tokens = output * seconds / answers.speed
         if traffic.load == "rate":
             rate = np.minimum(load_value, load.SATURATED * workers * queue.capacity)
         else:
-            rate = _closed(queue, inside, workers, rest)
+            rate = _closed(queue, inside, workers, lambda one, base=sent + seconds, own=tokens: base + own * slowed(one / decoders, stop))
         rate = np.minimum(rate, passing)
         busy = np.minimum(rate / workers / queue.capacity, 1.0)
-        tpot = seconds / answers.speed
+        tpot = seconds / answers.speed * slowed(rate / decoders, stop)
         batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
     base = queue.own(rate / workers) + sent + seconds
     if traffic.load == "rate":
@@ -101,10 +103,25 @@ def estimate(
     return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
 
 
-def _closed(queue: Prompts, requests: Any, workers: Any, rest: Any) -> Any:
-    """X that solves N = X (own passes + wait + rest), at most what the workers finish: what is left then waits for them."""
-    high = np.minimum(requests / np.maximum(queue.first + rest, 1e-12), (1.0 - 1e-6) * workers * queue.capacity)
-    return load.bisected(lambda rate: rate * (queue.own(rate / workers) + queue.wait(rate, workers, requests) + rest), requests, high)
+def _closed(queue: Prompts, requests: Any, workers: Any, rest: Callable[[Any], Any]) -> Any:
+    """X that solves N = X (own passes + wait + rest(X)), at most what the workers finish: what is left then waits for them."""
+    high = np.minimum(requests / np.maximum(queue.first + rest(0.0), 1e-12), (1.0 - 1e-6) * workers * queue.capacity)
+
+    def inside(rate: Any) -> Any:
+        return rate * (queue.own(rate / workers) + queue.wait(rate, workers, requests) + rest(rate))
+
+    return load.bisected(inside, requests, high)
+
+
+def slowed(rate: Any, stop: Any) -> Any:
+    """How much longer decodes take that stop ``stop`` seconds for each of ``rate`` requests/s of a worker: 1 / (1 - X t)."""
+    return 1.0 / (1.0 - np.minimum(rate * stop, load.SATURATED))
+
+
+def arrival_time(served: Served, decode: ServingLayout, traffic: Traffic) -> Any:
+    """Seconds for which the decodes of a worker stop while the cache of a prompt arrives; 0 where it arrives behind them."""
+    bandwidth = by_card(served.engine.shortfall.arrivals, served.hardware, decode.ranks)
+    return np.where(bandwidth > 0.0, cache_bytes(served, traffic) / np.maximum(bandwidth, 1.0), 0.0)
 
 
 def prompt_time(engine: Engine, busy: Any) -> tuple[Any, Any]:
@@ -122,13 +139,13 @@ def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout,
     return CONNECTION + size / link / served.model.num_layers
 
 
-def cache_bytes(served: Served, traffic: Traffic) -> float:
+def cache_bytes(served: Served, traffic: Traffic) -> Any:
     """Bytes of the cache of a mean prompt, all layers and heads: what moves from a pool to the other."""
     whole = serving_memory(served.model, served.hardware, served.engine, served.precision, ServingLayout(), traffic)
-    return float(np.asarray(whole.bytes_per_token)) * traffic.input.mean
+    return np.asarray(whole.bytes_per_token) * traffic.input.mean
 
 
-def time_across(across: Across, size: float, rate: Any, own: Any, layers: int) -> Any:
+def time_across(across: Across, size: Any, rate: Any, own: Any, layers: int) -> Any:
     """Exposed seconds of moving the cache of a prompt over the link between two kinds.
 
     Layer by layer behind the own passes: max(t - (L-1)/L own, t / L), t = S / B / (1 - rate S / B) where transfers share the link

@@ -61,6 +61,8 @@ class Launch:
     """Largest captured batch of a rank, at most its batch limit; 0 = the engine's own."""
     waiting: tuple[str, ...] | None = None
     """Formats whose kernels wait for each other, as ``Graphs.waiting``, of those that the engine has; None = all of them."""
+    arrivals: float = 0.0
+    """Disaggregated: bytes/s of a cache that decodes stop for, as ``Shortfall.arrivals``; 0 = the engine's own."""
     prompts: float = 0.0
     """Part of the rate of products and attention that prompts reach; 0 = the engine's own."""
     chain: float = 0.0
@@ -81,6 +83,8 @@ class Launch:
             fusion = replace(fusion, experts=dict.fromkeys(WEIGHTS, (Case(value=self.chain),)))
         overlap = engine.overlap_scheduler if self.overlap is None else self.overlap
         shortfall = engine.shortfall
+        if self.arrivals:
+            shortfall = replace(shortfall, arrivals=(Case(value=self.arrivals),))
         if self.prompts:
             shortfall = replace(shortfall, prompts=(Case(value=self.prompts),))
         return replace(engine, graphs=graphs, fusion=fusion, shortfall=shortfall, overlap_scheduler=overlap)
@@ -94,6 +98,7 @@ class Launch:
             prefill=(int(tokens), int(requests)),
             largest=int(said.get("largest", 0)),
             waiting=None if waiting is None else tuple(waiting),
+            arrivals=float(said.get("arrivals", 0.0)),
             prompts=float(said.get("prompts", 0.0)),
             chain=float(said.get("chain", 0.0)),
         )
