@@ -70,6 +70,12 @@ class Launch:
     overlap: bool | None = None
     """Whether the host prepares a step ahead; None = as the version does by default."""
 
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What ``started`` changes: launches that agree in it start the same engine."""
+        own = self.grid, self.dependent, self.overlap, self.largest, self.waiting
+        return *own, self.arrivals, self.prompts, self.chain
+
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
         own = engine.graphs

@@ -84,10 +84,7 @@ def predict_runs(
 
 def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) -> Case:
     assert run.model and run.hardware and run.engine
-    launch = run.launch
-    flags = launch.grid, launch.dependent, launch.overlap, launch.largest, launch.waiting
-    flags += launch.arrivals, launch.prompts, launch.chain
-    key = (run.model.name, id(run.hardware), _facts(run.engine.full), flags, *sorted(run.formats.items()))
+    key = (run.model.name, id(run.hardware), _facts(run.engine.full), run.launch.changes, *sorted(run.formats.items()))
     if key not in known:
         engine = run.launch.started(load_engine(run.engine.full))
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
