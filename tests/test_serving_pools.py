@@ -1,4 +1,4 @@
-"""Two pools: the queue of prompts against requests one by one, and what it and the recipes of published runs change of an answer."""
+"""Two pools: the queue of prompts against requests one by one, and what it changes of an answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ QUEUE = Prompts(first=0.2, more=0.05, most=4.0, ranks=2.0)
 
 
 def one_by_one(requests: int, decode: float, rounds: int = 400) -> tuple[float, float]:
-    """Requests/s and mean seconds to the end of its passes, of ``requests`` in flight at a worker like QUEUE: those that wait when a
-    pass begins share it, and each comes back after 0.8 to 1.2 times ``decode``."""
+    """Requests/s and mean seconds to the end of its passes, of ``requests`` in flight at a worker like QUEUE: those that wait when
+    a pass begins share it, and each comes back after 0.8 to 1.2 times ``decode``."""
     draw, waiting = random.Random(1), [0.0] * requests
     ends: list[float] = []
     now, spent, done = 0.0, 0.0, 0
@@ -87,7 +87,7 @@ def test_a_full_pool_of_prompts_is_faster_with_room_for_several() -> None:
 
 
 def test_decodes_stop_while_a_cache_arrives() -> None:
-    """TPOT = D / (1 - X t) with t = size / bandwidth, 1,024 tokens at 4 GB/s; where it is not said caches arrive behind the decodes."""
+    """TPOT = D / (1 - X t), t = size / bandwidth, 1,024 tokens at 4 GB/s; where it is not said they arrive behind the decodes."""
     traffic, layout = replace(TRAFFIC, output=Lengths.fixed(1024), value=64.0), ServingLayout(tp=8, max_batch=64)
     shortfall = replace(DENSE.engine.shortfall, arrivals=(Case(value=4e9),))
     stops = replace(DENSE, engine=replace(DENSE.engine, shortfall=shortfall))

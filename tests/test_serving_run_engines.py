@@ -256,7 +256,8 @@ def test_a_load_generator_sent_five_prompts_for_each_in_flight_until_a_day() -> 
 def test_workers_for_prompts_may_be_tensor_parallel_beside_a_wide_one() -> None:
     """GB200 in fp4 with prompts of 8,192: ten workers of four GPUs and DEP32; in fp8 the recipes spread both."""
     pools = {"prefill": {"workers": 10, "tp": 1, "gpus": 40}, "decode": {"workers": 1, "tp": 1, "gpus": 32}}
-    for weights, expected in (("nvfp4", Degrees(tp=4, replicas=10, moe_tp=4)), ("fp8_block", Degrees(attn_dp=4, ep=4, replicas=10))):
+    whole, spread = Degrees(tp=4, replicas=10, moe_tp=4), Degrees(attn_dp=4, ep=4, replicas=10)
+    for weights, expected in (("nvfp4", whole), ("fp8_block", spread)):
         found = _pooled("dynamo-sglang", "gb200-nvl72", 8, 8192, **pools, precision={"weights": weights})
         assert found.split.prefill == expected and found.split.decode == Degrees(attn_dp=32, ep=32)
 
@@ -265,9 +266,10 @@ def test_a_script_has_an_image_of_its_own_until_a_day() -> None:
     """8k1k of GB200 in fp8 before pull 335; other runs of its series say the version of the same script only."""
     said = {"name": "sglang", "stack": "dynamo-sglang", "version": "0.5.5.post2"}
     silent, rows = {**said, "version": None}, []
-    for name, day, isl, engine in (("a", "2025-12-19", 1024, said), ("b", "2025-12-10", 1024, silent), ("c", "2025-12-10", 8192, silent)):
+    for day, isl, engine in (("2025-12-19", 1024, said), ("2025-12-10", 1024, silent), ("2025-12-10", 8192, silent)):
         load = {"kind": "concurrency", "value": 512, "isl": isl, "osl": 1024}
-        rows.append(row(id=name, date=day, engine=engine, hardware={"gpu": "gb200-nvl72", "count": None}, load=load, **POOLED | TWO))
+        placed = {"hardware": {"gpu": "gb200-nvl72", "count": None}, **POOLED, **TWO}
+        rows.append(row(id=f"r{len(rows)}", date=day, engine=engine, load=load, **placed))
     table = document(*rows)
     table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
     found = runs_of(serving_rows(table))
