@@ -115,7 +115,9 @@ class _Step:
         experts: Floats | float = 0.0
         if model.is_moe:
             routed = self._experts() * self._slower(chosen, self.served.expert_format)
-            experts = sparse * host_weights.experts_seconds(self.served, self.layout, routed, rows)
+            short = by_card(self.served.engine.shortfall.spread, self.hardware, self.ranks) * (self.attn_dp > 1.0)
+            short = np.where(self.prompt_tokens <= 0.0, short, 0.0)
+            experts = sparse * (host_weights.experts_seconds(self.served, self.layout, routed, rows) + short)
         router = (
             sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
             if sparse
@@ -381,12 +383,8 @@ class _Step:
         """What the engine adds per step and per sequence; outside a graph the pass takes at least the launches of its kernels."""
         host = self.served.engine.host
         own = host["step"] + host["sequence"] * self.sequences  # every rank of attention has a scheduler of its own
-        shortfall = self.served.engine.shortfall
-        own = own + by_card(shortfall.step, self.hardware, self.ranks)
-        spread = (self.attn_dp > 1.0) & (self.prompt_tokens <= 0.0)
-        layers = float(self.model.num_moe_layers)
-        own = own + np.where(spread, layers * by_card(shortfall.spread, self.hardware, self.ranks), 0.0)
-        launch = np.maximum(by_card(shortfall.launch, self.hardware, self.ranks), host["launch"])
+        own = own + by_card(self.served.engine.shortfall.step, self.hardware, self.ranks)
+        launch = np.maximum(by_card(self.served.engine.shortfall.launch, self.hardware, self.ranks), host["launch"])
         waits = np.maximum(launch * self._launches() - gpu, 0.0)
         return own + np.where(self.graph, 0.0, waits)
 
