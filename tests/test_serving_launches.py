@@ -8,6 +8,7 @@ import pytest
 
 from planner.hardware import load_hardware
 from planner.serving.curves import decode_curves
+from planner.serving.engine import load_engine
 from planner.serving.engine_facts import Shortfall
 from planner.serving.result import StepTime
 from planner.serving.serving_layout import ServingLayout
@@ -173,3 +174,29 @@ def test_products_of_many_rows_reach_a_part_of_the_rate_in_a_format() -> None:
         few, many = (Pass(batch=1e-6, context=64.0, prompts=1.0, prompt_tokens=n) for n in (128.0, 4096.0))
         times = [float(step_time(here, layout, work).linear) for here in (plain, one) for work in (few, many)]
         assert times[2:] == pytest.approx([times[0], times[1] / part])
+
+
+def test_steps_of_spread_attention_fall_short_by_layers_with_experts() -> None:
+    """SGLang on B200, eight ranks: its shortfall of each of 58 layers, of decodes alone and not of tensor parallel ones."""
+    one = served("deepseek-v3", "b200-sxm", "sglang@0.5.8", "fp8_block")
+    plain = replace(one, engine=replace(one.engine, shortfall=replace(one.engine.shortfall, spread=())))
+    spread, whole = ServingLayout(attn_dp=8, ep=8, max_batch=512), ServingLayout(tp=8, moe_tp=8, max_batch=64)
+    decodes, prompts = Pass(batch=64.0, context=1024.0), Pass(batch=1e-6, context=64.0, prompts=1.0, prompt_tokens=4096.0)
+
+    def more(layout: ServingLayout, work: Pass) -> float:
+        return float(step_time(one, layout, work).total) - float(step_time(plain, layout, work).total)
+
+    assert more(spread, decodes) == pytest.approx(58 * 150e-6)
+    assert more(whole, decodes) == 0.0 and more(spread, prompts) == 0.0
+
+
+def test_sglang_launches_kernels_of_nvfp4_ahead_from_a_version_on() -> None:
+    """FlashInfer's on Blackwell; block-scaled fp8 is DeepGEMM, and Hopper has no nvfp4."""
+    layout, work = ServingLayout(tp=8, moe_tp=8, max_batch=64), Pass(batch=8.0, context=1024.0)
+
+    def between(weights: str, version: str) -> float:
+        return float(step_time(served("deepseek-v3", "b200-sxm", f"sglang@{version}", weights), layout, work).memory_bound)
+
+    assert between("nvfp4", "0.5.6") < 0.5 * between("nvfp4", "0.5.5")
+    assert between("fp8_block", "0.5.6") == pytest.approx(between("fp8_block", "0.5.5"))
+    assert not load_engine("sglang@0.5.6").overlaps_launches(load_hardware("h100-sxm"), "bf16")

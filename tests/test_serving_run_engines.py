@@ -196,3 +196,92 @@ def test_a_row_without_workers_is_predicted_and_not_counted() -> None:
     pools = {one: {"workers": 0, "tp": 36, "moe_tp": 36, "gpus": 36} for one in ("prefill", "decode")}
     found = _pooled("dynamo-trt", "gb200-nvl72", 4, 1024, **pools)
     assert found.split.decode == Degrees(tp=8, ep=8, replicas=4) and not found.counts
+
+
+TWO = {"prefill": {"workers": 1, "attn_dp": 8, "ep": 8}, "decode": {"workers": 1, "attn_dp": 8, "ep": 8}}
+WHOLE = {"prefill": {"workers": 1, "attn_dp": 8, "ep": 8}, "decode": {"workers": 1, "tp": 8, "ep": 1}}
+
+
+@pytest.mark.parametrize(
+    ("stack", "gpu", "isl", "day", "limits"),
+    [
+        ("dynamo-trt", "gb200-nvl72", 8192, "2025-12-09", (8448, 1)),
+        ("dynamo-trt", "gb200-nvl72", 8192, "2026-02-05", (16896, 2)),
+        ("dynamo-trt", "h100-sxm", 1024, "2026-02-08", (2048, 2)),
+        ("dynamo-sglang", "gb200-nvl72", 1024, "2026-02-09", (16384, 512)),
+        ("mori-sglang", "mi355x", 1024, "2026-02-23", (16384, 128)),
+    ],
+)
+def test_recipes_limit_a_pass_of_prompts(stack: str, gpu: str, isl: int, day: str, limits: tuple[int, int]) -> None:
+    """Tokens and requests of a rank."""
+    assert _pooled(stack, gpu, 8, isl, **TWO, date=day).launch.prefill == limits
+
+
+def test_the_limits_of_a_pass_are_those_of_workers_for_prompts() -> None:
+    """A crowd of prompts waits longer where each pass takes one; decodes of as many take as long."""
+    found = _pooled("dynamo-trt", "gb200-nvl72", 2048, 1024, **TWO, date="2026-02-05")
+    one = replace(found, launch=replace(found.launch, prefill=(1024, 1)))
+    several, single = (predict_runs([each])[0].quantities for each in (found, one))
+    assert single["ttft_ms.mean"] > 1.15 * several["ttft_ms.mean"] and single["tpot_ms.mean"] <= several["tpot_ms.mean"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "isl", "day", "pools", "waits", "kernels"),
+    [
+        ("gb200-nvl72", 1024, "2026-02-05", WHOLE, False, 0.0),
+        ("gb200-nvl72", 1024, "2025-12-09", WHOLE, True, 0.0),
+        ("b200-sxm", 1024, "2026-02-11", WHOLE, True, 0.0),
+        ("b200-sxm", 1024, "2026-02-12", WHOLE, False, 0.0),
+        ("gb200-nvl72", 1024, "2026-02-05", TWO, True, 9.0),
+        ("b200-sxm", 8192, "2026-02-12", TWO, True, 0.0),
+    ],
+)
+def test_experts_of_a_recipe_are_fused_or_a_chain(
+    gpu: str, isl: int, day: str, pools: dict[str, Any], waits: bool, kernels: float
+) -> None:
+    """moe_config: TRTLLM for tensor parallel workers, whose kernels are launched ahead; DEEPGEMM for spread ones."""
+    launch = _pooled("dynamo-trt", gpu, 8, isl, **pools, date=day).launch
+    engine = launch.started(load_engine("trtllm@1.2"))
+    assert engine.overlaps_launches(load_hardware(gpu), "fp8_block") != waits
+    assert max((case.value for cases in engine.fusion.experts.values() for case in cases), default=0.0) == kernels
+    layout = ServingLayout(attn_dp=8, max_batch=8 * 768)
+    assert engine.largest_graph(layout, load_hardware(gpu)) == 768
+
+
+def test_a_load_generator_sent_five_prompts_for_each_in_flight_until_a_day() -> None:
+    early, late = (_pooled("dynamo-sglang", "gb200-nvl72", 8, 1024, **TWO, date=day) for day in ("2025-12-21", "2026-02-08"))
+    assert early.traffic and late.traffic and (early.traffic.waves, late.traffic.waves) == (5.0, 10.0)
+
+
+def test_workers_for_prompts_may_be_tensor_parallel_beside_a_wide_one() -> None:
+    """GB200 in fp4 with prompts of 8,192: ten workers of four GPUs and DEP32; in fp8 the recipes spread both."""
+    pools = {"prefill": {"workers": 10, "tp": 1, "gpus": 40}, "decode": {"workers": 1, "tp": 1, "gpus": 32}}
+    whole, spread = Degrees(tp=4, replicas=10, moe_tp=4), Degrees(attn_dp=4, ep=4, replicas=10)
+    for weights, expected in (("nvfp4", whole), ("fp8_block", spread)):
+        found = _pooled("dynamo-sglang", "gb200-nvl72", 8, 8192, **pools, precision={"weights": weights})
+        assert found.split.prefill == expected and found.split.decode == Degrees(attn_dp=32, ep=32)
+
+
+def test_a_script_has_an_image_of_its_own_until_a_day() -> None:
+    """8k1k of GB200 in fp8 before pull 335; other runs of its series say the version of the same script only."""
+    said = {"name": "sglang", "stack": "dynamo-sglang", "version": "0.5.5.post2"}
+    silent, rows = {**said, "version": None}, []
+    for day, isl, engine in (("2025-12-19", 1024, said), ("2025-12-10", 1024, silent), ("2025-12-10", 8192, silent)):
+        load = {"kind": "concurrency", "value": 512, "isl": isl, "osl": 1024}
+        placed = {"hardware": {"gpu": "gb200-nvl72", "count": None}, **POOLED, **TWO}
+        rows.append(row(id=f"r{len(rows)}", date=day, engine=engine, load=load, **placed))
+    table = document(*rows)
+    table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
+    found = runs_of(serving_rows(table))
+    assert [one.engine.version for one in found if one.engine] == ["0.5.5.post2", "0.5.5.post2", "0.5.3"]
+    assert found[1].launch.prompts == 0.0 and found[2].launch.prompts > 0.0
+
+
+def test_decodes_of_h100_s_spread_workers_stop_for_caches() -> None:
+    """TRTLLM_DISABLE_KV_CACHE_TRANSFER_OVERLAP=1 of their environment; tensor parallel workers do not have it."""
+    wide = {one: {"workers": 1, "attn_dp": 16, "ep": 16} for one in ("prefill", "decode")}
+    spread, whole = (_pooled("dynamo-trt", "h100-sxm", 300, 8192, **one, date="2026-02-08") for one in (wide, WHOLE))
+    assert spread.launch.arrivals == 4e9 and whole.launch.arrivals == 0.0
+    behind = replace(spread, launch=replace(spread.launch, arrivals=0.0))
+    times = [predict_runs([one])[0].quantities["tpot_ms.mean"] for one in (spread, behind)]
+    assert times[0] > 1.05 * times[1]

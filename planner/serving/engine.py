@@ -189,6 +189,10 @@ class Engine:
         rate = by_card(self.shortfall.prompts, hardware, layout.ranks)
         return np.where(rate > 0.0, rate, 1.0)
 
+    def spread_shortfall(self, hardware: HardwareProfile, layout: ServingLayout) -> Floats:
+        """Seconds that a layer with experts takes longer than its kernels where attention is data parallel."""
+        return np.where(np.asarray(layout.attn_dp) > 1, by_card(self.shortfall.spread, hardware, layout.ranks), 0.0)
+
     def product_rate(self, hardware: HardwareProfile, layout: ServingLayout, weights: str) -> Floats:
         """Rate of products of many rows in a format over that of the measured ones."""
         rate = by_card(self.shortfall.products.get(weights, ()), hardware, layout.ranks)

@@ -200,10 +200,14 @@ class Shortfall:
 
     step: Cases = ()
     """Seconds of a step that no kernel explains."""
+    spread: Cases = ()
+    """The same of every layer with experts, of a step with attention data parallelism: their tokens come from all ranks."""
     launch: Cases = ()
     """Seconds of the host for a kernel outside a graph, where its own CPUs take longer than ``host``."""
     prompts: Cases = ()
     """Part of the rate of products and attention that prompts reach; no case: all of it."""
+    arrivals: Cases = ()
+    """Two pools: bytes/s at which caches arrive one after the other while decodes stop; no case: behind the decodes."""
     products: Annotated[dict[str, Cases], keys(WEIGHTS, required=False)] = field(default_factory=dict)
     """Format of weights -> part of the rate that products of many rows reach."""
 

@@ -14,6 +14,7 @@ Lavenberg 1980; Schweitzer 1979], less half a service of the prompt in progress.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,14 +162,24 @@ def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any, l
 
     ``held`` h: the part of the prompts that lengthens the decodes of a request; 0 where they are computed elsewhere.
     """
-    low = np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(base), np.shape(added)))
-    high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12)) + low
+    high = np.minimum(requests / np.maximum(base + decodes, 1e-12), (1.0 - 1e-6) / np.maximum(added, 1e-12))
+
+    def inside(rate: Floats) -> Floats:
+        wait = np.maximum(queue_wait(rate, added, requests), least)
+        return np.asarray(rate * (base + wait + decodes / (1.0 - held * rate * added)))
+
+    return bisected(inside, requests, high)
+
+
+def bisected(grows: Callable[[Floats], Floats], aim: Any, high: Any) -> Floats:
+    """x between 0 and ``high`` where a function that grows reaches ``aim``; ``high`` where it never does."""
+    low = np.zeros(np.broadcast_shapes(np.shape(grows(high)), np.shape(aim)))
+    high = np.asarray(high) + low
     for _ in range(BISECTIONS):
         middle = 0.5 * (low + high)
-        wait = np.maximum(queue_wait(middle, added, requests), least)
-        inside = middle * (base + wait + decodes / (1.0 - held * middle * added))
-        low, high = np.where(inside < requests, middle, low), np.where(inside < requests, high, middle)
-    return 0.5 * (low + high)
+        below = grows(middle) < aim
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return np.asarray(0.5 * (low + high))
 
 
 def offline(engine: Engine, requests: Any, most: Any) -> Flow:
@@ -242,11 +253,13 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
 
 def with_burst(engine: Engine, flow: Flow, initial: Floats, waves: float) -> Flow:
     """The flow of a short run of ``waves`` W: the first takes ``initial`` to the first token, where that is longer, and while the
-    last ends places stay empty, half of the time over which W waves have spread: X N e2e / e2e' W / (W + spread / 2)."""
+    last ends places stay empty, half of the time over which its ends have spread: X N e2e / e2e' W / (W + spread / 2). Lengths
+    spread them by w sqrt(W), and the first tokens of the first wave by 2 (first - TTFT), which every later wave keeps."""
     first = np.maximum(initial, flow.ttft)
     ttft = flow.ttft + (first - flow.ttft) / waves
     decodes = np.maximum(engine.output - 1.0, 0.0) * flow.tpot
-    spread = np.minimum(np.sqrt(12.0 * engine.traffic.output.variation * waves), 1.0)
+    lengths = np.sqrt(12.0 * engine.traffic.output.variation * waves)
+    spread = np.minimum(np.hypot(lengths, 2.0 * (first - flow.ttft) / (flow.ttft + decodes)), 1.0)
     rate = flow.rate * (flow.ttft + decodes) / (ttft + decodes) * waves / (waves + 0.5 * spread)
     return replace(flow, ttft=ttft, rate=rate, first=first, waves=waves)
 

@@ -1,21 +1,25 @@
 """Disaggregated serving: workers that compute prompts, workers that decode, and the cache that moves between them.
 
-Both pools use the step of ``step``; the queue of the prompts has as many servers as there are prefill workers.
+Both pools use the step of ``step``; prompts that arrive during a pass of a prefill worker share the next (``prefill_queue``).
 
-    X   = N / (TTFT + (O - 1) TPOT)                        Little's law of the whole, at most min(Wp / Sp, Wd B / (O D(B)))
-    TTFT = wait + own passes + transfer + D(B) + client    own passes of an idle prefill worker
+    X   = N / (TTFT + (O - 1) TPOT)                        Little's law of the whole, at most min(Wp n / P(n), Wd B / (O D(B)))
+    TTFT = wait + own passes + transfer + D(B) + client    own passes with the prompts that share them
     transfer = I kv / (ranks x link) / L                   sent layer by layer behind the passes: the last layer is exposed
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from planner.serving import load
+from planner.serving.engine_facts import by_card
 from planner.serving.engine_passes import Engine
+from planner.serving.prefill_queue import Prompts, prompts_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
@@ -50,60 +54,137 @@ def estimate(
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
     most = running_at_most(served, decode, traffic, memory)
-    alone = replace(traffic, speculation=None)
-    prompts, answers = Engine(across.prompts if across else served, prefill, alone), Engine(served, decode, traffic)
-    workers, decoders = (np.asarray(one.replicas, dtype=np.float64) for one in (prefill, decode))
     sent = transfer_time(served, prefill, decode, traffic, memory)
-    cache = cache_bytes(served, traffic) if across else 0.0
-    passing = load.SATURATED * across.bandwidth / cache if across else np.inf
-    rate: Any = 0.0
-    output = np.maximum(answers.output - 1.0, 0.0)
-    room = np.maximum(most, 1.0) * decoders
-    inside = np.minimum(load_value, room) if traffic.load != "rate" else room
-    batch, busy = np.maximum(0.9 * inside / decoders, 1e-6), np.zeros(())
-    for _ in range(load.ROUNDS):
-        service, own = prompt_time(prompts, busy)
-        seconds = answers.decode(batch)
-        if across:
-            sent = time_across(across, cache, rate, own, served.model.num_layers)
-        base = own + sent + seconds
-        if traffic.load == "rate":
-            rate = np.minimum(load_value, load.SATURATED * workers / service)
-        else:
-            rate = load.closed_rate(inside, base, service / workers, output * seconds / answers.speed, held=0.0)
-        rate = np.minimum(rate, passing)
-        busy = np.minimum(rate * service / workers, 1.0)
-        tpot = seconds / answers.speed
-        batch = np.clip(rate * output * tpot / decoders, 1e-6, np.maximum(most, 1.0))
-    if traffic.load == "rate":
-        wait = load.queue_wait(rate, service / workers, inside)
+    pair = _pair_of(served, prefill, decode, traffic, across or sent)
+    room = np.maximum(most, 1.0) * pair.decoders
+    opened = traffic.load == "rate"
+    inside = room if opened else np.minimum(load_value, room)
+    found = pair.settled(load_value if opened else None, inside, np.maximum(most, 1.0))
+    if opened:
+        wait = found.queue.wait(found.rate, pair.workers, inside)
     else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
-        wait = np.maximum(inside / rate - base - output * tpot, 0.0)
-    outside = np.maximum(load_value - inside, 0.0) / rate if traffic.load != "rate" else np.zeros_like(wait)
+        wait = np.maximum(inside / found.rate - found.base - pair.output * found.tpot, 0.0)
+    outside = np.zeros_like(wait) if opened else np.maximum(load_value - inside, 0.0) / found.rate
     flow = load.Flow(
-        ttft=base + wait + outside,
-        tpot=tpot,
+        ttft=found.base + wait + outside,
+        tpot=found.tpot,
         wait=wait + outside,
-        rate=rate / decoders,
-        running=batch,
-        waiting=outside * rate,
+        rate=found.rate / pair.decoders,
+        running=found.batch,
+        waiting=outside * found.rate,
         prompt=0.0 * wait,
-        decode=seconds,
+        decode=found.seconds,
     )
     if traffic.waves is not None and traffic.load == "concurrency":
-        flow = load.with_burst(answers, flow, service / workers * (inside + 1.0) / 2.0 + base, traffic.waves)
-    found = result(answers, memory, most, flow)
-    if traffic.load != "rate":
-        return found
-    full = rate * output * tpot / decoders >= np.maximum(most, 1.0) * load.SATURATED
-    return replace(found, saturated=full | (load_value > rate * (1.0 + 1e-9)))
+        burst = (inside + 1.0) / (2.0 * pair.workers * found.queue.capacity) + found.base
+        flow = load.with_burst(pair.answers, flow, burst, traffic.waves)
+    answer = result(pair.answers, memory, most, flow)
+    if not opened:
+        return answer
+    full = found.rate * pair.output * found.tpot / pair.decoders >= np.maximum(most, 1.0) * load.SATURATED
+    return replace(answer, saturated=full | (load_value > found.rate * (1.0 + 1e-9)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Steady:
+    """Steady state of both pools; seconds, requests/s."""
+
+    queue: Prompts
+    rate: Any
+    seconds: Any
+    """D(B) of a decode worker."""
+    tpot: Any
+    batch: Any
+    """B."""
+    base: Any
+    """Time to first token without waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pair:
+    """Workers of both pools under a kind of requests."""
+
+    prompts: Engine
+    answers: Engine
+    workers: Any
+    """Workers for prompts."""
+    decoders: Any
+    """Workers that decode."""
+    sent: Callable[[Any, Any], Any]
+    """Exposed seconds of a transfer, of requests/s and of the own passes of a prompt."""
+    passing: Any
+    """Requests/s whose caches pass the link."""
+    stop: Any
+    """Seconds that the decodes of a worker stop for each request."""
+
+    @property
+    def output(self) -> Any:
+        """Tokens after the first."""
+        return np.maximum(self.answers.output - 1.0, 0.0)
+
+    def settled(self, arriving: Any, inside: Any, most: Any) -> _Steady:
+        """At ``arriving`` requests/s, or with ``inside`` in flight where it is None; ``most``: requests of a decode worker."""
+        batch, busy, rate = np.maximum(0.9 * inside / self.decoders, 1e-6), np.zeros(()), np.zeros(())
+        for _ in range(load.ROUNDS):
+            queue, seconds = prompts_of(self.prompts, busy), self.answers.decode(batch)
+            base = self.sent(rate, queue.own(rate / self.workers)) + seconds
+            tokens = self.output * seconds / self.answers.speed
+            if arriving is None:
+                rate = self._closed(queue, inside, base, tokens)
+            else:
+                rate = np.minimum(arriving, load.SATURATED * self.workers * queue.capacity)
+            rate = np.minimum(rate, self.passing)
+            busy = np.minimum(rate / self.workers / queue.capacity, 1.0)
+            tpot = seconds / self.answers.speed * slowed(rate / self.decoders, self.stop)
+            batch = np.clip(rate * self.output * tpot / self.decoders, 1e-6, most)
+        return _Steady(queue=queue, rate=rate, seconds=seconds, tpot=tpot, batch=batch, base=queue.own(rate / self.workers) + base)
+
+    def _closed(self, queue: Prompts, requests: Any, base: Any, tokens: Any) -> Any:
+        """X that solves N = X (own passes + wait + base + decodes), at most what the workers finish: the rest waits for them."""
+        high = np.minimum(
+            requests / np.maximum(queue.first + base + tokens, 1e-12), (1.0 - 1e-6) * self.workers * queue.capacity
+        )
+
+        def inside(rate: Any) -> Any:
+            prompts = queue.own(rate / self.workers) + queue.wait(rate, self.workers, requests)
+            return rate * (prompts + base + tokens * slowed(rate / self.decoders, self.stop))
+
+        return load.bisected(inside, requests, high)
+
+
+def _pair_of(
+    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, link: Across | Any
+) -> _Pair:
+    """Engines of both pools and what is between them: ``link``, or the exposed seconds of a transfer."""
+    cache, far = cache_bytes(served, traffic), isinstance(link, Across)
+    over = partial(time_across, link, cache, layers=served.model.num_layers)
+    return _Pair(
+        prompts=Engine(link.prompts if far else served, prefill, replace(traffic, speculation=None)),
+        answers=Engine(served, decode, traffic),
+        workers=np.asarray(prefill.replicas, dtype=np.float64),
+        decoders=np.asarray(decode.replicas, dtype=np.float64),
+        sent=over if far else lambda rate, own: link,
+        passing=load.SATURATED * link.bandwidth / cache if far else np.inf,
+        stop=arrival_time(served, decode, cache),
+    )
+
+
+def slowed(rate: Any, stop: Any) -> Any:
+    """How much longer decodes take that stop ``stop`` seconds for each of ``rate`` requests/s of a worker: 1 / (1 - X t)."""
+    return 1.0 / (1.0 - np.minimum(rate * stop, load.SATURATED))
+
+
+def arrival_time(served: Served, decode: ServingLayout, size: Any) -> Any:
+    """Seconds for which the decodes of a worker stop while the cache of a prompt arrives; 0 where it arrives behind them."""
+    bandwidth = by_card(served.engine.shortfall.arrivals, served.hardware, decode.ranks)
+    return np.where(bandwidth > 0.0, size / np.maximum(bandwidth, 1.0), 0.0)
 
 
 def prompt_time(engine: Engine, busy: Any) -> tuple[Any, Any]:
-    """Seconds that a prompt takes of a worker without decodes, and of its own passes: attn_dp prompts go at once. ``busy``: share
-    of the time that the worker computes."""
-    number, whole = engine.passes(0.0, busy)
-    return number * whole / (engine.dp * engine.pp), number * whole
+    """Seconds that a prompt takes of a worker without decodes at full load, and of its own passes when it is alone on its rank.
+    ``busy``: share of the time that the worker computes."""
+    queue = prompts_of(engine, busy)
+    return 1.0 / queue.capacity, queue.first
 
 
 def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, memory: Any) -> Any:
@@ -114,13 +195,13 @@ def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout,
     return CONNECTION + size / link / served.model.num_layers
 
 
-def cache_bytes(served: Served, traffic: Traffic) -> float:
+def cache_bytes(served: Served, traffic: Traffic) -> Any:
     """Bytes of the cache of a mean prompt, all layers and heads: what moves from a pool to the other."""
     whole = serving_memory(served.model, served.hardware, served.engine, served.precision, ServingLayout(), traffic)
-    return float(np.asarray(whole.bytes_per_token)) * traffic.input.mean
+    return np.asarray(whole.bytes_per_token) * traffic.input.mean
 
 
-def time_across(across: Across, size: float, rate: Any, own: Any, layers: int) -> Any:
+def time_across(across: Across, size: Any, rate: Any, own: Any, layers: int) -> Any:
     """Exposed seconds of moving the cache of a prompt over the link between two kinds.
 
     Layer by layer behind the own passes: max(t - (L-1)/L own, t / L), t = S / B / (1 - rate S / B) where transfers share the link

@@ -119,7 +119,8 @@ class _Step:
         experts: Floats | float = 0.0
         if model.is_moe:
             routed = self._experts() * self._slower(chosen, self.served.expert_format)
-            experts = sparse * host_weights.experts_seconds(self.served, self.layout, routed, rows)
+            short = np.where(self.prompt_tokens <= 0.0, self.served.engine.spread_shortfall(self.hardware, self.layout), 0.0)
+            experts = sparse * (host_weights.experts_seconds(self.served, self.layout, routed, rows) + short)
         router = (
             sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
             if sparse

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.serving.runs.methods import method_of, methods
@@ -54,7 +55,8 @@ def engine_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]
             )
         assumed.append(f"engine {stated} priced as {name}")
     version = _stated(row, name) if own or "dynamo/" in str(row.get("engine.image") or "") else ""
-    if not version and own:
+    image = _images(name, row) if not version else {}
+    if not version and own and "until" not in image:  # a script of its own has its own image
         version = _near(row, known.get(_series(row), ()))
         assumed += [f"version {version}, of runs of its series about that day"] if version else []
     if not version:
@@ -125,11 +127,12 @@ def _inside_dynamo(image: str, name: str) -> str:
     return str(methods()["dynamo"][max(known, key=len)].get(name, "")) if known else ""
 
 
-def _images(name: str, row: ServingRow) -> Mapping[object, object]:
-    """Versions of the images that the method of its source used by day, {} where it names none."""
-    device, weights = row.get("hardware.gpu"), str(row.get("precision.weights") or "")
-    lines = (one for one in method_of(row).get("images", ()) if (one["engine"], one["gpu"]) == (name, device))
-    return next((one["versions"] for one in lines if one["weights"] in weights), {})
+def _images(name: str, row: ServingRow) -> Mapping[str, Any]:
+    """The line of the method of its source that names the images it used by day; {} where there is none."""
+    said = {"engine": name, "gpu": row.get("hardware.gpu"), "lengths": [row.get("load.isl"), row.get("load.osl")]}
+    weights = str(row.get("precision.weights") or "")
+    lines = (one for one in method_of(row).get("images", ()) if all(one.get(key, value) == value for key, value in said.items()))
+    return next((one for one in lines if one["weights"] in weights and str(row.get("date")) < str(one.get("until", "9"))), {})
 
 
 def _newest(name: str, row: ServingRow) -> tuple[str, str]:
@@ -137,6 +140,6 @@ def _newest(name: str, row: ServingRow) -> tuple[str, str]:
     is known."""
     said = (row.get("date"), method_of(row).get("date"), row.about.get("title"), row.about.get("where"))
     day = next((found[0] for one in said if one and (found := _DAY.search(str(one)))), "")
-    versions = {str(key): str(one) for key, one in (_images(name, row) or methods()["releases"][name]).items()}
+    versions = {str(key): str(one) for key, one in (_images(name, row).get("versions") or methods()["releases"][name]).items()}
     before = [one for one in sorted(versions) if one <= day] if day else []
     return (versions[before[-1]], day) if before else ("", "")

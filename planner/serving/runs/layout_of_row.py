@@ -60,8 +60,8 @@ def split_of(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> Sp
     if row.get("decode") is not None or row.get("prefill") is not None:
         both = {name: dict(row.get(name) or {}) for name in ("prefill", "decode")}
         most = WIDE if max(map(_each, both.values())) <= WIDE else 1
-        most = MOST_GPUS if pools_of(row).get("whole") else most
-        pools = [_pool(one, model, name, most) for name, one in both.items()]
+        whole = pools_of(row).get("whole", ())
+        pools = [_pool(one, model, name, MOST_GPUS if name in whole else most) for name, one in both.items()]
         (prefill, first), (decode, second) = pools
         if count and prefill.num_gpus + decode.num_gpus != count:
             first += (f"workers of {prefill.num_gpus} + {decode.num_gpus} GPUs, {count} stated",)

@@ -13,7 +13,9 @@ import numpy as np
 from planner import library
 from planner.hardware import HardwareProfile, load_hardware
 from planner.serving.engine import Engine
+from planner.serving.engine_facts import Case
 from planner.serving.runs.run_schema import ServingRow
+from planner.serving.serving_layout import WEIGHTS
 
 
 @cache
@@ -53,14 +55,59 @@ class Launch:
     """Where kernels are launched ahead, as ``Graphs.dependent``; () = the engine's own."""
     held: int | None = None
     """Disaggregated: requests that all decode workers hold together; None = the engine's own limit."""
+    prefill: tuple[int, int] = (0, 0)
+    """Disaggregated: tokens and requests in a pass of a rank that computes prompts; 0 = as the other pool."""
+    largest: int = 0
+    """Largest captured batch of a rank, at most its batch limit; 0 = the engine's own."""
+    waiting: tuple[str, ...] | None = None
+    """Formats whose kernels wait for each other, as ``Graphs.waiting``, of those that the engine has; None = all of them."""
+    arrivals: float = 0.0
+    """Disaggregated: bytes/s of a cache that decodes stop for, as ``Shortfall.arrivals``; 0 = the engine's own."""
+    prompts: float = 0.0
+    """Part of the rate of products and attention that prompts reach; 0 = the engine's own."""
+    chain: float = 0.0
+    """Kernels of a mixture of experts, as ``Fusion.experts``; 0 = the engine's own."""
     overlap: bool | None = None
     """Whether the host prepares a step ahead; None = as the version does by default."""
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What ``started`` changes: launches that agree in it start the same engine."""
+        own = self.grid, self.dependent, self.overlap, self.largest, self.waiting
+        return *own, self.arrivals, self.prompts, self.chain
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
         own = engine.graphs
         graphs = replace(own, grid=self.grid or own.grid, dependent=self.dependent or own.dependent)
-        return replace(engine, graphs=graphs, overlap_scheduler=engine.overlap_scheduler if self.overlap is None else self.overlap)
+        if self.largest:
+            graphs = replace(graphs, most=(Case(value=float(self.largest)),), per_sequence=1.0)
+        if self.waiting is not None:
+            graphs = replace(graphs, waiting={name: one for name, one in own.waiting.items() if name in self.waiting})
+        fusion = engine.fusion
+        if self.chain:
+            fusion = replace(fusion, experts=dict.fromkeys(WEIGHTS, (Case(value=self.chain),)))
+        overlap = engine.overlap_scheduler if self.overlap is None else self.overlap
+        shortfall = engine.shortfall
+        if self.arrivals:
+            shortfall = replace(shortfall, arrivals=(Case(value=self.arrivals),))
+        if self.prompts:
+            shortfall = replace(shortfall, prompts=(Case(value=self.prompts),))
+        return replace(engine, graphs=graphs, fusion=fusion, shortfall=shortfall, overlap_scheduler=overlap)
+
+    def in_pools(self, said: Mapping[str, Any]) -> Launch:
+        """With what ``pools_of`` says of a disaggregated row."""
+        tokens, requests = said.get("prefill", (0, 0))
+        waiting = said.get("waiting")
+        return replace(
+            self,
+            prefill=(int(tokens), int(requests)),
+            largest=int(said.get("largest", 0)),
+            waiting=None if waiting is None else tuple(waiting),
+            arrivals=float(said.get("arrivals", 0.0)),
+            prompts=float(said.get("prompts", 0.0)),
+            chain=float(said.get("chain", 0.0)),
+        )
 
 
 def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfile) -> Launch:
@@ -96,15 +143,21 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
     )
 
 
-def pools_of(row: ServingRow) -> Mapping[str, Any]:
-    """What the method of its source says of the two pools of a disaggregated row: the first line that fits."""
-    said = {"stack": row.get("engine.stack"), "gpu": row.get("hardware.gpu")}
+def pools_of(row: ServingRow, spread: tuple[bool, bool] = (False, False)) -> Mapping[str, Any]:
+    """What the method of its source says of the two pools of a disaggregated row: of each fact the first line that fits.
+
+    ``spread``: whether the workers for prompts, and those that decode, are attention data parallel.
+    """
+    said = {"stack": row.get("engine.stack"), "gpu": row.get("hardware.gpu"), "input": row.get("load.isl")}
+    said |= {"spread_prefill": spread[0], "spread": spread[1]}
     lengths, weights = [row.get("load.isl"), row.get("load.osl")], str(row.get("precision.weights"))
+    day, found = str(row.get("date")), dict[str, Any]()
     for one in method_of(row).get("pools", ()):
         fits = all(one.get(name, value) == value for name, value in said.items())
-        if fits and one.get("weights", "") in weights and one.get("lengths", lengths) == lengths:
-            return one
-    return {}
+        fits = fits and one.get("weights", "") in weights and one.get("lengths", lengths) == lengths
+        if fits and str(one.get("since", "")) <= day and ("until" not in one or day < str(one["until"])):
+            found = {**one, **found}
+    return found
 
 
 def dies(name: str) -> int:

@@ -84,8 +84,7 @@ def predict_runs(
 
 def _case(index: int, run: ServingRun, known: dict[tuple[object, ...], Served]) -> Case:
     assert run.model and run.hardware and run.engine
-    flags = run.launch.grid, run.launch.dependent, run.launch.overlap
-    key = (run.model.name, id(run.hardware), _facts(run.engine.full), flags, *sorted(run.formats.items()))
+    key = (run.model.name, id(run.hardware), _facts(run.engine.full), run.launch.changes, *sorted(run.formats.items()))
     if key not in known:
         engine = run.launch.started(load_engine(run.engine.full))
         cache = {"cache": engine.cache_dtype_default(run.formats["weights"]), **run.formats}
@@ -172,7 +171,7 @@ def _estimated(served: Served, cases: Sequence[Case]) -> ServingEstimate:
     if cases[0].run.kind != "disaggregated":
         return estimate(served, layout, traffic, values)
     prefill = [(case, case.run.split.prefill) for case in cases]
-    first = _stacked([_layout(case, one) for case, one in prefill if one is not None])
+    first = _stacked([_prefill_layout(case, one) for case, one in prefill if one is not None])
     return pools.estimate(served, first, layout, traffic, values)
 
 
@@ -200,6 +199,14 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
         "hold": 1 if spread else 1 + run.launch.hold,
     }
     return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), **waits}
+
+
+def _prefill_layout(case: Case, degrees: Degrees) -> dict[str, int]:
+    """The same of the workers for prompts, with the limits of their passes where the method of the source states them."""
+    tokens, requests = case.run.launch.prefill
+    own = _layout(case, degrees)
+    limits = {"max_tokens": tokens, "max_batch": requests * degrees.attn_dp}
+    return {**own, **{name: limit for name, limit in limits.items() if limit}}
 
 
 def _whole(value: object) -> int | None:

@@ -17,7 +17,7 @@ from planner.serving.runs.engine_of_row import EngineOf, Series, engine_of, stat
 from planner.serving.runs.layout_of_row import Split, split_of
 from planner.serving.runs.littles_law import all_at_once, broken
 from planner.serving.runs.memory_floor import impossible
-from planner.serving.runs.methods import Launch, device, launch_of, method_of, methods
+from planner.serving.runs.methods import Launch, device, launch_of, method_of, methods, pools_of
 from planner.serving.runs.run_models import formats, served_model
 from planner.serving.runs.run_schema import ServingRow, read_serving_file
 from planner.serving.traffic import Lengths, Speculation, Traffic
@@ -136,6 +136,10 @@ def _run_of(row: ServingRow, known: Mapping[Series, Sequence[tuple[date, str]]])
         cache = found["launch"].cache
         found["formats"] = ({"cache": cache} if cache else {}) | formats(row, found["model"], found["hardware"])
         found["split"] = split_of(row, found["model"], found["hardware"])
+        pools = found["split"].prefill, found["split"].decode
+        if pools[0] and pools[1]:
+            said_of_pools = pools_of(row, (pools[0].attn_dp > 1, pools[1].attn_dp > 1))
+            found["launch"] = found["launch"].in_pools(said_of_pools)
         found["traffic"], said = traffic_of(row, found["split"])
         first = found["split"].layouts[0] if len(found["split"].layouts) == 1 else None
         said_of = impossible(row, found["model"], found["hardware"], found["formats"]["weights"], first)
@@ -187,6 +191,7 @@ def _waves(row: ServingRow, kind: str, value: float) -> float | None:
         return None
     requests = row.get("load.requests")
     waves = requests / value if requests else method_of(row).get("waves")
+    waves = waves if requests else pools_of(row).get("waves", waves)
     return None if waves is None else max(float(waves), 1.0)
 
 

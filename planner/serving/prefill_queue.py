@@ -1,0 +1,65 @@
+"""The queue of a worker that only computes prompts: those that arrive during a pass share the next, up to the token budget.
+
+Symbols: P(n) seconds of the passes of n prompts on each of R = attn_dp x pp ranks, x arrivals/s at a worker, I input tokens.
+
+    P(n) = P(1) + (n - 1) p                      p = (P(m) - P(1)) / (m - 1), m = budget / I prompts fit
+    n    = x P(n) / R                            what arrives meanwhile, between 1 and m: n = x (P(1) - p) / (R - x p)
+    wait = min(x P(n), 1) P(n) / 2               the rest of the pass in progress; above R m / P(m) the queue grows
+
+A worker whose pass holds one prompt is the queue of ``load``. Ranks start their passes together.  [Bailey 1954, bulk queues]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.serving import load
+from planner.serving.engine_passes import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Passes of one prefill worker; seconds."""
+
+    first: Any
+    """P(1): passes of a prompt that is alone on its rank."""
+    more: Any
+    """p: what each further prompt of the rank adds."""
+    most: Any
+    """m: prompts of a rank that share a pass."""
+    ranks: Any
+    """R: ranks that compute prompts of their own at once, over all stages."""
+
+    @property
+    def capacity(self) -> Floats:
+        """Requests/s with full passes."""
+        return np.asarray(self.most * self.ranks / self._passes(self.most))
+
+    def _passes(self, number: Any) -> Floats:
+        return np.asarray(self.first + (number - 1.0) * self.more)
+
+    def own(self, rate: Any) -> Floats:
+        """P(n) at ``rate`` requests/s at this worker."""
+        left = np.maximum(self.ranks - rate * self.more, 1e-12)
+        return self._passes(np.clip(rate * (self.first - self.more) / left, 1.0, self.most))
+
+    def wait(self, rate: Any, workers: Any, requests: Any) -> Floats:
+        """Mean wait for a pass at ``rate`` requests/s over all workers, below capacity."""
+        own = self.own(rate / workers)
+        rest = load.others_of(requests) * np.minimum(rate / workers * own, 1.0) * 0.5 * own
+        return np.where(self.most * self.ranks > 1.0, rest, load.queue_wait(rate, self.first / workers, requests))
+
+
+def prompts_of(engine: Engine, busy: Any = 0.0) -> Prompts:
+    """Passes of a worker without decodes. ``busy``: share of the time that it computes."""
+    fit = engine.budget / engine.input
+    fit = fit if engine.served.engine.chunked_prefill else np.floor(fit)
+    most = np.maximum(np.minimum(fit, np.asarray(engine.layout.max_batch) / engine.dp), 1.0)
+    number, alone = engine.passes(0.0, busy)
+    _, full = engine.passes(0.0, busy, most)
+    more = np.where(most > 1.0, np.maximum(full - alone, 0.0) / np.maximum(most - 1.0, 1e-9), 0.0)
+    return Prompts(first=number * alone, more=number * more, most=most, ranks=engine.dp * engine.pp)
