@@ -103,7 +103,7 @@ def tight(one: Job, memory: float) -> Job:
 def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Finding:
     """The search without its last step, the walked timeline."""
     with monkeypatch.context() as patch:
-        patch.setattr(searching, "_refined", lambda job, pins, layouts, estimates: (layouts, estimates))
+        patch.setattr(searching, "_refined", lambda job, pins, layouts, estimates, wanted: (layouts, estimates))
         return search(one, **more)
 
 

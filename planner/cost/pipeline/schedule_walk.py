@@ -220,6 +220,8 @@ def walked_time(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, se
         return short + rest * (longer - short)
     if schedule == Schedule.ONE_F_ONE_B and vpp == 1:
         return _in_pairs(pp, m, seconds, send)
+    if schedule == Schedule.INTERLEAVED and pp > 1:
+        return _in_chunks(pp, vpp, m, seconds, send)
     return max(_run(program(schedule, pp, vpp, m), pp, seconds, send)[1])
 
 
@@ -238,6 +240,34 @@ def _in_pairs(pp: int, m: int, seconds: Durations, send: Sends) -> float:
             if k >= 0:
                 returned = now = max(now, returned + hops[s] if s < pp - 1 else 0.0) + backward[s]
             free[s] = now
+    return max(free)
+
+
+def _in_chunks(pp: int, vpp: int, m: int, seconds: Durations, send: Sends) -> float:
+    """The end of a walk of the interleaved schedule, without the list of what each action waits for: a forward pass waits for its
+    input, a backward pass for its gradient, which come from other ranks."""
+    stages, hops = pp * vpp, _hops(send, pp * vpp)
+    duration = {"F": seconds[0].tolist(), "B": seconds[1].tolist()}
+    come: dict[str, list[list[float | None]]] = {kind: [[None] * m for _ in range(stages)] for kind in "FB"}
+    come["F"][0] = come["B"][-1] = [0.0] * m
+    left = [iter(_in_turn(Schedule.INTERLEAVED, rank, pp, vpp, m)) for rank in range(pp)]
+    first, free, moved = [next(order, None) for order in left], [0.0] * pp, True
+    while moved:
+        moved = False
+        for rank in range(pp):
+            while (action := first[rank]) is not None:
+                stage, kind, i = action
+                arrival = come[kind][stage][i]
+                if arrival is None:
+                    break
+                free[rank] = end = max(free[rank], arrival) + duration[kind][stage]
+                if kind == "F" and stage < stages - 1:
+                    come["F"][stage + 1][i] = end + hops[stage]
+                elif kind == "B" and stage:
+                    come["B"][stage - 1][i] = end + hops[stage - 1]
+                first[rank], moved = next(left[rank], None), True
+    if any(first):
+        raise AssertionError(f"interleaved with pp {pp}, vpp {vpp}, m {m} does not come to an end")
     return max(free)
 
 
