@@ -22,9 +22,9 @@ OFFLOAD_GAIN = 0.9
 less is named with the best plan: it depends on host memory and PCIe, which few profiles have measured."""
 HELD_BACK = 256
 """Layouts that could gain less than that with states on the host, tried from the fastest."""
-WAVE, WAVES = 2048, 8
-"""Layouts that do not fit are tried with memory options from the fastest: so many, then while the best plans leave room for
-others those that are fast enough, or so many times as many where too few plans are known to tell."""
+WAVE, WAVES = 2048, 4
+"""Layouts that do not fit are tried with memory options from the fastest: so many, then so many times as many while the best plans
+leave room for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,13 @@ class Tried:
         """States on the host are taken: nothing fits without, or it is much faster."""
         return len(self.moved) > 0 and (not self.found.fits.any() or self.moved.fastest < OFFLOAD_GAIN * self.found.fastest)
 
-    def bound(self, wanted: int) -> float:
-        """Step time of the last wanted plan: more layouts do not make it longer."""
-        return (self.found if self.found.fits.any() else self.moved).bound(wanted)
+    split_up_to: float
+    """Step time of the slowest layout that is split; infinite where layouts are too few to leave one out."""
+
+    def reach(self, wanted: int) -> float:
+        """Step time from which on no layout matters: it is slower than the last wanted plan, and is not split."""
+        bound = (self.found if self.found.fits.any() else self.moved).bound(wanted)
+        return max(bound, min(SPLIT_TIME * bound, self.split_up_to))
 
 
 def host_shares(job: Job, pins: Pins) -> tuple[int, ...]:
@@ -63,9 +67,9 @@ def attempts(
 ) -> Tried:
     """The layouts with every option that could make one fit and bring it among the ``wanted`` best.
 
-    Those that do not fit are taken from the fastest on, in waves: no option makes one faster but an uneven split, by SPLIT_TIME
-    at most, so that nothing slower than that beyond the last wanted plan is tried. What is too large whatever is tried follows
-    only where nothing fits, for the closest attempts, unless ``only_fitting``.
+    Those that do not fit are taken from the fastest on, in waves: no option makes one faster but an uneven split, which only the
+    fastest get, so that nothing beyond the last wanted plan and these is tried (``Tried.reach``). What is too large whatever is
+    tried follows only where nothing fits, for the closest attempts, unless ``only_fitting``.
     """
     rows = np.flatnonzero(~plain.fits & (plain.time < plain.bound(wanted)))
     large = ~_may_fit(job, plain)[rows]
@@ -79,10 +83,10 @@ def attempts(
     while True:
         even, done = even.joined(_with_options(job, plain, options, rows[done:needed])), needed
         tried = _split_and_moved(job, pins, even, wanted, closest=done == len(rows) and not len(hopeless))
-        needed = int(np.searchsorted(plain.time[rows], SPLIT_TIME * tried.bound(wanted)))
+        needed = int(np.searchsorted(plain.time[rows], tried.reach(wanted)))
         if needed <= done:
             break
-        needed = needed if needed < len(rows) else min(WAVES * done, len(rows))
+        needed = min(needed, WAVES * done)
     if tried.any_fits or not len(hopeless):
         return tried
     even = even.joined(_with_options(job, plain, options, hopeless))
@@ -96,18 +100,24 @@ def _with_options(job: Job, plain: Priced, options: list[MemoryOption], rows: ND
 
 
 def _split_and_moved(job: Job, pins: Pins, even: Priced, wanted: int, *, closest: bool) -> Tried:
-    found = even.joined(_price_splits(job, pins, even, wanted))
+    near, split_up_to = _to_split(job, even, wanted)
+    found = even.joined(price(job, splits(job, pins, near)[1]))
     moved = price(job, _offload(job, pins, even, found, wanted if closest else 0))
-    return Tried(even=even, found=found, moved=moved.joined(_price_splits(job, pins, moved, wanted)))
+    near, moved_up_to = _to_split(job, moved, wanted)
+    moved = moved.joined(price(job, splits(job, pins, near)[1]))
+    if not found.fits.any():  # else states are moved of layouts faster than the best alone
+        split_up_to = max(split_up_to, moved_up_to)
+    return Tried(even=even, found=found, moved=moved, split_up_to=split_up_to)
 
 
-def _price_splits(job: Job, pins: Pins, found: Priced, wanted: int) -> Priced:
-    """Other splits of the layers over the stages, where one could bring a layout among the best, or make it fit."""
+def _to_split(job: Job, found: Priced, wanted: int) -> tuple[Layout, float]:
+    """Layouts of which another split of the layers over the stages could be among the best, or fit; and the step time up to
+    which they are taken, infinite where all are."""
     stages = np.broadcast_to(np.asarray(found.layout.pp, dtype=float), (len(found),))
     enough = found.peak * (1.0 - _handed_on(job, stages)) <= job.cluster.hardware.usable_memory
     rows = np.flatnonzero((stages > 1) & enough & (found.time < SPLIT_TIME * found.bound(wanted)))
     rows = rows[np.argsort(found.time[rows], kind="stable")][:SPLITS]
-    return price(job, splits(job, pins, found.layout.take(rows))[1])
+    return found.layout.take(rows), float(found.time[rows[-1]]) if len(rows) == SPLITS else np.inf
 
 
 def _may_fit(job: Job, found: Priced) -> NDArray[np.bool_]:

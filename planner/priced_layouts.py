@@ -21,6 +21,8 @@ REFINED = 0.9
 lighter ends (a test compares): without a pipeline there is nothing to split, and no plan is faster than the fastest layout."""
 PIECE = CHUNK
 """Candidates priced at once."""
+FEW = 64
+"""Layouts looked at for each plan that is wanted, before all are."""
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
 """Fields that do not make a different plan: of layouts that differ in these alone, the best is kept."""
 PLAN_FIELDS = tuple(name for name in FIELDS if name not in FINE)
@@ -67,9 +69,12 @@ class Priced:
         """Rows of the best plans, each with its best layout: by time of what fits, or by memory where nothing does."""
         value, rows = (self.time, np.flatnonzero(self.fits)) if self.fits.any() else (self.peak, np.arange(len(self)))
         rows = rows[np.argsort(value[rows], kind="stable")]
-        _, plan = distinct(self.layout.take(rows), PLAN_FIELDS, few=0)
-        _, first = np.unique(plan, return_index=True)
-        return rows[np.sort(first)[:wanted]]
+        for some in (rows[: FEW * wanted], rows):  # the first few hold enough plans, as a rule
+            _, plan = distinct(self.layout.take(some), PLAN_FIELDS, few=0)
+            _, first = np.unique(plan, return_index=True)
+            if len(first) >= wanted:
+                break
+        return some[np.sort(first)[:wanted]]
 
     def bound(self, wanted: int) -> float:
         """Step time of the last wanted plan that fits: nothing slower can be among the best."""

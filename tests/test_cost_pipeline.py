@@ -13,7 +13,8 @@ from samples import MODELS, TRAINERS, job, priced
 
 from planner.cost.estimate import memory_by_stage
 from planner.cost.pipeline.partition import split_stages, stage_layers
-from planner.cost.pipeline.schedule_walk import actions, v_order, walk, walked_time
+from planner.cost.pipeline.schedule_walk import actions, walk, walked_time
+from planner.cost.pipeline.v_orders import v_order
 from planner.cost.pipeline.schedules import in_flight, interleave_waits, pipeline_time
 from planner.cost.price.compute import RATE_SPREAD, stage_straggling, straggling
 from planner.cost.refine import _chunk_shares, durations, refine

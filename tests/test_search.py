@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from samples import HARDWARE, MODELS, TRAINERS, job, priced
 
+from planner import memory_attempts, priced_layouts
 from planner import search as searching
 from planner.cost.refine import refine
 from planner.defaults import Request, resolve
@@ -112,7 +113,8 @@ def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Findi
 def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same best time, with memory for all, for half of the layouts, for few and for none; in waves nothing is lost."""
     if waves:
-        monkeypatch.setattr(searching, "PIECE", 64)
+        monkeypatch.setattr(priced_layouts, "PIECE", 64)
+        monkeypatch.setattr(memory_attempts, "WAVE", 8)
     one = JOBS[name]
     layouts, every, peaks = brute_force(name)
     peaks = sorted(peaks)
@@ -126,7 +128,7 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
             min((t for t, ok in zip(every, safe & side, strict=True) if ok), default=np.inf)
             for side in (here, ~here & ~last)
         ]
-        if best[1] >= searching.OFFLOAD_GAIN * best[0] and np.isfinite(
+        if best[1] >= memory_attempts.OFFLOAD_GAIN * best[0] and np.isfinite(
             best[0]
         ):  # when nothing fits without, or to save a tenth
             safe &= here
