@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import Floats, NDArray
 from planner.layout import Layout
 from planner.priced_layouts import Priced, price
 from planner.rules import Job, allowed
@@ -72,7 +72,7 @@ def attempts(
     tried follows only where nothing fits, for the closest attempts, unless ``only_fitting``.
     """
     rows = np.flatnonzero(~plain.fits & (plain.time < plain.bound(wanted)))
-    large = ~_may_fit(job, plain)[rows]
+    large = ~may_fit(job, plain.layout, plain.staying)[rows]
     hopeless = rows[:0] if only_fitting else rows[large]
     if only_fitting or len(rows) > WAVE:
         rows = rows[~large]
@@ -120,11 +120,11 @@ def _to_split(job: Job, found: Priced, wanted: int) -> tuple[Layout, float]:
     return found.layout.take(rows), float(found.time[rows[-1]]) if len(rows) == SPLITS else np.inf
 
 
-def _may_fit(job: Job, found: Priced) -> NDArray[np.bool_]:
-    """Whether some recompute, offload or other split of the layers could make layouts fit: all but STAY may go, and weights and
-    gradients too where parameters may live on the host."""
-    stages = np.broadcast_to(np.asarray(found.layout.pp, dtype=float), (len(found),))
-    least = found.staying * (1.0 - _handed_on(job, stages))
+def may_fit(job: Job, layout: Layout, staying: Floats) -> NDArray[np.bool_]:
+    """Whether some recompute, offload or other split of the layers could make layouts fit: all may go but what is ``staying``, and
+    that too where parameters may live on the host."""
+    stages = np.broadcast_to(np.asarray(layout.pp, dtype=float), (len(layout),))
+    least = staying * (1.0 - _handed_on(job, stages))
     return (least <= job.cluster.hardware.usable_memory) | job.trainer.legal.offload_parameters
 
 

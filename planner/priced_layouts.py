@@ -26,8 +26,6 @@ FEW = 64
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
 """Fields that do not make a different plan: of layouts that differ in these alone, the best is kept."""
 PLAN_FIELDS = tuple(name for name in FIELDS if name not in FINE)
-STAY = ("weights", "gradients", "communication_buffers", "context")
-"""Components of memory that neither recompute nor states and activations on the host make smaller."""
 COMPARED = ("time", "peak", "without_states", "staying", "fits")
 
 
@@ -50,7 +48,8 @@ class Priced:
     without_states: NDArray[np.float64]
     """The same without any optimizer states."""
     staying: NDArray[np.float64]
-    """Bytes of STAY on the fullest stage."""
+    """The same of weights and gradients, what is lost between them, communicators and context alone: what neither recompute nor
+    states and activations on the host make smaller."""
     fits: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -102,8 +101,9 @@ def price_legal(job: Job, legal: Layout) -> Priced:
     columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=bool if name == "fits" else float)] for name in COMPARED}
     for start in range(0, len(legal), PIECE):
         found = estimate(job.workload, job.cluster, job.trainer, legal.take(slice(start, start + PIECE)))
-        states = found.memory["optimizer_states"] * (1.0 + job.trainer.stored.fragmentation)
-        needed, staying = found.memory_needed, np.sum([found.memory[name] for name in STAY], axis=0)
+        held, needed, lost = found.memory, found.memory_needed, 1.0 + job.trainer.stored.fragmentation
+        states = held["optimizer_states"] * lost
+        staying = (held["weights"] + held["gradients"]) * lost + held["communication_buffers"] + held["context"]
         for name, values in zip(COMPARED, (found.step_time, needed, needed - states, staying, fits(job, found)), strict=True):
             columns[name].append(values)
     return Priced(layout=legal, **{name: np.concatenate(parts) for name, parts in columns.items()})

@@ -10,8 +10,9 @@ import numpy as np
 
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.refine import Walks
+from planner.cost.unique_stages import staying_bytes
 from planner.layout import Layout, Recompute
-from planner.memory_attempts import attempts, host_shares, on_host, splits
+from planner.memory_attempts import attempts, host_shares, may_fit, on_host, splits
 from planner.priced_layouts import PLAN_FIELDS, SAFE, estimates_of, fits, price, price_legal
 from planner.rules import Job, allowed, refusals
 from planner.space import Pins, base_layouts, host_options, recompute_options, stack, usual_modules
@@ -35,7 +36,7 @@ class Finding:
     fit: bool
     """The layouts fit; False: none of the space does, and these miss by the least."""
     unlimited: tuple[Layout, Estimate] | None
-    """The fastest legal layout if memory were no limit."""
+    """The fastest legal layout if memory were no limit; with ``only_fitting`` of those that could be made to fit."""
     too_slow: float | None = None
     """Seconds that a step takes at the least, where that is more than was asked for: then nothing else was looked at."""
     held_back: tuple[Layout, Estimate] | None = None
@@ -66,13 +67,13 @@ def search(
     activations on the host when nothing fits without them. The result is the optimum of the cost model over that space.
 
     ``within``: seconds that a step may take. Where no plan can be as fast, whatever its memory, none is looked for.
-    ``only_fitting``: where nothing fits the closest attempts do not matter, and layouts whose weights and gradients alone are too
-    large are not priced with every kind of recompute.
+    ``only_fitting``: where nothing fits the closest attempts do not matter, nor does what would be if memory were no limit:
+    layouts that no option can make fit are not priced.
     """
     started = clock.perf_counter()
     pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
     space = _space(job, pins)
-    plain = price_legal(job, space.legal)
+    plain = price_legal(job, _fitting(job, space.legal) if only_fitting and within == np.inf else space.legal)
     if len(plain) and plain.least > within:
         return Finding(
             layouts=[], estimates=[], runner_up=None, fit=False, unlimited=None, too_slow=plain.least,
@@ -98,7 +99,7 @@ def search(
         layouts=layouts[:top], estimates=estimates[:top], fit=bool(found.fits.any()), unlimited=unlimited,
         runner_up=(layouts[1], estimates[1]) if len(layouts) > 1 else None,
         searched=space.size * (1 + len(options)) * (1 + (len(host_shares(job, pins)) + len(resorts)) * offloaded),
-        legal=priced, priced=priced, fitting=int(found.fits.sum()), refused={} if len(plain) else refusals(job, _base(job, pins)),
+        legal=priced, priced=priced, fitting=int(found.fits.sum()), refused={} if len(space.legal) else refusals(job, _base(job, pins)),
         seconds=clock.perf_counter() - started,
         held_back=(held[0], estimates_of(job, held)[0]) if held else None,
     )  # fmt: skip
@@ -134,6 +135,11 @@ def _space(job: Job, pins: Pins) -> _Space:
 def _base(job: Job, pins: Pins) -> Layout:
     """Every layout of a job without memory options but those that the user fixed."""
     return _pinned_options(base_layouts(job, pins), pins, job)
+
+
+def _fitting(job: Job, legal: Layout) -> Layout:
+    """Layouts that some memory option may make fit."""
+    return legal.take(may_fit(job, legal, staying_bytes(job.workload, job.cluster, job.trainer, legal))) if len(legal) else legal
 
 
 def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:

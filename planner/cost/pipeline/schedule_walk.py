@@ -305,8 +305,8 @@ def _waves(pp: int, vpp: int, m: int) -> _Waves:
     wave, *columns = np.array(found, dtype=np.intp).T
     turn = np.argsort(wave, kind="stable")
     bounds = [*np.flatnonzero(np.diff(wave[turn], prepend=-1)).tolist(), total]
-    ranks, which, takes, puts = (np.ascontiguousarray(one[turn]) for one in columns)
-    return _Waves(bounds, ranks, which, takes, puts, 2 * back)
+    rank, stage, taken, put = (np.ascontiguousarray(one[turn]) for one in columns)
+    return _Waves(bounds, rank, stage, taken, put, 2 * back)
 
 
 def _hops(send: Sends, stages: int) -> list[float]:
