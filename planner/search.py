@@ -99,8 +99,8 @@ def search(
         layouts=layouts[:top], estimates=estimates[:top], fit=bool(found.fits.any()), unlimited=unlimited,
         runner_up=(layouts[1], estimates[1]) if len(layouts) > 1 else None,
         searched=space.size * (1 + len(options)) * (1 + (len(host_shares(job, pins)) + len(resorts)) * offloaded),
-        legal=priced, priced=priced, fitting=int(found.fits.sum()), refused={} if len(space.legal) else refusals(job, _base(job, pins)),
-        seconds=clock.perf_counter() - started,
+        legal=priced, priced=priced, fitting=int(found.fits.sum()), seconds=clock.perf_counter() - started,
+        refused={} if len(space.legal) else refusals(job, _base(job, pins)),
         held_back=(held[0], estimates_of(job, held)[0]) if held else None,
     )  # fmt: skip
 

@@ -302,11 +302,10 @@ def _waves(pp: int, vpp: int, m: int) -> _Waves:
             free[rank], at[rank] = now, at[rank] + len(found) - done
         if len(found) == before:
             raise AssertionError(f"interleaved with pp {pp}, vpp {vpp}, m {m} does not come to an end")
-    wave, *columns = np.array(found, dtype=np.intp).T
-    turn = np.argsort(wave, kind="stable")
-    bounds = [*np.flatnonzero(np.diff(wave[turn], prepend=-1)).tolist(), total]
-    rank, stage, taken, put = (np.ascontiguousarray(one[turn]) for one in columns)
-    return _Waves(bounds, rank, stage, taken, put, 2 * back)
+    columns = np.array(found, dtype=np.intp).T
+    columns = columns[:, np.argsort(columns[0], kind="stable")]
+    bounds = [*np.flatnonzero(np.diff(columns[0], prepend=-1)).tolist(), total]
+    return _Waves(bounds, columns[1], columns[2], columns[3], columns[4], 2 * back)
 
 
 def _hops(send: Sends, stages: int) -> list[float]:
