@@ -151,7 +151,7 @@ def test_largest_micro_batch_is_what_a_scan_of_divisors_finds() -> None:
 
 
 def test_cheapest_searches_each_kind_of_hardware_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base's own hardware is not searched again, and its row is the one that a search gives."""
+    """The base's own hardware is not searched again, its row is the one that a search gives; and it says how far it is."""
     from planner.questions import best_plan
     from planner.questions.what_if import changed_rows
     from planner.questions.what_if.numbers import ask, what_if
@@ -165,7 +165,9 @@ def test_cheapest_searches_each_kind_of_hardware_once(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(changed_rows, "best_of", counted)
     flags = {"model": ("llama-3.2-1b",), "gpus": ("8",), "hardware": ("h100-sxm", "l40s", "a100-sxm-80gb"), "cheapest": True}
-    rows = what_if(ask(None, flags)).rows
+    said: list[str] = []
+    rows = what_if(ask(None, flags), said.append).rows
+    assert said == ["the job as it is", "h100-sxm, 1 of 3", "l40s, 2 of 3", "a100-sxm-80gb, 3 of 3"]
     assert sorted(searched) == ["a100-sxm-80gb", "h100-sxm", "l40s"]
     base, own = rows[0], next(row for row in rows if row.label == "h100-sxm x 8")
     assert own.layout == base.layout and own.prediction == base.prediction and own.same_layout and own.throughput == 1.0
