@@ -48,13 +48,18 @@ class Tried:
         """States on the host are taken: nothing fits without, or it is much faster."""
         return len(self.moved) > 0 and (not self.found.fits.any() or self.moved.fastest < OFFLOAD_GAIN * self.found.fastest)
 
-    split_up_to: float
-    """Step time of the slowest layout that is split; infinite where layouts are too few to leave one out."""
+    split_up_to: tuple[float, float]
+    """Step time of the slowest of the first, and of those with states on the host, that are split; infinite where layouts are too
+    few to leave one out."""
 
     def reach(self, wanted: int) -> float:
-        """Step time from which on no layout matters: it is slower than the last wanted plan, and is not split."""
-        bound = (self.found if self.found.fits.any() else self.moved).bound(wanted)
-        return max(bound, min(SPLIT_TIME * bound, self.split_up_to))
+        """Step time from which on no layout matters: it is slower than the last wanted plan, is not split, and does not make
+        states on the host pay less than they do."""
+        if self.offload_pays:
+            bound = max(self.found.joined(self.moved).bound(wanted), self.moved.fastest / OFFLOAD_GAIN)
+            return max(bound, min(SPLIT_TIME * bound, max(self.split_up_to)))
+        bound = self.found.bound(wanted)  # states are moved of faster layouts than the best alone
+        return max(bound, min(SPLIT_TIME * bound, self.split_up_to[0]))
 
 
 def host_shares(job: Job, pins: Pins) -> tuple[int, ...]:
@@ -105,9 +110,7 @@ def _split_and_moved(job: Job, pins: Pins, even: Priced, wanted: int, *, closest
     moved = price(job, _offload(job, pins, even, found, wanted if closest else 0))
     near, moved_up_to = _to_split(job, moved, wanted)
     moved = moved.joined(price(job, splits(job, pins, near)[1]))
-    if not found.fits.any():  # else states are moved of layouts faster than the best alone
-        split_up_to = max(split_up_to, moved_up_to)
-    return Tried(even=even, found=found, moved=moved, split_up_to=split_up_to)
+    return Tried(even=even, found=found, moved=moved, split_up_to=(split_up_to, moved_up_to))
 
 
 def _to_split(job: Job, found: Priced, wanted: int) -> tuple[Layout, float]:
