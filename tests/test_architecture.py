@@ -46,6 +46,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (4, "serving.serving_memory serving.serving_rules"),  # the front ends of servers ask for it
     (4, "plan_file"),
     (4, "options"),
+    (4, "priced_layouts"),
+    (4, "memory_attempts"),
     (4, "search defaults"),
     (4, "explain explicit runs."),
     (4, "gains"),

@@ -13,8 +13,9 @@ from samples import MODELS, TRAINERS, job, priced
 
 from planner.cost.estimate import memory_by_stage
 from planner.cost.pipeline.partition import split_stages, stage_layers
-from planner.cost.pipeline.schedule_walk import actions, v_order, walk, walked_time
+from planner.cost.pipeline.schedule_walk import StageDurations, _in_chunks, actions, walk, walked_time
 from planner.cost.pipeline.schedules import in_flight, interleave_waits, pipeline_time
+from planner.cost.pipeline.v_orders import v_order
 from planner.cost.price.compute import RATE_SPREAD, stage_straggling, straggling
 from planner.cost.refine import _chunk_shares, durations, refine
 from planner.cost.unique_stages import StageTable
@@ -392,3 +393,14 @@ def test_ends_lack_layers_in_their_end_chunks() -> None:
     assert _chunk_shares(np.array([3.0, 4.0, 3.0]), 2).tolist() == [[1 / 3, 0.5, 2 / 3], [2 / 3, 0.5, 1 / 3]]
     assert _chunk_shares(np.array([1.0, 3.0, 1.0]), 3).tolist() == [[0, 1 / 3, 1], [0, 1 / 3, 0], [1, 1 / 3, 0]]
     assert np.allclose(_chunk_shares(np.array([5.0, 7.0, 7.0, 6.0]), 4).sum(axis=0), 1.0)
+
+
+@pytest.mark.parametrize("send", [0.0, 0.3, "each"])
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 2, 2), (2, 3, 3), (3, 2, 9), (4, 4, 8), (4, 2, 10), (8, 3, 8)])
+def test_interleaved_waves_are_the_walk(pp: int, vpp: int, m: int, send: float | str) -> None:
+    """Ranks that wait for nothing of each other are walked at once: to the last bit what one action after the other gives."""
+    rng = np.random.default_rng(pp * vpp * m)
+    seconds = StageDurations(*(rng.uniform(0.1, 2.0, pp * vpp) for _ in range(2)), np.zeros(pp * vpp))
+    hops = rng.uniform(0.0, 0.5, pp * vpp - 1).tolist() if send == "each" else send
+    whole = max(span.end for span in walk(Schedule.INTERLEAVED, pp, vpp, m, seconds, hops))
+    assert _in_chunks(pp, vpp, m, seconds, hops) == whole

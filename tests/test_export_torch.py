@@ -389,3 +389,10 @@ def test_the_script_trains_like_one_process(tmp_path: Path) -> None:
         assert loss == pytest.approx(expected, rel=2e-6)
         assert norm == pytest.approx(gradient, rel=2e-5)
     assert many[-1][0] < many[0][0] - 0.01
+
+
+def test_smoke_runs_of_torchtitan_begin_with_the_same_weights() -> None:
+    """Two layouts of one model can be compared; the run itself keeps the seed of the user."""
+    text = load_target("torchtitan").render(tiny("torchtitan", 8, dp=8)).files["plan_config.py"]
+    whole, smoke = text.split("def smoke()")
+    assert "config.debug.seed = 1" in smoke and "seed" not in whole

@@ -350,3 +350,17 @@ def test_models_are_listed_by_words_of_their_names() -> None:
     assert {"llama-3.1-70b", "llama-2-70b"} <= set(printed("models", "Llama", "70b").split())
     assert "mixtral-8x7b" not in printed("models", "llama") and "mixtral-8x7b" in printed("models")
     assert "unknown model 'abacus'" in printed("models", "abacus")
+
+
+def test_a_measured_step_without_a_unit_is_seconds(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.yaml")
+    planner.plan(model="llama-3.2-1b", gpus=8, hardware="h100-sxm", global_batch_size=64, top=1)[0].save(path)
+    said = [printed("doctor", path, "--measured", text) for text in ("8.1", "8.1s")]
+    assert "measured 8.1 s" in said[0] and said[0] == said[1]
+
+
+def test_many_experts_name_the_exchange_that_their_authors_used() -> None:
+    """The trainer's default is a plain all-to-all; the answer says what DeepEP would save."""
+    plans = planner.plan(model="deepseek-v3", gpus=256, hardware="h800-sxm", top=1)
+    gains = {one.flag: one.gain for one in plans.faster}
+    assert gains["--option expert_dispatch=deepep"] > 0.05

@@ -97,6 +97,15 @@ def test_every_reader_takes_regular_files_alone(name: str, tmp_path: Path) -> No
             assert "larger than the" in said or "MiB" in said
 
 
+def test_sixteen_mebibytes_are_read_and_a_byte_more_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "notes.yaml"
+    whole = b"a: 1\n".ljust(16 << 20, b"#")
+    path.write_bytes(whole)
+    assert library.read_yaml(path) == {"a": 1}
+    path.write_bytes(whole + b"#")
+    assert "larger than the 16 MiB" in sentence(library.read_yaml, path)
+
+
 def test_a_mark_of_byte_order_and_windows_lines_are_read(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 2, "vocab_size": 32000,
               "intermediate_size": 11008, "max_position_embeddings": 4096}  # fmt: skip

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from samples import HARDWARE, MODELS, TRAINERS, job, priced
 
+from planner import memory_attempts, priced_layouts
 from planner import search as searching
 from planner.cost.refine import refine
+from planner.cost.unique_stages import staying_bytes
 from planner.defaults import Request, resolve
 from planner.layout import NAMES, Layout, Recompute, Schedule
 from planner.model import load_model
@@ -103,7 +105,7 @@ def tight(one: Job, memory: float) -> Job:
 def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Finding:
     """The search without its last step, the walked timeline."""
     with monkeypatch.context() as patch:
-        patch.setattr(searching, "_refined", lambda job, pins, layouts, estimates: (layouts, estimates))
+        patch.setattr(searching, "_refined", lambda job, pins, layouts, estimates, wanted: (layouts, estimates))
         return search(one, **more)
 
 
@@ -112,7 +114,8 @@ def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Findi
 def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same best time, with memory for all, for half of the layouts, for few and for none; in waves nothing is lost."""
     if waves:
-        monkeypatch.setattr(searching, "PIECE", 64)
+        monkeypatch.setattr(priced_layouts, "PIECE", 64)
+        monkeypatch.setattr(memory_attempts, "WAVE", 8)
     one = JOBS[name]
     layouts, every, peaks = brute_force(name)
     peaks = sorted(peaks)
@@ -126,7 +129,7 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
             min((t for t, ok in zip(every, safe & side, strict=True) if ok), default=np.inf)
             for side in (here, ~here & ~last)
         ]
-        if best[1] >= searching.OFFLOAD_GAIN * best[0] and np.isfinite(
+        if best[1] >= memory_attempts.OFFLOAD_GAIN * best[0] and np.isfinite(
             best[0]
         ):  # when nothing fits without, or to save a tenth
             safe &= here
@@ -381,3 +384,77 @@ def test_nothing_overflows_where_no_share_is_moved() -> None:
     one = resolve(Request(model="deepseek-v3", hardware="a10g", num_gpus=8, trainer="fsdp", sequence_length=32768)).job
     with np.errstate(over="raise"):
         assert not search(one, top=1).fit
+
+
+def test_waves_find_what_all_at_once_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory options from the fastest layouts on, until nothing can gain: the same plans, of fewer priced layouts."""
+    one, fewer = job("moe", "megatron", gpus=16, batch=64), 0
+    for share in (0.1, 0.05, 0.025):
+        narrow = tight(one, one.cluster.hardware.usable_memory * share)
+        monkeypatch.setattr(memory_attempts, "WAVE", 1 << 30)
+        every = search(narrow)
+        monkeypatch.setattr(memory_attempts, "WAVE", 16)
+        waves, quick = search(narrow), search(narrow, only_fitting=True)
+        assert waves.layouts == every.layouts and waves.fit == every.fit == quick.fit and waves.unlimited == every.unlimited
+        assert waves.priced <= every.priced and (not every.fit or quick.layouts == every.layouts)
+        fewer += every.fit and waves.priced < every.priced
+    assert fewer
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer"), [("gqa", "megatron"), ("moe", "megatron"), ("gqa", "torchtitan"), ("gpt", "deepspeed")]
+)
+def test_no_option_needs_less_than_what_stays(model: str, trainer: str) -> None:
+    """The bound by which layouts are left out before they are priced, against every layout of a space with every option."""
+    one = job(model, trainer, gpus=8, batch=32)
+    plain = base_layouts(one, Pins())
+    plain = plain.take(allowed(one, plain))
+    bound = staying_bytes(one.workload, one.cluster, one.trainer, plain)
+    assert np.all(bound > one.cluster.hardware.context_memory) and len(np.unique(bound)) > 3
+    for option in recompute_options(one, Pins()):
+        changed = option.apply(plain, one.model)
+        for share in (0, *OFFLOADS):
+            assert np.all(priced(one, changed.replace(offload_optimizer=share)).memory_needed >= bound * (1 - 1e-12)), option
+
+
+def test_finalists_that_cannot_be_among_the_best_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is at least what ``Walks.least`` says, and the plans are those of walking all of them."""
+    walked: list[int] = []
+    exact = searching.Walks.exact
+
+    def counted(self: Any, row: int) -> Any:
+        walked.append(row)
+        found = exact(self, row)
+        assert self.least(row) <= float(found.step_time[0]) * (1 + 1e-12)
+        return found
+
+    monkeypatch.setattr(searching.Walks, "exact", counted)
+    one = resolve(Request(model="llama-70b", num_gpus=64, hardware="h100-sxm")).job
+    few = search(one, top=1)
+    some = len(walked)
+    monkeypatch.setattr(searching.Walks, "least", lambda self, row: 0.0)
+    walked.clear()
+    every = search(one, top=1)
+    assert some < len(walked) and every.layouts == few.layouts and every.runner_up == few.runner_up
+
+
+def test_one_space_for_all_kinds_of_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules do not ask for the hardware, so that a job on other cards has the same legal layouts; another job has its own."""
+
+    class Untouched:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"a rule asks for {name} of the hardware")
+
+    one = job("moe", "megatron", gpus=8, batch=32)
+    unknown = dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, hardware=Untouched()))
+    layouts = base_layouts(one, Pins())
+    assert np.array_equal(allowed(unknown, layouts), allowed(one, layouts))
+    asked: list[Job] = []
+    monkeypatch.setattr(searching, "base_layouts", lambda job, pins: asked.append(job) or base_layouts(job, pins))
+    monkeypatch.setattr(searching, "_LAST", [])
+    for name in ("h100-sxm", "l40s", "a100-sxm-80gb"):
+        search(job("moe", "megatron", gpus=8, batch=32, hardware=name))
+    assert len(asked) == 1
+    search(job("moe", "megatron", gpus=8, batch=16))
+    search(one, Pins(values={"tp": 2}))
+    assert len(asked) == 3

@@ -319,6 +319,6 @@ def test_ctrl_c_prints_what_was_found(run: Any, plan_file: Path, monkeypatch: py
     document = json.loads(longest.stdout)
     assert longest.exit_code == 130 and document["complete"] is False
     assert document["rows"][-1]["label"] == "longest sequence: 16384 so far"
-    monkeypatch.setattr(best, "search", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(best, "search", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     nothing = run("what-if", str(plan_file), "--gpus", "16")
     assert nothing.exit_code == 130 and "before anything was found" in nothing.stderr

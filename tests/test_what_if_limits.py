@@ -150,6 +150,29 @@ def test_largest_micro_batch_is_what_a_scan_of_divisors_finds() -> None:
         largest_batch(dataclasses.replace(ask, pins=Pins(values={"micro_batch_size": 1})))
 
 
+def test_cheapest_searches_each_kind_of_hardware_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base's own hardware is not searched again, its row is the one that a search gives; and it says how far it is."""
+    from planner.questions import best_plan
+    from planner.questions.what_if import changed_rows
+    from planner.questions.what_if.numbers import ask, what_if
+
+    searched: list[str] = []
+    known = changed_rows.best_of
+
+    def counted(resolved: Any, *more: Any, **named: Any) -> best_plan.Best:
+        searched.append(resolved.hardware)
+        return known(resolved, *more, **named)
+
+    monkeypatch.setattr(changed_rows, "best_of", counted)
+    flags = {"model": ("llama-3.2-1b",), "gpus": ("8",), "hardware": ("h100-sxm", "l40s", "a100-sxm-80gb"), "cheapest": True}
+    said: list[str] = []
+    rows = what_if(ask(None, flags), said.append).rows
+    assert said == ["the job as it is", "h100-sxm, 1 of 3", "l40s, 2 of 3", "a100-sxm-80gb, 3 of 3"]
+    assert sorted(searched) == ["a100-sxm-80gb", "h100-sxm", "l40s"]
+    base, own = rows[0], next(row for row in rows if row.label == "h100-sxm x 8")
+    assert own.layout == base.layout and own.prediction == base.prediction and own.same_layout and own.throughput == 1.0
+
+
 def test_cheapest_is_sorted_by_cost_and_meets_the_deadline(run: Any) -> None:
     result = run("what-if", *SMALL, "--tokens", "100B", "--days", "9", "--cheapest", "--hardware",
                  "h100-sxm,l40s,gaudi2,a100-sxm-80gb", "--price", "a100-sxm-80gb=1.5", "--json")  # fmt: skip

@@ -5,6 +5,7 @@ What is printed is the walked idle time of this module; the closed form (``pipel
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import PARTS, Estimate, estimate
 from planner.cost.own_terms import flushes, until_flush
 from planner.cost.pipeline.partition import Stages, assign_layers, stage_layers
-from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
+from planner.cost.pipeline.schedule_walk import StageDurations, stage_rank, walked_time
 from planner.cost.pipeline.schedules import EQUATIONS, pipeline_time, sends_overlap
 from planner.cost.price.stage_times import StageTimes
 from planner.cost.unique_stages import StageTable
@@ -24,6 +25,10 @@ from planner.workload import Workload
 
 BUSY = PARTS[:7]
 """Parts of the step time in which the slowest stage is not idle."""
+ENDS_BACKWARD = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+"""Schedules in which every rank ends with a backward pass of its first stage; in the others weight gradients come last."""
+ALMOST = 0.999
+"""A steady state that is added and not walked is exact to 0.01 % [schedule_walk.walked_time]: least times leave room for it."""
 
 
 def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTimes) -> StageDurations:
@@ -100,25 +105,77 @@ def refine(
     bubble = walked seconds - busy seconds of the slowest stage, at least 0.
     Raises AssertionError where closed form and walk of a schedule contradict each other (``check_closed_form``).
     """
-    if all(int(layout.pp) == 1 for layout in layouts):
-        return list(found)
-    layouts = [assign_layers(workload.model, trainer, layout) for layout in layouts]
-    table = StageTable(workload, cluster, trainer, Layout.stack(layouts))
-    refined = list(found)
-    for row, (layout, one) in enumerate(zip(layouts, found, strict=True)):
-        schedule, pp, vpp, m = (int(n) for n in (layout.schedule, layout.pp, layout.vpp, layout.num_microbatches))
-        if pp == 1:
-            continue
+    walks = Walks(workload, cluster, trainer, layouts, found)
+    return [walks.exact(row) for row in range(len(layouts))]
+
+
+class Walks:
+    """Some layouts on their timelines: how long a step is at the least, and how long it is, which only some may be asked for."""
+
+    def __init__(
+        self, workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate]
+    ) -> None:
+        self._trainer, self._found = trainer, found
+        self._layouts = [assign_layers(workload.model, trainer, layout) for layout in layouts]
+        self._pipelines: dict[int, _Pipeline] = {}
+        if all(int(layout.pp) == 1 for layout in layouts):
+            return
+        table = StageTable(workload, cluster, trainer, Layout.stack(self._layouts))
+        for row, layout in enumerate(self._layouts):
+            if int(layout.pp) == 1:
+                continue
+            shared = table.take(slice(row, row + 1))
+            each, overlap = float(shared.send[0]) / int(layout.vpp), float(sends_overlap(trainer, layout))
+            stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
+            busy = sum(float(found[row].time[part][0]) for part in BUSY)
+            self._pipelines[row] = _Pipeline(
+                passes=StageDurations(stage.forward + send, stage.backward + send, stage.weight), hop=each * overlap,
+                busy=busy + int(layout.num_microbatches) * float(shared.slowest["waiting"][0]),
+            )  # fmt: skip
+
+    def least(self, row: int) -> float:
+        """Seconds of a step below which ``exact`` is not: every rank works off all of its passes one after the other, from when
+        the first can have arrived until the last has gone back."""
+        if row not in self._pipelines:
+            return float(self._found[row].step_time[0])
+        return float(self._with(row, ALMOST * self._least_walk(row)).step_time[0])
+
+    def exact(self, row: int) -> Estimate:
+        """The estimate with the idle time of the walk."""
+        if row not in self._pipelines:
+            return self._found[row]
+        layout, pipeline = self._layouts[row], self._pipelines[row]
+        schedule, pp, vpp = (int(n) for n in (layout.schedule, layout.pp, layout.vpp))
         check_closed_form(schedule, min(pp, 8), vpp)
-        shared = table.take(slice(row, row + 1))
-        each, overlap = float(shared.send[0]) / vpp, float(sends_overlap(trainer, layout))
-        stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
-        passes = StageDurations(stage.forward + send, stage.backward + send, stage.weight)
-        m_call = int(until_flush(trainer, layout).num_microbatches)
-        walked = float(flushes(trainer, layout)) * walked_time(schedule, pp, vpp, m_call, passes, each * overlap)
-        waiting = float(shared.slowest["waiting"][0])
-        busy = sum(float(one.time[part][0]) for part in BUSY) + m * waiting
-        bubble = np.array([max(walked - busy, 0.0)])
+        return self._with(row, walked_time(schedule, pp, vpp, self._microbatches(row), pipeline.passes, pipeline.hop))
+
+    def _microbatches(self, row: int) -> int:
+        return int(until_flush(self._trainer, self._layouts[row]).num_microbatches)
+
+    def _least_walk(self, row: int) -> float:
+        """max over ranks r of  sum_(s<r) F_s + m (F + B)_r + sum_(s<r) B_s, the last where the rank ends with a backward pass."""
+        layout, (forward, backward, _) = self._layouts[row], self._pipelines[row].passes
+        pp, m = int(layout.pp), self._microbatches(row)
+        ranks = [stage_rank(stage, pp, int(layout.schedule)) for stage in range(len(forward))]
+        work = m * np.bincount(ranks, forward + backward)
+        around = forward + backward if layout.schedule in ENDS_BACKWARD else forward
+        return float(np.max(work + np.cumsum(around)[:pp] - around[:pp]))
+
+    def _with(self, row: int, seconds: float) -> Estimate:
+        """The estimate where a flush takes so many seconds."""
+        one, busy = self._found[row], self._pipelines[row].busy
+        bubble = np.array([max(float(flushes(self._trainer, self._layouts[row])) * seconds - busy, 0.0)])
         stragglers = one.time["stragglers"] + one.slowed * (bubble - one.time["bubble"])
-        refined[row] = dataclasses.replace(one, time={**one.time, "bubble": bubble, "stragglers": stragglers})
-    return refined
+        return dataclasses.replace(one, time={**one.time, "bubble": bubble, "stragglers": stragglers})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pipeline:
+    """What the walk of one layout takes."""
+
+    passes: StageDurations
+    """Seconds of every stage per microbatch, with what of the sends is not hidden."""
+    hop: float
+    """Seconds of a send that is hidden: it delays the next stage alone."""
+    busy: float
+    """Seconds of a step in which the slowest stage is not idle."""

@@ -199,6 +199,20 @@ class StageTable:
         return held, StageTimes(**taken_rows(vars(times), here))
 
 
+def staying_bytes(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
+    """Bytes on the fullest stage that neither recompute nor states or activations on the host make smaller, without the price of
+    anything else, (N,): weights, gradients where they lie in buffers, what is lost between them, communicators and context."""
+    trainer = stored_as(workload, trainer)
+    layout = partition.assign_layers(workload.model, trainer, layout)
+    v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
+    some, rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, _leading_dense(workload, layout, v_shaped, 0))
+    parameters = partition.stage_parameters(workload, some, partition.split_stages(workload.model, some), trainer.kernels)
+    held = states.on_device(workload, some, states.state_bytes(workload, trainer, some, parameters))
+    alive = held["weights"] + held["gradients"] * (not trainer.stored.gradients_on_demand)
+    whole = alive * (1.0 + trainer.stored.fragmentation) + states.communicator_bytes(cluster, some, trainer)
+    return np.asarray(np.max(whole, axis=-1)[rows] + cluster.hardware.context_memory)
+
+
 def _representatives(some: Layout, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """A candidate of every distinct row; ``rows``: the distinct row of each candidate."""
     found = np.empty(len(some), dtype=np.intp)

@@ -73,7 +73,10 @@ def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1, rate:
     job = resolved.job
     try:
         check_workload(job.workload, job.cluster, job.trainer)
-        finding = search(job, pins, top, job.workload.tokens / rate if rate else np.inf)
+        within = job.workload.tokens / rate if rate else np.inf
+        finding = search(job, pins, top, within, only_fitting=True)
+        if not finding.fit and finding.too_slow is None:
+            finding = search(job, pins, top, within)  # also the closest attempts
     except PlannerError as error:
         return Best(resolved=resolved, why_not=str(error), finding=None, prediction=None)
     if finding.too_slow is not None:

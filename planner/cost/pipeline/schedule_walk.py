@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from planner.arrays import Floats
-from planner.layout import Schedule, is_v_shaped
+import numpy as np
 
-Action = tuple[int, str, int]
-"""(stage, kind, microbatch), kinds F, I and W."""
-Group = tuple[Action, ...]
-"""Actions one after the other whose results leave the rank together, when the last has ended."""
+from planner.arrays import Floats, NDArray
+from planner.cost.pipeline.v_orders import Action, Group, v_order
+from planner.layout import Schedule, is_v_shaped
 
 
 class StageDurations(NamedTuple):
@@ -220,6 +218,8 @@ def walked_time(schedule: int, pp: int, vpp: int, m: int, seconds: Durations, se
         return short + rest * (longer - short)
     if schedule == Schedule.ONE_F_ONE_B and vpp == 1:
         return _in_pairs(pp, m, seconds, send)
+    if schedule == Schedule.INTERLEAVED and pp > 1:
+        return _in_chunks(pp, vpp, m, seconds, send)
     return max(_run(program(schedule, pp, vpp, m), pp, seconds, send)[1])
 
 
@@ -241,107 +241,73 @@ def _in_pairs(pp: int, m: int, seconds: Durations, send: Sends) -> float:
     return max(free)
 
 
+def _in_chunks(pp: int, vpp: int, m: int, seconds: Durations, send: Sends) -> float:
+    """The end of a walk of the interleaved schedule, many ranks at once: those whose actions wait for nothing of each other."""
+    waves, hops = _waves(pp, vpp, m), np.array([*_hops(send, pp * vpp), 0.0][: pp * vpp])
+    duration = np.concatenate(seconds[:2])[waves.which]
+    behind = np.concatenate([hops, np.roll(hops, 1)])[waves.which]  # the hop to the next stage, and that to the one before
+    come, free = np.zeros(waves.places), np.zeros(pp)
+    for start, end in itertools.pairwise(waves.bounds):
+        ranks = waves.ranks[start:end]
+        now = np.maximum(free[ranks], come[waves.takes[start:end]]) + duration[start:end]
+        free[ranks] = now
+        come[waves.puts[start:end]] = now + behind[start:end]
+    return float(free.max())
+
+
+class _Waves(NamedTuple):
+    """All actions of an interleaved schedule in waves: each waits for earlier waves alone. What is sent has a place of its own: the
+    input of a stage for a microbatch, and its gradient."""
+
+    bounds: list[int]
+    """Where each wave begins, and the end."""
+    ranks: NDArray[np.intp]
+    which: NDArray[np.intp]
+    """The stage; of backward passes, so many stages further."""
+    takes: NDArray[np.intp]
+    """The place of what an action waits for."""
+    puts: NDArray[np.intp]
+    """The place of what it sends."""
+    places: int
+
+
+@lru_cache(maxsize=32)
+def _waves(pp: int, vpp: int, m: int) -> _Waves:
+    """The schedule does not depend on durations: the waves are those of a walk in which every action takes one."""
+    stages = pp * vpp
+    back = (stages + 1) * m  # where gradients begin
+    orders = [
+        [
+            (stage, stage * m + i, (stage + 1) * m + i) if kind == "F"
+            else (stages + stage, back + (stage + 1) * m + i, back + stage * m + i)
+            for stage, kind, i in _in_turn(Schedule.INTERLEAVED, rank, pp, vpp, m)
+        ]
+        for rank in range(pp)
+    ]  # fmt: skip
+    come: list[int | None] = [None] * (2 * back)
+    come[:m] = come[-m:] = [0] * m
+    found: list[tuple[int, int, int, int, int]] = []
+    free, at, total = [0] * pp, [0] * pp, sum(map(len, orders))
+    while len(found) < total:
+        before = len(found)
+        for rank, order in enumerate(orders):
+            now, done = free[rank], len(found)
+            for which, takes, puts in itertools.islice(order, at[rank], None):
+                arrival = come[takes]
+                if arrival is None:
+                    break
+                now = 1 + (arrival if arrival > now else now)
+                come[puts] = now
+                found.append((now, rank, which, takes, puts))
+            free[rank], at[rank] = now, at[rank] + len(found) - done
+        if len(found) == before:
+            raise AssertionError(f"interleaved with pp {pp}, vpp {vpp}, m {m} does not come to an end")
+    columns = np.array(found, dtype=np.intp).T
+    columns = columns[:, np.argsort(columns[0], kind="stable")]
+    bounds = [*np.flatnonzero(np.diff(columns[0], prepend=-1)).tolist(), total]
+    return _Waves(bounds, columns[1], columns[2], columns[3], columns[4], 2 * back)
+
+
 def _hops(send: Sends, stages: int) -> list[float]:
     """Seconds of the send behind every stage."""
     return [float(send)] * stages if isinstance(send, float | int) else [*send]
-
-
-def v_order(schedule: int, rank: int, pp: int, m: int) -> tuple[Group, ...]:
-    """What one rank does in a V, as torch.distributed.pipelining has it: by hand, whatever the durations are; dualpipe_v needs m
-    of at least 2 p. Rank r of p holds stages r and 2 p - 1 - r, here "down" and "up".  [torch 2.13, ScheduleZBVZeroBubble and
-    ScheduleDualPipeV; Qi 2024, section 6; DeepSeek, DualPipe]
-    """
-    order = _Order(rank, pp)
-    if schedule == Schedule.ZBV:
-        _zbv(order, rank, pp, max(2 * pp - 1, m))
-    else:
-        _dualpipe_v(order, rank, pp, m)
-    return tuple(group for group in order.groups if group[0][2] < m)
-
-
-class _Order:
-    """The order of one rank as it grows: each stage takes its microbatches in turn, for each kind of action."""
-
-    def __init__(self, rank: int, pp: int) -> None:
-        self.down, self.up = rank, 2 * pp - 1 - rank
-        self.groups: list[Group] = []
-        self.counts: Counter[tuple[int, str]] = Counter()
-        self.waiting: deque[int] = deque()
-        """Stages of input gradients whose weight gradients have not come, oldest first."""
-
-    def together(self, *parts: tuple[int, str]) -> None:
-        """Actions as one group, from stages and their kinds: "IW" is a whole backward pass; each of its stage's next
-        microbatch."""
-        group = []
-        for stage, kind in ((stage, kind) for stage, kinds in parts for kind in kinds):
-            group.append((stage, kind, self.counts[stage, kind]))
-            self.counts[stage, kind] += 1
-        self.groups.append(tuple(group))
-
-    def add(self, stage: int, kinds: str) -> None:
-        """Actions of one stage, each a group of its own."""
-        for kind in kinds:
-            self.together((stage, kind))
-
-    def backward(self, stage: int, *, split: bool) -> None:
-        """A backward pass, or its first half whose second waits."""
-        self.together((stage, "I" if split else "IW"))
-        self.waiting.extend([stage] * split)
-
-    def weight(self) -> None:
-        """The oldest weight gradient that waits, where one does."""
-        if self.waiting:
-            self.add(self.waiting.popleft(), "W")
-
-
-def _zbv(order: _Order, rank: int, pp: int, m: int) -> None:
-    """Warm-up, one forward and one whole backward pass of both stages in turn, weight gradients last."""
-    down, up, count = order.down, order.up, order.counts
-    order.add(down, "F" * (2 * (pp - rank) - 1))
-    for _ in range(rank):
-        order.add(up, "F")
-        order.add(down, "F")
-    for _ in range(pp - rank):
-        order.add(up, "FIW")
-    while count[up, "F"] < count[down, "F"] or count[down, "F"] < m:
-        order.add(down, "FIW" if count[down, "F"] < m else "IW")
-        order.add(up, "FIW")
-    for _ in range(rank):
-        order.add(down, "I")
-        order.add(up, "I")
-    for _ in range(pp - rank):
-        order.add(down, "IW")
-    for stage in (up, down):
-        order.add(stage, "W" * (count[stage, "I"] - count[stage, "W"]))
-
-
-def _dualpipe_v(order: _Order, rank: int, pp: int, m: int) -> None:
-    """The eight steps of DualPipeV; passes of the main step overlap where a runtime can, in torch 2.13 they take turns."""
-    down, up, later = order.down, order.up, pp - rank - 1
-    order.add(down, "F" * (2 * later))
-    for _ in range(rank + 1):
-        order.add(down, "F")
-        order.add(up, "F")
-    for _ in range(later):
-        order.backward(up, split=True)
-        order.weight()
-        order.add(up, "F")
-    for number in range(m - 2 * pp + rank + 1):
-        if number == 0 and later == 0:
-            order.add(down, "F")
-            order.backward(up, split=False)
-        else:
-            order.together((down, "F"), (up, "IW"))
-        order.together((up, "F"), (down, "IW"))
-    for _ in range(later):
-        order.backward(up, split=False)
-        order.together((up, "F"), (down, "IW"))
-    half = (rank + 1) // 2
-    for number in range(rank + 1):
-        order.backward(up, split=number > half or (number == half and rank % 2 == 1))
-        order.backward(down, split=number >= half)
-    for _ in range(later):
-        order.weight()
-        order.backward(down, split=True)
-    while order.waiting:
-        order.weight()

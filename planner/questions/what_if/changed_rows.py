@@ -110,10 +110,10 @@ class Row:
 
 
 def row_of(
-    variant: Variant, base: Best | None, pins: Pins | None, pricing: Pricing, rate: float = 0.0
+    variant: Variant, base: Best | None, pins: Pins | None, pricing: Pricing, rate: float = 0.0, known: Best | None = None
 ) -> tuple[Best | None, Row]:
-    """Search one variant and compare it with the base. A job that cannot be trained, or not at the ``rate`` in tokens per
-    second, is a row that says why, not an error."""
+    """Search one variant, unless its best plan is ``known``, and compare it with the base. A job that cannot be trained, or not at
+    the ``rate`` in tokens per second, is a row that says why, not an error."""
     request = variant.request
     row = Row(
         label=variant.label, changed=variant.changed, hardware=str(request.hardware),
@@ -124,7 +124,7 @@ def row_of(
         resolved = variant.resolved()
     except PlannerError as error:
         return None, dataclasses.replace(row, why=str(error))
-    found, work = best_of(resolved, pins, rate=rate), resolved.job.workload
+    found, work = known or best_of(resolved, pins, rate=rate), resolved.job.workload
     rates = pricing.rates(row.hardware, resolved.job.cluster.hardware)
     row = dataclasses.replace(
         row, model=work.model.name, global_batch_size=work.global_batch_size, fits=found.fits, why=_why(variant, found, base),

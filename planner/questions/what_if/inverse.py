@@ -92,6 +92,12 @@ class Question:
         self.say(variant.label)
         return row_of(variant, self.first, pins or self.pins, self.pricing, rate)
 
+    def on_hardware(self, name: str) -> Row:
+        """Search the base on one kind of hardware; on its own it is known."""
+        variant = apply(self.base, Value(flag="hardware", text=name))
+        same = (variant.request, variant.figures) == (self.base.request, self.base.figures)
+        return row_of(variant, self.first, self.pins, self.pricing, known=self.first if same else None)[1]
+
     def with_count(self, flag: str, count: int, rate: float = 0.0) -> tuple[Best | None, Row]:
         """Search the base with another whole number of a flag, for plans of at least so many tokens per second."""
         variant = apply(self.base, Value(flag=flag, text=str(count), number=count))
@@ -259,15 +265,17 @@ def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
     """One row per kind of hardware, also of those that the job cannot run on, with the reason: with a deadline on the fewest
     GPUs that meet it, else on the job's number of GPUs."""
     for number, name in enumerate(names, 1):
+        at = f"{name}, {number} of {len(names)}"
 
-        def say(text: str, at: str = f"{name}, {number} of {len(names)}") -> None:
+        def say(text: str, at: str = at) -> None:
             ask.say(f"{at}: {text}")
 
-        variant = apply(ask.base, Value(flag="hardware", text=name))
+        ask.say(at)
         if ask.goal.days is not None:
+            variant = apply(ask.base, Value(flag="hardware", text=name))
             row = fewest_gpus(dataclasses.replace(ask, base=variant, say=say, many=True), name)
         else:
-            _, row = ask.row(variant)
+            row = ask.on_hardware(name)
         gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
         missed = ask.goal.missed(row) if row.fits else ""
         yield dataclasses.replace(row, label=f"{name}{gpus}", why=missed or row.why)
