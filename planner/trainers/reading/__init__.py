@@ -26,7 +26,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
-    if not fits and (started := _started(path, text)):
+    if not fits and (started := f"{_started(path, text)}\n{run}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if name or fits:
         try:

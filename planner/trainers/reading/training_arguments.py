@@ -226,9 +226,10 @@ def _switches(given: Settings, *names: str) -> list[bool]:
 def _adapters(given: Settings) -> bool:
     """Whether adapters are trained: by a switch, by that of full fine-tuning, or because a rank is said."""
     own = [one for one in given.data if OWN_SWITCH.fullmatch(one) and str(given.data[one]).lower() in ("true", "false")]
-    if said := _switches(given, *SWITCHES, *own):
-        return any(said)
     mode = str(given.first(*MODES, default="")).lower()
+    switches = [one for one in (*SWITCHES, *own) if not (mode and one in QUANTISED and not given.flag(one))]
+    if said := _switches(given, *switches):  # adapters that are not quantised are adapters still
+        return any(said)
     if mode not in ("", "lora", "qlora", "full"):
         raise PlannerError(f"{given.path}: {mode} is not modelled; lora, qlora and full are")
     if mode:
