@@ -144,9 +144,13 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
 
 
+_ONE_RANK = re.compile(r"\w*(parallel|[st]p)\w*size = '?1'?")
+"""A split over one rank, which splits nothing."""
+
+
 def require_priced(reading: Reading, where: str) -> None:
     """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
-    names = [one.partition(" = ")[0] for one in reading.unread]
+    names = [one.partition(" = ")[0] for one in reading.unread if not _ONE_RANK.fullmatch(one)]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
     if wrong:
         raise not_priced(where, wrong, wrong)

@@ -36,6 +36,15 @@ def program_file(script: Path, program: str) -> Path | None:
     return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",))
 
 
+def starts_a_trainer(script: Path, commands: str) -> bool:
+    """Whether one of the programs that commands start, which is there, builds a trainer of transformers, TRL or unsloth."""
+    names = dict.fromkeys(re.findall(r"(?<![\w.-])[^\s=]{1,200}\.py(?=\s|$)", commands))
+    files = [file for one in list(names)[:MOST_PROGRAMS] if (file := program_file(script, one)) is not None]
+    return any(re.search(r"\b(SFT|DPO|Seq2Seq|Unsloth)?Trainer\(", read_text(one)) for one in files)
+
+
+MOST_PROGRAMS = 8
+"""Programs of a script that are looked into."""
 LIBRARIES = {
     r"megatron\.bridge": "Megatron-Bridge", r"nemo\.collections": "NeMo", "nanotron": "nanotron", "composer": "Composer",
     "olmo_core": "OLMo-core", "colossalai": "Colossal-AI",

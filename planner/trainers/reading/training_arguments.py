@@ -17,7 +17,7 @@ from planner.trainers.reading.fine_tuning import (
     optimizer,
     quantised,
 )
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.given import OtherStepError, Question
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.versions import newer
@@ -369,7 +369,7 @@ def _objective(given: Settings, script: str) -> str:
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
         also = "; --from rl:trl reads it as an RL plan" if grpo else ""
-        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
+        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -2,7 +2,9 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
@@ -43,12 +45,15 @@ class WithModules(Running):
         return with_modules(tree, self.path)
 
 
-def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]]:
-    """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes). Raises
-    PlannerError."""
-    script = Running(path, said)
+def settings_of(
+    path: Path, said: Given, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
+    """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes);
+    ``options`` of the command that starts it. Raises PlannerError."""
+    under = said.with_settings({**{name: str(value) for name, value in options.items()}, **said.settings})
+    script = Running(path, under)
     if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN):
-        script = WithModules(path, said)
+        script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]

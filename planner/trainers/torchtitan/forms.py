@@ -18,7 +18,7 @@ from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
 from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import CLOSE
-from planner.trainers.reading.values import json_mapping, read_text
+from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.export import CONVERTERS
 
 Sections = dict[str, dict[str, Any]]
@@ -89,7 +89,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
-    foreign += [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    if wrong := [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]:  # other layers
+        raise not_priced(str(path), wrong, wrong)
+    foreign += own
     notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
