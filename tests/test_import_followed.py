@@ -248,3 +248,64 @@ def test_simpo_is_told_at_once(tmp_path: Path) -> None:
     text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\ngamma_beta_ratio: 1.6\nbeta: 2.0\n"
     with pytest.raises(PlannerError, match="SIMPO is not modelled"):
         read(_script(tmp_path, text, "config.yaml"), None, Given())
+
+
+def test_a_vocabulary_of_another_model_is_asked_for(tmp_path: Path) -> None:
+    start = f"torchrun --nproc_per_node 2 pretrain_gpt.py {MEGATRON} --merge-file merges.txt --vocab-file"
+    with pytest.raises(OpenQuestionsError, match="'code-small/vocab.json' is a tokenizer that is not read"):
+        read(_script(tmp_path, f"{start} /models/code-small/vocab.json\n"), None, Given())
+    found = read(_script(tmp_path, f"{start} /models/gpt2-medium/vocab.json\n"), None, Given())
+    assert found.model is not None and found.model.vocab_size == 50257
+
+
+def test_a_masked_language_model_of_a_fork_of_torchtitan(tmp_path: Path) -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 1\nseq_len = 2048\nmlm_probability = 0.3\n'
+        'data_parallel_shard_degree = 8\ntensor_parallel_degree = 2\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    file = _script(tmp_path, text, "a.toml")
+    with pytest.raises(PlannerError, match="mlm_probability makes it a masked language model"):
+        read(file, None, Given())
+    file.write_text(text.replace("mlm_probability = 0.3\n", ""))
+    start = "srun torchrun --nnodes 2 --nproc_per_node 8 train.py --job.config_file a.toml"
+    words = f"{start} --training.shuffle_seed $((RANDOM % 9))\n"
+    found = read(_script(tmp_path, words), None, Given())  # degrees where they stood in 2024
+    assert (found.fields["tp"], found.fields["dp"], found.num_gpus) == (2, 8, 16)
+
+
+def test_a_moving_average_of_the_weights_is_refused(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\nbf16: true\ngradient_checkpointing: true\n"
+    text += "ema_eta: 0.2\n"
+    with pytest.raises(PlannerError, match="ema_eta decides memory"):
+        read(_script(tmp_path, text, "config.yaml"), None, Given(settings={"fsdp": "full_shard"}, num_gpus=8))
+    plain = text.replace("ema_eta", "schema_path")
+    assert read(_script(tmp_path, plain, "config.yaml"), None, Given(settings={"fsdp": "full_shard"}, num_gpus=8)).num_gpus == 8
+
+
+def test_processes_that_a_variable_says_are_not_those_of_the_file(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
+    (tmp_path / "fsdp.yaml").write_text(text)
+    start = f"train.py {TRAINER}\n"
+    file = _script(tmp_path, f"accelerate launch --config_file fsdp.yaml --num_processes $WORLD_SIZE {start}")
+    assert read(file, None, Given()).num_gpus is None
+    assert read(_script(tmp_path, f"accelerate launch --config_file fsdp.yaml {start}"), None, Given()).num_gpus == 8
+
+
+def test_a_key_that_is_off_twice_is_off(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen3-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true\n"
+    text += "micro_batch_size: 2\ngradient_accumulation_steps: 2\nsequence_len: 512\nbf16: true\n"
+    text += "optimizer: adamw_torch\nflash_attention: true\n"
+    given = Given(num_gpus=1)
+    found = read(_script(tmp_path, f"lora_fan_in_fan_out: false\n{text}lora_fan_in_fan_out:\n", "a.yml"), "axolotl", given)
+    assert found.lora_rank == 8
+    with pytest.raises(PlannerError, match="'lora_r' is given twice"):
+        read(_script(tmp_path, f"{text}lora_r: 16\n", "a.yml"), "axolotl", given)
+
+
+def test_weights_that_were_converted_for_megatron_core(tmp_path: Path) -> None:
+    words = (
+        "NPROC_PER_NODE=8 megatron sft --load /models/Qwen3-30B-A3B-mcore --tensor_model_parallel_size 2 --sequence_parallel true "
+        "--expert_model_parallel_size 8 --micro_batch_size 1 --global_batch_size 16 --max_length 4096 --bf16 true\n"
+    )
+    found = read(_script(tmp_path, words), None, Given())
+    assert found.model is not None and found.model.name == "qwen3-30b-a3b"

@@ -199,7 +199,8 @@ def _own_tokenizer(found: Arguments) -> str:
         if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
             return shown(text.rpartition("/")[2] if not on_the_hub else text)
     file = shown_text(str(found.get("vocab_file", "")))  # of a type for any byte-pair encoding
-    if re.search(r"tokeni[sz]er|bpe|\d{4,6}", file.lower()) and not re.search(r"gpt-?2|path|your", file.lower()):
+    own = re.search(r"tokeni[sz]er|bpe|\d{4,6}|-(tiny|mini|small|base|medium|large|xl)/", file.lower())
+    if own and not re.search(r"gpt-?2|path|your", file.lower()):
         return shown("/".join(file.split("/")[-2:]))
     return ""
 

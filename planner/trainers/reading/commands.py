@@ -233,8 +233,9 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         found = accelerate(there)
         if found.kind == "ddp" and {"use_deepspeed", "zero_stage"} & launcher.given.keys():  # the flag wins, without a stage
             settings.setdefault("deepspeed", "--use_deepspeed")
-        gpus = launcher.number("num_processes")
-        return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
+        count = launcher.text("num_processes")
+        gpus = None if count and is_open(count) else launcher.number("num_processes") or found.num_gpus
+        return dataclasses.replace(found, num_gpus=gpus)
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
     precision = launcher.text("mixed_precision")
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:

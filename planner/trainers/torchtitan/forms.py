@@ -30,7 +30,7 @@ SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "model", "optimizer", "compile", "float8", "quantize", "experimental",
 )  # fmt: skip
 """Sections that decide a plan."""
-PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed")
+PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
 """Keys of them that do not, where a script leaves them open."""
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
@@ -345,7 +345,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     if registered:
         over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
-    if not data.get("parallelism"):
+    if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
     converters = _table(data, "model").get("converters")
     if isinstance(converters, str):

@@ -25,13 +25,14 @@ def batch_options(text: str) -> dict[str, str]:
 
 
 def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
-    """Variables that SLURM sets from a script's own options."""
+    """Variables that SLURM sets from a script's own options, and the random number of a shell: ports and seeds come of it."""
     names = {
         "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
         "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
         "SLURM_GPUS_ON_NODE": "gpus-per-node",
     }  # fmt: skip
     found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
+    found["RANDOM"] = "4"
     if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
         found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
     return found
