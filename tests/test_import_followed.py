@@ -309,3 +309,61 @@ def test_weights_that_were_converted_for_megatron_core(tmp_path: Path) -> None:
     )
     found = read(_script(tmp_path, words), None, Given())
     assert found.model is not None and found.model.name == "qwen3-30b-a3b"
+
+
+def test_weights_on_the_host_are_for_stage_3_alone(tmp_path: Path) -> None:
+    text = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: STAGE\n"
+    text += "  offload_optimizer_device: cpu\n  offload_param_device: cpu\n"
+    flags = "--use_deepspeed --num_processes 8 --offload_optimizer_device cpu --offload_param_device cpu --zero_stage"
+    for stage, field in ((2, "offload_optimizer"), (3, "offload_parameters")):
+        (tmp_path / "ds.yaml").write_text(text.replace("STAGE", str(stage)))
+        for launcher in ("--config_file ds.yaml", f"{flags} {stage}"):
+            found = read(_script(tmp_path, f"accelerate launch {launcher} train.py {TRAINER}\n"), None, Given())
+            host = {name for name, value in found.fields.items() if name.startswith("offload") and value}
+            assert (found.fields["zero"], host) == (stage, {field}), launcher
+
+
+def test_the_answer_for_checkpointing_is_taken_wherever_it_is_asked(tmp_path: Path) -> None:
+    text = (
+        "from trl import SFTConfig, SFTTrainer\nfrom transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')\n"
+        "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, bf16=True, max_length=512)).train()\n"
+    )
+    file = _script(tmp_path, text, "a.py")
+    shared = {"fsdp": "no_shard"}
+    assert [one.name for one in read(file, None, Given(settings=shared, num_gpus=1)).questions] == ["gradient_checkpointing"]
+    for answer, recompute in (("true", 2), ("false", 0)):
+        found = read(file, None, Given(settings={**shared, "gradient_checkpointing": answer}, num_gpus=1))
+        assert (found.questions, found.fields["recompute"]) == ((), recompute)
+    words = "python run_sft.py --model_name_or_path Qwen/Qwen3-8B --bf16 True --per_device_train_batch_size 1\n"
+    found = read(_script(tmp_path, words), None, Given(settings={"gradient_checkpointing": "false"}))
+    assert (found.questions, found.fields["recompute"]) == ((), 0)
+
+
+def test_training_with_simulated_rounding_is_another_step(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="quantisation-aware training is not modelled"):
+        read(_script(tmp_path, f"torchrun --nproc_per_node 2 finetune_qat.py {TRAINER} --fsdp full_shard\n"), None, Given())
+
+
+def test_settings_that_stand_in_a_configuration_of_hydra(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    program = "import hydra\nfrom trl import DPOTrainer\n@hydra.main(config_path='conf')\ndef main(cfg):\n"
+    program += "    DPOTrainer(cfg.trainer)\n"
+    (tmp_path / "own" / "dpo.py").write_text(program)
+    file = _script(tmp_path, "cd own\naccelerate launch --multi_gpu --num_processes 2 dpo.py --config-name=small\n")
+    with pytest.raises(PlannerError, match="dpo.py takes its settings from 'small' of hydra"):
+        read(file, None, Given())
+
+
+def test_a_loss_over_attentions_is_another_step(tmp_path: Path) -> None:
+    text = (
+        "from trl import SFTConfig, SFTTrainer\nclass Own(SFTTrainer):\n    def compute_loss(self, model, inputs):\n"
+        "        outputs = model(**inputs, output_attentions=True)\n        return outputs.loss\n"
+        "args = SFTConfig(per_device_train_batch_size=2, bf16=True, gradient_checkpointing=True)\n"
+        "Own(model='Qwen/Qwen3-8B', args=args).train()\n"
+    )
+    with pytest.raises(PlannerError, match="the loss of Own is over attentions or another model"):
+        read(_script(tmp_path, text, "a.py"), None, Given(settings={"fsdp": "no_shard"}, num_gpus=1))
+    plain = text.replace("output_attentions=True", "use_cache=False")
+    found = read(_script(tmp_path, plain, "a.py"), None, Given(settings={"fsdp": "no_shard"}, num_gpus=1))
+    assert found.fields["micro_batch_size"] == 2

@@ -248,10 +248,11 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
             found = deepspeed(name, path, "deepspeed_config_file")
             return dataclasses.replace(found, precision=found.precision or precision)
         part = Settings(path, given)
-        fields = {"zero": part.size("zero_stage", 2, least=0)}
+        stage = part.size("zero_stage", 2, least=0)
         states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
-        host = {"offload_parameters": 1} if weights == "cpu" else {"offload_optimizer": 100} if states == "cpu" else {}
-        return Sharding(kind="deepspeed", fields={**fields, **host}, precision=precision)
+        whole = weights == "cpu" and stage == 3  # of weights at stage 3 alone
+        host = {"offload_parameters": 1} if whole else {"offload_optimizer": 100} if states == "cpu" else {}
+        return Sharding(kind="deepspeed", fields={"zero": stage, **host}, precision=precision)
     if "use_fsdp" in given:
         return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
     if "multi_gpu" in given and not any(name in settings for name in SHARDS):

@@ -4,6 +4,7 @@ argparse. Nothing is executed."""
 import ast
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,20 @@ def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     file = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
-    return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",))
+    return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or _below(script, file)
+
+
+def _below(script: Path, name: str) -> Path | None:
+    """The one program of that name in a folder beside the script, which may change to it first."""
+    if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > 200:
+        return None
+    folders = islice((one for one in script.resolve().parent.iterdir() if one.is_dir()), MOST_FOLDERS)
+    found = [one / name for one in folders if library.is_file(one / name)]
+    return found[0] if len(found) == 1 else None
+
+
+MOST_FOLDERS = 100
+"""Folders beside a script that are looked into."""
 
 
 def starts_a_trainer(script: Path, commands: str) -> bool:

@@ -17,7 +17,7 @@ from planner.trainers.reading.fine_tuning import (
     optimizer,
     quantised,
 )
-from planner.trainers.reading.given import OtherStepError, Question
+from planner.trainers.reading.given import OtherStepError, Question, value_of
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.versions import newer
@@ -32,6 +32,7 @@ QUIET = re.compile(
 NOT_LM = {
     **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
     **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
+    "qat": "quantisation-aware training",
     **{name: name.upper() for name in ("gspo", "dapo", "remax")},
 }  # fmt: skip
 """What has another step than a language model or DPO, or another optimizer, as words of a path."""
@@ -119,6 +120,8 @@ def parse(
     notes: tuple[str, ...] = (),
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
+    if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
+        given.data = {**given.data, "gradient_checkpointing": value_of(answer)}
     objective = _objective(given, script)
     habits, dated = _dated(given, habits, sharding)
     for name in FROZEN:
