@@ -241,17 +241,12 @@ def test_hosts_of_deepspeed(tmp_path: Path) -> None:
     assert found.num_gpus is None
 
 
-def test_simpo_is_told_at_once(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "run_dpo.py").write_text(
-        "import sys\nimport yaml\nfrom trl import DPOConfig, DPOTrainer\n"
-        "with open(sys.argv[1]) as file:\n    cfg = yaml.safe_load(file)\n"
-        "args = DPOConfig(per_device_train_batch_size=cfg['per_device_train_batch_size'], bf16=True, gradient_checkpointing=True)\n"
-        "DPOTrainer(model=cfg['model_name_or_path'], args=args).train()\n"
-    )
+def test_simpo_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\ngamma_beta_ratio: 1.6\nbeta: 2.0\n"
+    file = _script(tmp_path, text, "config.yaml")
+    monkeypatch.setattr("planner.trainers.reading.through", lambda *_: pytest.fail("no program of its project changes the step"))
     with pytest.raises(PlannerError, match="SIMPO is not modelled"):
-        read(_script(tmp_path, text, "config.yaml"), None, Given())
+        read(file, None, Given())
 
 
 def test_a_vocabulary_of_another_model_is_asked_for(tmp_path: Path) -> None:
