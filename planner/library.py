@@ -40,13 +40,18 @@ _KINDS = {
 }  # fmt: skip
 
 
+_NOTHING = ("off", "")
+
+
 class _Loader(_BASE):  # type: ignore[misc]
-    """Refuses a key that is given twice with different values: YAML would silently take the last."""
+    """Refuses a key that is given twice with different values, of which YAML would silently take the last; null and false, which
+    both leave a setting off, are no difference."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: dict[str, object] = {}
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             text = (value.tag, value.value) if isinstance(value, yaml.ScalarNode) else value
+            text = _NOTHING if isinstance(text, tuple) and text[1].lower() in ("", "null", "~", "false", "no", "off") else text
             if isinstance(key.value, str) and seen.get(key.value, text) != text:
                 raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
             seen[str(key.value)] = text

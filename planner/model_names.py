@@ -12,7 +12,7 @@ _VARIANT = re.compile(rf"-({_TUNED}|hf|pt)$")
 """Endings of the variants of one architecture: base, tuned, converted. Versions and dates stay: sizes may differ."""
 _UPLOADED = re.compile(
     rf"[-_.]({_TUNED}|hf|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking"
-    r"|fp4|w4a16|w8a8)$"
+    r"|fp4|w4a16|w8a8|mcore)$"
 )
 """The same in names of copies that somebody else uploaded, quantised ones among them."""
 _INNER = re.compile(rf"-({_TUNED})\b")

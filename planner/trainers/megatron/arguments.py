@@ -44,6 +44,8 @@ class Arguments(dict[str, Any]):
     """What is started with them."""
     documents: str = ""
     """Files that the script writes: configurations of DeepSpeed."""
+    rows: int = 0
+    """Rows of the vocabulary that they say of a model which the user names; 0 = those of the model."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, Questi
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.expansion import Value
+from planner.trainers.reading.shell.starting import included_gpus
 from planner.trainers.reading.shell.text import CLOSE, shown_text
 from planner.trainers.reading.values import read_text
 
@@ -167,6 +168,8 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
             flags.setdefault(name, values[0])
     if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(flags, ("n", "np"))):
         return ranks
+    if (count := included_gpus(flags.get("include", ""))) is not None:
+        return count
     per_node = _first(flags, _PER_NODE) or _batch_gpus(script)
     nodes = _first(flags, _NODES) or _whole(script.batch.get("nodes"))
     actor = [_whole(flags.get(name)) for name in ("actor-num-nodes", "actor-num-gpus-per-node")]

@@ -12,6 +12,7 @@ from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.named_models import preset_of
+from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import is_open, shown_text
 from planner.trainers.reading.values import MOST, MOST_LAYERS, read_text, whole_number
 
@@ -47,6 +48,8 @@ DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pat
 PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
 """Training programs of such architectures, by their paths."""
 
+_PADDED = 8 * 128
+"""Rows that --make-vocab-size-divisible-by adds at most with tp 8."""
 FAMILIES = re.compile(r".*(llama|mistral|qwen|baichuan|internlm|deepseek|gemma|bailing)[^/]*\.py")
 """Training programs of families whose layers are gated, which they build whatever the arguments say."""
 
@@ -57,7 +60,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     said = given.spec()
     names = DUMPED_MODELS if found.dumped else OTHER_MODELS
     other = [one for one in names if found.get(one) not in (None, False, "0", "0.0", "null")]
-    built = FAMILIES.match(found.program.lower()) and not any(found.get(one) for one in ("swiglu", "normalization"))
+    built = not any(found.get(one) for one in ("swiglu", "normalization")) and _builds_a_family(found)
     if built and said is None and not (other or PROGRAMS.match(found.program)):
         about = f"{found.program} builds layers that its arguments do not tell; the nearest preset"
         found.questions.append(Question(name="--model NAME", about=about))
@@ -95,8 +98,20 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         if differ:
             differences = ", ".join(f"{one} {getattr(model, one)}, not {getattr(said, one)}" for one in differ)
             found.notes.append(f"--model {said.name} is another model than the file's: {differences}")
+        elif rows > said.vocab_size + _PADDED:  # with rows of its own, more than padding adds
+            found.notes.append(f"vocabulary: {rows}, of the file")
+            found.rows = rows
         return said
     return known_model(model, name) if rows else _with_vocabulary(found, model)
+
+
+def _builds_a_family(found: Arguments) -> bool:
+    """Whether a program is of a family by its name, or by the model that it imports from the Megatron around it."""
+    if FAMILIES.match(found.program.lower()):
+        return True
+    file = beside(Path(found.where), found.program.rpartition("/")[2], (".py",)) if found.program.endswith(".py") else None
+    models = re.findall(r"^from megatron[\w.]* import ([\w, ]*Model\w*)", read_text(file), re.MULTILINE) if file is not None else []
+    return any(FAMILIES.match(f"{one}.py") for line in models for one in re.findall(r"\w+", line.lower()))
 
 
 def _ask_for_routing(found: Arguments) -> None:
@@ -184,7 +199,8 @@ def _own_tokenizer(found: Arguments) -> str:
         if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
             return shown(text.rpartition("/")[2] if not on_the_hub else text)
     file = shown_text(str(found.get("vocab_file", "")))  # of a type for any byte-pair encoding
-    if re.search(r"tokeni[sz]er|bpe|\d{4,6}", file.lower()) and not re.search(r"gpt-?2|path|your", file.lower()):
+    own = re.search(r"tokeni[sz]er|bpe|\d{4,6}|-(tiny|mini|small|base|medium|large|xl)/", file.lower())
+    if own and not re.search(r"gpt-?2|path|your", file.lower()):
         return shown("/".join(file.split("/")[-2:]))
     return ""
 

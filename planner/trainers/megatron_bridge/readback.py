@@ -14,7 +14,7 @@ from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
-from planner.trainers.megatron_bridge import performance
+from planner.trainers.megatron_bridge import performance, saved
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
     SECTIONS,
@@ -84,6 +84,8 @@ def read(path: Path, said: Given) -> Reading:
 def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
     """A recipe by its _target_, with its arguments and the sections that go over it."""
     data = resolved(said.filled(extended(path, "overrides of a recipe of Megatron-Bridge")))
+    if saved.is_saved(data):
+        return parse(path, said, saved.settings(path, data), said.num_gpus)
     call = data.get("recipe")
     if call is None:
         said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))

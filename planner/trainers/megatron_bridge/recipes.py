@@ -123,8 +123,9 @@ def _followed(
             elif isinstance(node.value, ast.Dict):  # recommended_kwargs of older recipes
                 found |= _keywords(_items(node.value), constants)
             continue
-        place = ast.unparse(target).partition(".")[2]
+        root, _, place = ast.unparse(target).partition(".")
         if place:
+            place = f"model.{place}" if _is_provider(constants.get(root)) else place
             if place == "model" and isinstance(node.value, ast.Call):
                 found |= _started(node.value, tree, known, constants, depth)
             found |= _assigned(place, node.value, constants)
@@ -141,7 +142,10 @@ def _started(
     if name == full and name in functions(tree) and depth < 6:
         return {**settings_of(tree, name, known, depth + 1), **keywords}
     if name == "ConfigContainer":
-        return {key: value for one in call.keywords for key, value in _assigned(one.arg or "", one.value, constants).items()}
+        parts = {key: value for one in call.keywords for key, value in _assigned(one.arg or "", one.value, constants).items()}
+        without = not any(one.arg == "mixed_precision" for one in call.keywords)  # its recipe adds gradients up in fp32
+        usual = {"ddp.grad_reduce_in_fp32": False, "ddp.use_distributed_optimizer": False} if without else {}
+        return {**usual, **parts}
     if "ModelProvider" in name and "." not in full:
         return {"model.hf": "", "model.tensor_model_parallel_size": 1, **keywords}
     if full in known or name in ("pretrain_config", "finetune_config"):
@@ -170,13 +174,28 @@ def _keywords(given: Any, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
     return found
 
 
+def _is_provider(value: ast.expr | None) -> bool:
+    """Whether a name holds the model of a recipe: its fields are those of the section model."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func).endswith((".to_megatron_provider", "ModelProvider"))
+
+
+def _calls(value: ast.expr, constants: Mapping[str, ast.expr], depth: int = 0) -> Iterator[ast.Call]:
+    """Calls that make a value, through the names that it is put together from."""
+    for one in ast.walk(value):
+        if isinstance(one, ast.Call):
+            yield one
+        elif isinstance(one, ast.Name) and one.id in constants and depth < 4:
+            yield from _calls(constants[one.id], constants, depth + 1)
+
+
 def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) -> dict[str, Any]:
     if isinstance(value, ast.Name):
         value = constants.get(value.id, value)
     if place == "model":
-        for call in (one for one in ast.walk(value) if isinstance(one, ast.Call) and one.args):
+        for call in (one for one in _calls(value, constants) if one.args):
             if ast.unparse(call.func).endswith(("from_hf_pretrained", "from_hf_config")):
-                return {"model.hf": _value(call.args[0], constants, "model.hf")}
+                degree = "model.tensor_model_parallel_size"  # 1 where nothing sets it  [models/gpt_provider.py]
+                return {"model.hf": _value(call.args[0], constants, "model.hf"), degree: 1}
         return {}
     if isinstance(value, ast.Call) and place in ("mixed_precision", "peft", "comm_overlap", "ddp", "optimizer"):
         name = ast.unparse(value.func).rpartition(".")[2]

@@ -72,7 +72,7 @@ def read(path: Path, given: Given) -> Reading:
         elif is_open(values.get(name, "")):
             questions += [Question(name=one, about=name) for one in roots(values[name]) or [name]]
     found.setdefault("micro_batch_size", "1")
-    found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name))}
+    found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name)) and not (lora and name in FROZEN)}
     found |= {
         argument: values[name] for name, argument in TEXTS.items()
         if values.get(name, "").lower() not in ("", "null", "none", "0")

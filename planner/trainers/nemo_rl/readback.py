@@ -1,5 +1,6 @@
 """NeMo-RL: the training part of its YAML, of SFT, DPO and the policy of reinforcement learning."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,13 +9,15 @@ from planner.layout import CpMethod, Recompute
 from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import MODULES
+from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
-from planner.trainers.reading.given import Given
-from planner.trainers.reading.interpolation import extended, resolved
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings
+from planner.trainers.reading.settings import Settings, beside, parsed
+from planner.trainers.reading.shell import shown_text
 from planner.trainers.reading.values import quotient
 
 FP8 = {"blockwise": "fp8_block", "tensorwise": "fp8", "delayed": "fp8", "mxfp8": "mxfp8"}
@@ -25,9 +28,34 @@ READ_HERE = re.compile(
 """Of all other settings those are shown that may change time or memory of the step; generation is not part of the plan."""
 
 
+PROGRAM = r"\S*run_(?:sft|dpo|grpo|distillation)\w*\.py"
+USUAL = {
+    "run_sft.py": "sft.yaml", "run_dpo.py": "dpo.yaml", **dict.fromkeys(("run_grpo.py", "run_grpo_math.py"), "grpo_math_1B.yaml"),
+}  # fmt: skip
+"""What its programs read where their command names nothing.  [examples/run_sft.py, run_dpo.py, run_grpo.py]"""
+
+
 def read(path: Path, said: Given) -> Reading:
-    """The job of a file. Raises PlannerError."""
+    """The job of a file, or of a script that starts one with overrides. Raises PlannerError."""
+    if path.suffix not in (".yaml", ".yml"):
+        return _started(path, said)
     return parse(Settings(path, resolved(said.filled(extended(path, "a configuration of NeMo-RL"))), said=said), said.num_gpus)
+
+
+def _started(path: Path, said: Given) -> Reading:
+    """The job of a command: the file after --config, or the usual one beside its program, under its overrides."""
+    found = launched(path, said, PROGRAM)
+    program = shown_text(found.program)
+    usual = f"{program.rpartition('/')[0]}/configs/{USUAL.get(program.rpartition('/')[2], '')}"
+    name = said.setting(CONFIG_FILE) or str(found.settings.get("config") or usual)
+    file = beside(path, name, (".yaml", ".yml"))
+    if file is None:
+        about = f"it names {shown(shown_text(name))}, which is not there; or import that file"
+        ask(str(path), [Question(name=CONFIG_FILE, about=about, choices=("FILE",))])
+    words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
+    data = override(extended(file, "a configuration of NeMo-RL"), words)
+    reading = parse(Settings(path, resolved(said.filled(data)), said=said), said.num_gpus)
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
 def parse(given: Settings, num_gpus: int | None = None) -> Reading:

@@ -9,7 +9,8 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
-from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
+from planner.trainers.reading.programs import starts_a_trainer
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -26,12 +27,14 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
-    if not fits and (started := _started(path, text)):
+    if not fits and (started := f"{_started(path, text)}\n{run}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
+    if not fits and run and starts_a_trainer(path, run):
+        fits = ["transformers"]
     if name or fits:
         try:
             found = _collected(path, load(name or fits[0], "readback").read, said)
-        except OpenQuestionsError:
+        except (OpenQuestionsError, OtherStepError):
             raise
         except PlannerError:
             if name or (own := _through_its_program(path, said)) is None:

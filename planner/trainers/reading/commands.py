@@ -14,6 +14,7 @@ from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
+from planner.trainers.reading.shell.starting import hosts_gpus, included_gpus
 from planner.trainers.reading.shell.text import Word, gap, shown_text
 from planner.trainers.reading.values import read_text
 
@@ -137,7 +138,8 @@ def _launch(path: Path, words: list[str], place: int, script: Script, notes: tup
     loose = [word.text for word in after[:first]] + [one.text for one in after[first:] if re.match(r"[+~]*[\w./@]+=", one.text)]
     return Launch(
         program=words[place], settings=settings, words=loose, sharding=_sharding(path, launcher, settings),
-        num_gpus=_gpus(words[:place], launcher, script), visible=_visible(script), notes=notes, written=dict(script.documents),
+        num_gpus=_gpus(words[:place], launcher, script), visible=None if _nodes_open(launcher) else _visible(script), notes=notes,
+        written=dict(script.documents),
     )  # fmt: skip
 
 
@@ -172,8 +174,10 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
         return None
     nodes = launcher.number("nnodes", "num_nodes", "num_machines") or _variable(script, "NNODES") or 1
     if "deepspeed" in before:
-        if (hosts := launcher.text("include")) and re.fullmatch(r"[\w.-]+:\d+(,\d+)*", hosts):
-            return len(hosts.split(","))
+        if (hosts := launcher.text("include")) and (count := included_gpus(hosts)):
+            return count
+        if (file := launcher.text("hostfile")) and launcher.number("num_nodes") is None:
+            return _of_hosts(file, script)
         each = launcher.number("num_gpus") or seen
         return each * nodes if each else None
     if (total := launcher.number("num_processes")) is not None:
@@ -186,6 +190,19 @@ def _gpus(before: list[str], launcher: _Launcher, script: Script) -> int | None:
     if each is None and not several and (not before or any(one.startswith("python") for one in names)):
         return 1 if seen == 1 else None
     return each * nodes if each else None
+
+
+def _nodes_open(launcher: _Launcher) -> bool:
+    """Whether nobody here knows on how many nodes it starts: a host file or a variable says it."""
+    hosts = launcher.text("hostfile") is not None and launcher.number("num_nodes") is None
+    return hosts or is_open(launcher.text("nnodes", "num_nodes", "num_machines") or "")
+
+
+def _of_hosts(name: str, script: Script) -> int | None:
+    """GPUs of a host file that lies beside the script, or that it writes; None where it is not there."""
+    file = None if is_open(name) else beside(Path(script.variables.where), name, (Path(name).suffix.lower(),))
+    text = dict(script.documents).get(name) or (read_text(file) if file is not None else "")
+    return hosts_gpus(text)
 
 
 def processes(script: Script, command: Command) -> int | None:
@@ -216,8 +233,9 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
         found = accelerate(there)
         if found.kind == "ddp" and {"use_deepspeed", "zero_stage"} & launcher.given.keys():  # the flag wins, without a stage
             settings.setdefault("deepspeed", "--use_deepspeed")
-        gpus = launcher.number("num_processes")
-        return dataclasses.replace(found, num_gpus=gpus or found.num_gpus)
+        count = launcher.text("num_processes")
+        gpus = None if count and is_open(count) else launcher.number("num_processes") or found.num_gpus
+        return dataclasses.replace(found, num_gpus=gpus)
     given: dict[str, Any] = {name: values[0] if values else True for name, values in launcher.given.items()}
     precision = launcher.text("mixed_precision")
     if "use_deepspeed" in given or "zero_stage" in given or "deepspeed_config_file" in given:
@@ -230,10 +248,11 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
             found = deepspeed(name, path, "deepspeed_config_file")
             return dataclasses.replace(found, precision=found.precision or precision)
         part = Settings(path, given)
-        fields = {"zero": part.size("zero_stage", 2, least=0)}
+        stage = part.size("zero_stage", 2, least=0)
         states, weights = (str(part.get(f"offload_{one}_device", "none")) for one in ("optimizer", "param"))
-        host = {"offload_parameters": 1} if weights == "cpu" else {"offload_optimizer": 100} if states == "cpu" else {}
-        return Sharding(kind="deepspeed", fields={**fields, **host}, precision=precision)
+        whole = weights == "cpu" and stage == 3  # of weights at stage 3 alone
+        host = {"offload_parameters": 1} if whole else {"offload_optimizer": 100} if states == "cpu" else {}
+        return Sharding(kind="deepspeed", fields={"zero": stage, **host}, precision=precision)
     if "use_fsdp" in given:
         return dataclasses.replace(fsdp_section(Settings(path, given), "fsdp_"), precision=precision)
     if "multi_gpu" in given and not any(name in settings for name in SHARDS):

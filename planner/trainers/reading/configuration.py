@@ -33,6 +33,8 @@ class Reading:
     """The architecture; None = the configuration does not say it."""
     model_name: str = ""
     """What the configuration calls it, where that is no preset."""
+    vocab_size: int = 0
+    """Rows of the vocabulary that the configuration says, whatever model the user calls it; 0 = those of the model."""
     sequence_length: int | None = None
     """Tokens per sequence; None = not said."""
     global_batch_size: int | None = None
@@ -87,11 +89,17 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
     questions = [*reading.questions, *(one for one in missing if one.name not in asked)]
     if questions:
         ask("the configuration", questions)
+    if reading.vocab_size:
+        values["model"] = dataclasses.replace(_spec(values["model"]), vocab_size=reading.vocab_size, published_parameters=0.0)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def _spec(model: Any) -> ModelSpec:
+    return load_model(model) if isinstance(model, str) else model
 
 
 def _needed(name: str, reading: Reading) -> Question:

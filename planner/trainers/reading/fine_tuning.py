@@ -37,7 +37,7 @@ JOINT = {
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
-    r"lora_dim|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|layers_to_transform|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
@@ -144,9 +144,13 @@ def reading(job: FineTuning) -> Reading:
     )  # fmt: skip
 
 
+_ONE_RANK = re.compile(r"\w*(parallel|[st]p)\w*size = '?1'?")
+"""A split over one rank, which splits nothing."""
+
+
 def require_priced(reading: Reading, where: str) -> None:
     """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
-    names = [one.partition(" = ")[0] for one in reading.unread]
+    names = [one.partition(" = ")[0] for one in reading.unread if not _ONE_RANK.fullmatch(one)]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
     if wrong:
         raise not_priced(where, wrong, wrong)

@@ -49,6 +49,10 @@ class OpenQuestionsError(PlannerError):
         super().__init__(f"{where} leaves open what decides time or memory; say {said}{more}")
 
 
+class OtherStepError(PlannerError):
+    """A job whose step is another one than a language model's or DPO's, whoever reads it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """What a user says; None = not said."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.programs import (
     program_file,
@@ -34,6 +34,7 @@ from planner.trainers.reading.training_scripts import (
     require_known_adapters,
     switched_on,
 )
+from planner.trainers.reading.values import read_text
 
 OFF = ("bf16", "fp16", "gradient_checkpointing", "do_eval", "deepspeed", "fsdp", "load_in_8bit", "load_in_4bit")
 """Arguments of transformers that a program asks for and that are off where nothing is said."""
@@ -53,6 +54,7 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     """What the program of a command takes or does where the command says nothing."""
     file = program_file(path, program)
     require_transformers(path, file)
+    _require_no_hydra(given, path, file)
     usual = usual_options(file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     code = _followed(file, {**usual, **given.data})
@@ -63,6 +65,14 @@ def take_program(given: Settings, path: Path, program: str) -> None:
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+def _require_no_hydra(given: Settings, path: Path, file: Path | None) -> None:
+    """Raises PlannerError for a program whose settings stand in a configuration of hydra, under sections of its own."""
+    name = given.get("config_name")
+    if name is not None and file is not None and "@hydra.main" in read_text(file):
+        said = f"{file.name} takes its settings from {shown(name)} of hydra, under sections of its own, which are not read"
+        raise PlannerError(f"{path}: {said}")
 
 
 def _followed(file: Path | None, options: Mapping[str, Any]) -> Program | None:

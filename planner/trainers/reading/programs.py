@@ -4,6 +4,7 @@ argparse. Nothing is executed."""
 import ast
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,31 @@ def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     file = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
-    return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",))
+    return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or _below(script, file)
 
 
+def _below(script: Path, name: str) -> Path | None:
+    """The one program of that name in a folder beside the script, which may change to it first."""
+    if Path(name).is_absolute() or ".." in Path(name).parts or len(name) > 200:
+        return None
+    folders = islice((one for one in script.resolve().parent.iterdir() if one.is_dir()), MOST_FOLDERS)
+    found = [one / name for one in folders if library.is_file(one / name)]
+    return found[0] if len(found) == 1 else None
+
+
+MOST_FOLDERS = 100
+"""Folders beside a script that are looked into."""
+
+
+def starts_a_trainer(script: Path, commands: str) -> bool:
+    """Whether one of the programs that commands start, which is there, builds a trainer of transformers, TRL or unsloth."""
+    names = dict.fromkeys(re.findall(r"(?<![\w.-])[^\s=]{1,200}\.py(?=\s|$)", commands))
+    files = [file for one in list(names)[:MOST_PROGRAMS] if (file := program_file(script, one)) is not None]
+    return any(re.search(r"\b(SFT|DPO|Seq2Seq|Unsloth)?Trainer\(", read_text(one)) for one in files)
+
+
+MOST_PROGRAMS = 8
+"""Programs of a script that are looked into."""
 LIBRARIES = {
     r"megatron\.bridge": "Megatron-Bridge", r"nemo\.collections": "NeMo", "nanotron": "nanotron", "composer": "Composer",
     "olmo_core": "OLMo-core", "colossalai": "Colossal-AI",

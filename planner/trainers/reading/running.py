@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python import Script
-from planner.trainers.reading.python_text import is_main
+from planner.trainers.reading.python_text import is_main, last_name
 from planner.trainers.reading.shell.text import is_open
 
 DEEPEST = 4
@@ -30,6 +30,10 @@ class Running(Script):
         tests, home = self._under.get(id(call), ((), ""))
         sure = True
         for test, wanted in tests:
+            if (has := _of_every_model(test)) is not None:
+                if has is not wanted:
+                    return False
+                continue
             value = self.value(test)
             if isinstance(value, str) and is_open(value):
                 sure = False
@@ -40,6 +44,16 @@ class Running(Script):
         if above and not any(one is not False for one in above):
             return False
         return True if sure and (not above or True in above) else None
+
+
+def _of_every_model(test: ast.expr) -> bool | None:
+    """True for hasattr(model, ...) of what every model of transformers has; None for other conditions."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        parts = [_of_every_model(one) for one in test.values]
+        return True if all(parts) else None
+    named = isinstance(test, ast.Call) and last_name(test.func) == "hasattr" and len(test.args) == 2
+    word = getattr(test.args[1], "value", None) if isinstance(test, ast.Call) and named else None
+    return True if word in ("gradient_checkpointing_enable", "enable_input_require_grads") else None
 
 
 def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:

@@ -281,7 +281,8 @@ def _deepspeed_yaml(given: Settings) -> Sharding:
     optimizer, weights = (
         str(part.get(f"offload_{what}_device", "none")).lower() for what in ("optimizer", "param")
     )
-    fields = {"zero": part.size("zero_stage", 2, least=0), **_host(given, optimizer, weights, Settings(given.path, {}))}
+    stage = part.size("zero_stage", 2, least=0)
+    fields = {"zero": stage, **_host(given, optimizer, weights if stage == 3 else "none", Settings(given.path, {}))}
     steps = part.get("gradient_accumulation_steps")
     number = None if steps in (None, "auto") else part.number("gradient_accumulation_steps")
     return Sharding(kind="deepspeed", fields=fields, accumulation=number)

@@ -17,7 +17,7 @@ from planner.trainers.reading.fine_tuning import (
     optimizer,
     quantised,
 )
-from planner.trainers.reading.given import Question
+from planner.trainers.reading.given import OtherStepError, Question, value_of
 from planner.trainers.reading.settings import Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.versions import newer
@@ -32,6 +32,7 @@ QUIET = re.compile(
 NOT_LM = {
     **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
     **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
+    "qat": "quantisation-aware training",
     **{name: name.upper() for name in ("gspo", "dapo", "remax")},
 }  # fmt: skip
 """What has another step than a language model or DPO, or another optimizer, as words of a path."""
@@ -119,6 +120,8 @@ def parse(
     notes: tuple[str, ...] = (),
 ) -> Reading:
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
+    if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
+        given.data = {**given.data, "gradient_checkpointing": value_of(answer)}
     objective = _objective(given, script)
     habits, dated = _dated(given, habits, sharding)
     for name in FROZEN:
@@ -226,9 +229,10 @@ def _switches(given: Settings, *names: str) -> list[bool]:
 def _adapters(given: Settings) -> bool:
     """Whether adapters are trained: by a switch, by that of full fine-tuning, or because a rank is said."""
     own = [one for one in given.data if OWN_SWITCH.fullmatch(one) and str(given.data[one]).lower() in ("true", "false")]
-    if said := _switches(given, *SWITCHES, *own):
-        return any(said)
     mode = str(given.first(*MODES, default="")).lower()
+    switches = [one for one in (*SWITCHES, *own) if not (mode and one in QUANTISED and not given.flag(one))]
+    if said := _switches(given, *switches):  # adapters that are not quantised are adapters still
+        return any(said)
     if mode not in ("", "lora", "qlora", "full"):
         raise PlannerError(f"{given.path}: {mode} is not modelled; lora, qlora and full are")
     if mode:
@@ -368,7 +372,7 @@ def _objective(given: Settings, script: str) -> str:
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
         also = "; --from rl:trl reads it as an RL plan" if grpo else ""
-        raise PlannerError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
+        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -2,7 +2,9 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
@@ -43,12 +45,15 @@ class WithModules(Running):
         return with_modules(tree, self.path)
 
 
-def settings_of(path: Path, said: Given) -> tuple[Settings, str, tuple[str, ...]]:
-    """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes). Raises
-    PlannerError."""
-    script = Running(path, said)
+def settings_of(
+    path: Path, said: Given, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
+    """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes);
+    ``options`` of the command that starts it. Raises PlannerError."""
+    under = said.with_settings({**{name: str(value) for name, value in options.items()}, **said.settings})
+    script = Running(path, under)
     if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN):
-        script = WithModules(path, said)
+        script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
@@ -118,6 +123,8 @@ def _require_training(script: Script) -> None:
     other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
     if not ours and other is not None:
         raise PlannerError(f"{script.path}: {other} is not a trainer of TRL or transformers")
+    if (kept := _keeps_more(script, ours)) is not None:
+        raise PlannerError(f"{script.path}: the loss of {kept} is over attentions or another model, which is not modelled")
     for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ImportFrom)):
         root = (node.module or "").partition(".")[0]
         taken = [one.name for one in node.names if one.name in TRAINERS]
@@ -132,6 +139,18 @@ def _require_training(script: Script) -> None:
             )
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
+
+
+def _keeps_more(script: Script, trainers: list[ast.Call]) -> str | None:
+    """The class of the script that one of its trainers is, where its own loss keeps attentions or asks another model."""
+    made = {one.id for one in ast.walk(script.tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    for one in (node for node in ast.walk(script.tree) if isinstance(node, ast.ClassDef) and node.name in made):
+        losses = [part for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "compute_loss"]
+        derived = any(last_name(base) in TRAINERS for base in one.bases)
+        words = r"output_attentions=True|\.attentions\b|teacher|distill"
+        if derived and any(re.search(words, ast.unparse(part)) for part in losses):
+            return one.name
+    return None
 
 
 OURS = ("trl", "transformers", "unsloth", "unsloth_zoo")

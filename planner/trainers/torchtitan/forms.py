@@ -18,7 +18,7 @@ from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
 from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import CLOSE
-from planner.trainers.reading.values import json_mapping, read_text
+from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.export import CONVERTERS
 
 Sections = dict[str, dict[str, Any]]
@@ -30,7 +30,7 @@ SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "model", "optimizer", "compile", "float8", "quantize", "experimental",
 )  # fmt: skip
 """Sections that decide a plan."""
-PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed")
+PATHS = ("dataset", "steps", "hf_assets", "tokenizer", "seed", "shuffle_seed")
 """Keys of them that do not, where a script leaves them open."""
 _OLD_PARALLEL = (
     "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
@@ -89,7 +89,10 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     if "batch_size" in found["training"]:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
-    foreign += [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
+    if wrong := [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]:  # other layers
+        raise not_priced(str(path), wrong, wrong)
+    foreign += own
     notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
     other: dict[str, Any] = {"notes": notes, "own_settings": (experimental or {}).get("custom_args_module")}
     checkpoint = _table(data, "activation_checkpoint")
@@ -342,7 +345,7 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     if registered:
         over = {**_over(path, data, registered, given), "started": {"gpus": gpus}}
         return {name: {**registered.get(name, {}), **part} for name, part in over.items()}
-    if not data.get("parallelism"):
+    if not data.get("parallelism") and not any(one in _table(data, "training") for one in _OLD_PARALLEL):
         raise PlannerError(f"{path}: no --parallelism flag, no TOML, JSON or Python: not a torchtitan configuration")
     converters = _table(data, "model").get("converters")
     if isinstance(converters, str):

@@ -1,5 +1,6 @@
 """torchtitan: a Python configuration module, a TOML file of 0.2, a saved JSON configuration, or a command line."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,12 @@ def read(path: Path, said: Given | None = None) -> Reading:
 
 
 def _require_language_model(path: Path, unread: list[str]) -> None:
-    """Raises PlannerError for a configuration of a diffusion model, which torchtitan trains too."""
+    """Raises PlannerError for a configuration of a diffusion model, which torchtitan trains too, and for a masked language model
+    of a fork, whose attention sees both sides."""
     if any(one.endswith(("img_size", "classifier_free_guidance_prob")) for one in unread):
         raise PlannerError(f"{path}: it trains a model of images; torchtitan's language models are read")
+    if masked := next((one for one in unread if re.search(r"\.(mlm|mask)_(probability|prob|ratio)$", one)), None):
+        raise PlannerError(f"{path}: {masked} makes it a masked language model, whose attention is not causal: not modelled")
 
 
 def reading_of(path: Path, given: Sections, said: Given) -> Reading:

@@ -1,5 +1,6 @@
 """transformers: scripts that run a Trainer with its arguments as options, like run_clm.py, and those arguments in YAML or JSON."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
-from planner.trainers.reading.programs import require_loop
+from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import BATCHES, TRANSFORMERS, parse, says_both
+from planner.trainers.reading.training_arguments import BATCHES, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
+from planner.trainers.reading.training_scripts import settings_of
+from planner.trainers.reading.values import read_text
+
+UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -23,6 +28,11 @@ def read(path: Path, said: Given) -> Reading:
         return parse(given, TRANSFORMERS, said.num_gpus)
     found = launched(path, said, r"\S+\.py|[\w.]*train[\w.]*", modules=True)
     settings = with_files(path, found, said)
+    program = program_file(path, found.program)
+    if program is not None and UNSLOTH_MODEL.search(read_text(program)):  # its options are its own
+        own, kind, notes = settings_of(program, said, settings.data)
+        gpus = said.num_gpus or found.num_gpus or (1 if (found.visible or 1) == 1 else None)
+        return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
     take_program(settings, path, found.program)
     if all(settings.get(one) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)

@@ -8,4 +8,7 @@ LEVEL = "validated"
 SOURCE = "verl 0.9.1: trainer/config, workers/config/engine.py, workers/config/actor.py, utils/config.py"
 NO_WORD = ("bf16_true", "paged_adam", "paged_adam_8bit", "adafactor", "lion", "muon", "adam_8bit", "sgd", "nvfp4", "fp32", "fp8")
 READ_FIRST = True
-FORM = ("sh bash slurm sbatch txt yaml yml", r"\bverl\.trainer\.|^actor_rollout_ref\s*:|actor_rollout_ref\.")
+FORM = (
+    "sh bash slurm sbatch txt yaml yml",
+    r"\bverl\.trainer\.|^actor_rollout_ref\s*:|actor_rollout_ref\.|^  partial_pretrain\s*:",
+)

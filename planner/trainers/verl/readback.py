@@ -47,6 +47,9 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a script, or of a whole configuration in YAML. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml"):
         data = said.filled(extended(path, "a configuration of verl", known=("ppo_trainer", "ppo_megatron_trainer")))
+        if isinstance(data.get("model"), dict) and "partial_pretrain" in data["model"]:  # of its SFT trainer
+            alone = Launch(program="fsdp_sft_trainer", settings={}, words=[], sharding=None, num_gpus=None)
+            return _sft(Settings(path, resolved(data), said=said), alone, said.num_gpus)
         if "actor_rollout_ref" not in data:
             raise PlannerError(f"{path}: it has no section actor_rollout_ref: verl's other configurations are not read")
         given = Settings(path, resolved(data), said=said)

@@ -193,7 +193,8 @@ class Expansion:
         count = re.fullmatch(r"#(\w+)(\[[@*]\])?", inner)
         if count and inner != "#":
             value = variables.get(count[1])
-            self.add(gap([count[1]]) if value is None or MAYBE in str(value) else str(len(value)), quoted)
+            written = isinstance(value, list) and bool(value) and all(re.fullmatch("\ue000.*\ue001", one) for one in value)
+            self.add(gap([count[1]]) if value is None or written or MAYBE in str(value) else str(len(value)), quoted)
             return
         indirect = re.fullmatch(r"!(\w+)", inner)
         if indirect:

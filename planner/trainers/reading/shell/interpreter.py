@@ -18,6 +18,7 @@ from planner.trainers.reading.shell.starting import (
     batch_options,
     launcher_variables,
     place_of_file,
+    place_of_written,
     read_line,
     script_near,
     script_place,
@@ -285,7 +286,7 @@ class _Follower:
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
             self.started(file, words[place + 1 :])
         if name in ("exit", "return"):
-            raise _StopError(failed=bool(rest) and rest[0] != "0")
+            raise _StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
         if name in ("source", "."):
             self.source(rest[0] if rest else "")
         elif name == "eval":
@@ -299,10 +300,11 @@ class _Follower:
         elif name == "unset":
             for one in rest:
                 self.variables.values.pop(one, None)
-        elif name == "read" and (node.input is not None or node.documents):
+        elif name == "read":
             marks = self.variables.values.pop("IFS", "") if any(one[0] == "IFS" for one in node.assignments) else ""
-            text = self.script.documents[-1][1] if node.input is None else joined(node.input, self.variables)
-            for one, part in read_line(rest, text, marks).items():
+            written = self.script.documents[-1][1] if node.documents else None
+            line = written if node.input is None else joined(node.input, self.variables)
+            for one, part in read_line(rest, line, marks).items():
                 self.variables.put(one, part)
         elif name not in _QUIET:
             self.command(words)
@@ -317,14 +319,13 @@ class _Follower:
             self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under, one.seen) for one in started]
             return
         written = dict(self.script.documents)
-        for i, word in enumerate(words[1:], 1):
-            runs = words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])
-            if word in written and runs:
-                inner = len(self.script.commands)
-                self.nested(written[word])
-                launched = self.script.commands[inner:]
-                self.script.commands[inner:] = [Command([*words[: i - 1], *one.words], one.under, one.seen) for one in launched]
-                return
+        place, before = place_of_written(words, written)
+        if place >= 0:
+            inner = len(self.script.commands)
+            self.nested(written[words[place]])
+            launched = self.script.commands[inner:]
+            self.script.commands[inner:] = [Command([*words[:before], *one.words], one.under, one.seen) for one in launched]
+            return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))

@@ -11,6 +11,8 @@ from planner.trainers.reading.shell.text import CLOSE
 _QUERY = re.compile(
     r"""\s*(?:cat\s+(\S+)\s*\|\s*)?(?:yq|jq)(?:\s+(?:-\w|--raw-output|eval|e))*\s+(['"]?)\.([\w.]+)\2(?:\s+([^\s|<>;&]+))?\s*"""
 )
+_WHERE = re.compile(r"\s*(?:which|command\s+-v)\s+([\w.-]{1,100})\s*")
+"""Where a program lies: its name stands for it."""
 _PRESET_FIELDS = {
     "hidden_size": "hidden_size", "intermediate_size": "ffn_size", "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "vocab_size": "vocab_size",
@@ -23,10 +25,15 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
     """The value that a command asks of a file beside the script ``where``; None where it is another command, or not there.
 
     The config.json of a model that is known by its folder's name need not be there."""
+    if (found := _WHERE.fullmatch(text)) is not None:
+        return found[1]
     asked = _QUERY.fullmatch(text)
     if asked is None or not (asked[1] or asked[4]):
         return None
-    name = expand(asked[1] or asked[4]).rpartition(CLOSE)[2].lstrip("/")
+    path = expand(asked[1] or asked[4])
+    if re.fullmatch("\ue000[^\ue000\ue001]+\ue001", path):  # which file it is, one variable says
+        return path
+    name = path.rpartition(CLOSE)[2].lstrip("/")
     value = _in_file(where, name, asked[3])
     return None if value is None or isinstance(value, dict | list) else {True: "true", False: "false"}.get(value, str(value))
 

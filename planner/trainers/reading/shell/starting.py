@@ -25,13 +25,14 @@ def batch_options(text: str) -> dict[str, str]:
 
 
 def launcher_variables(batch: Mapping[str, str]) -> dict[str, str]:
-    """Variables that SLURM sets from a script's own options."""
+    """Variables that SLURM sets from a script's own options, and the random number of a shell: ports and seeds come of it."""
     names = {
         "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
         "SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_CPUS_PER_TASK": "cpus-per-task",
         "SLURM_GPUS_ON_NODE": "gpus-per-node",
     }  # fmt: skip
     found = {name: batch[option] for name, option in names.items() if re.fullmatch(r"\d{1,6}", batch.get(option, ""))}
+    found["RANDOM"] = "4"
     if "SLURM_NTASKS" not in found and {"SLURM_NNODES", "SLURM_NTASKS_PER_NODE"} <= found.keys():
         found["SLURM_NTASKS"] = str(int(found["SLURM_NNODES"]) * int(found["SLURM_NTASKS_PER_NODE"]))
     return found
@@ -56,6 +57,21 @@ def place_of_file(words: list[str]) -> int:
     return place if named and (first or place == 0) else -1
 
 
+def included_gpus(text: str) -> int | None:
+    """GPUs of DeepSpeed's --include: host:0,1@other:0,1; None where one of its hosts says none.  [launcher/runner.py]"""
+    hosts = text.split("@")
+    if not all(re.fullmatch(r"[^\s:@]+:\d{1,4}(,\d{1,4})*", one) for one in hosts):
+        return None
+    return sum(len(one.rpartition(":")[2].split(",")) for one in hosts)
+
+
+def hosts_gpus(text: str) -> int | None:
+    """GPUs of a host file: 'host slots=8', one host a line; None where it is none."""
+    lines = [one.partition("#")[0].strip() for one in text.splitlines()]
+    slots = [re.fullmatch(r"[^\s=]+\s+slots\s*=\s*(\d{1,4})", one) for one in lines if one]
+    return sum(int(one[1]) for one in slots if one) if slots and all(slots) else None
+
+
 def without_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """(Variables that ``env`` sets for a command, the command)."""
     if words[:1] != ["env"]:
@@ -72,9 +88,24 @@ def without_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return found, []
 
 
-def read_line(words: list[str], line: str, marks: str | Sequence[str]) -> dict[str, str | list[str]]:
+def place_of_written(words: list[str], written: Mapping[str, str]) -> tuple[int, int]:
+    """(place of a script that another one has written and that a command starts, words before it that start it too); -1 = none."""
+    for i, word in enumerate(words):
+        if word not in written:
+            continue
+        if i and (words[0] in ("sbatch", "qsub") or re.fullmatch(r"(?:\S*/)?(?:(?:ba|z)?sh|srun)", words[i - 1])):
+            return i, i - 1
+        starts = i == 0 or re.fullmatch(r"(?:\S*/)?(?:srun|mpirun|mpiexec)", words[0])
+        if starts and re.search(r"\.(sh|bash|slurm|sbatch)$", word):
+            return i, i
+    return -1, 0
+
+
+def read_line(words: list[str], line: str | None, marks: str | Sequence[str]) -> dict[str, str | list[str]]:
     """Variables that ``IFS=, read -r A B <<< line`` sets: each gets a part, the last one what is left; with -a one array gets all.
-    ``marks``: the IFS of the command, blanks where it has none."""
+    ``line``: None where it is not known, so that each is asked for; ``marks``: the IFS of the command, blanks where it has none."""
+    if line is None:
+        return {one: gap([one]) for one in words if re.fullmatch(r"[A-Za-z_]\w*", one)}
     if "-d" in words and (kept := [one for one in words if re.fullmatch(r"[A-Za-z_]\w*", one)]):  # up to the end of what it reads
         return {kept[-1]: line.strip("\n")}
     line = line.partition("\n")[0]

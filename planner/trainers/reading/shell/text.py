@@ -17,8 +17,9 @@ SETTINGS = re.compile(r"serve$|\.(ya?ml|json|toml)$")
 
 
 def cleaned(text: str) -> str:
-    """The text of a file without characters that mean gaps here, and with Unix line ends."""
-    return _MARKS.sub(" ", text).replace("\r\n", "\n")
+    """The text of a file without characters that mean gaps here, with Unix line ends, and without a backslash at its very end,
+    which a shell drops."""
+    return _MARKS.sub(" ", text).replace("\r\n", "\n").removesuffix("\\")
 
 
 def gap(names: Iterable[str]) -> str:
