@@ -63,8 +63,6 @@ class Launch:
     """Formats whose kernels wait for each other, as ``Graphs.waiting``, of those that the engine has; None = all of them."""
     arrivals: float = 0.0
     """Disaggregated: bytes/s of a cache that decodes stop for, as ``Shortfall.arrivals``; 0 = the engine's own."""
-    prompts: float = 0.0
-    """Part of the rate of products and attention that prompts reach; 0 = the engine's own."""
     chain: float = 0.0
     """Kernels of a mixture of experts, as ``Fusion.experts``; 0 = the engine's own."""
     overlap: bool | None = None
@@ -74,7 +72,7 @@ class Launch:
     def changes(self) -> tuple[object, ...]:
         """What ``started`` changes: launches that agree in it start the same engine."""
         own = self.grid, self.dependent, self.overlap, self.largest, self.waiting
-        return *own, self.arrivals, self.prompts, self.chain
+        return *own, self.arrivals, self.chain
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
@@ -91,8 +89,6 @@ class Launch:
         shortfall = engine.shortfall
         if self.arrivals:
             shortfall = replace(shortfall, arrivals=(Case(value=self.arrivals),))
-        if self.prompts:
-            shortfall = replace(shortfall, prompts=(Case(value=self.prompts),))
         return replace(engine, graphs=graphs, fusion=fusion, shortfall=shortfall, overlap_scheduler=overlap)
 
     def in_pools(self, said: Mapping[str, Any]) -> Launch:
@@ -105,7 +101,6 @@ class Launch:
             largest=int(said.get("largest", 0)),
             waiting=None if waiting is None else tuple(waiting),
             arrivals=float(said.get("arrivals", 0.0)),
-            prompts=float(said.get("prompts", 0.0)),
             chain=float(said.get("chain", 0.0)),
         )
 
