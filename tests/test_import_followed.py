@@ -188,13 +188,13 @@ def test_a_file_of_sizes_that_a_line_of_a_table_names(tmp_path: Path) -> None:
     text = (
         "IFS=',' read -r task model_config < <(sed \"${SLURM_ARRAY_TASK_ID}q;d\" <(tail -n +2 $1))\n"
         f"torchrun --nproc_per_node 4 pretrain_gpt.py {words} --max-position-embeddings 512 --micro-batch-size 1 "
-        "--vocab-size 32000 --bf16\n"
+        "--tokenizer-type HFTokenizer --tokenizer-model $TOKENIZER --bf16\n"
     )
     (tmp_path / "one.yaml").write_text("training: {num_layers: 4, hidden: 512, heads: 8, length: 512}\n")
     file = _script(tmp_path, text)
-    with pytest.raises(OpenQuestionsError, match="--set model_config=VALUE"):
+    with pytest.raises(OpenQuestionsError, match="--set model_config=VALUE .*; --set vocab_size=VALUE"):
         read(file, None, Given())
-    found = read(file, None, Given(settings={"model_config": "one.yaml"}))
+    found = read(file, None, Given(settings={"model_config": "one.yaml", "vocab_size": "32000"}))
     assert found.model is not None and (found.model.num_layers, found.sequence_length) == (4, 512)
 
 

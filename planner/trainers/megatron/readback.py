@@ -22,7 +22,7 @@ from planner.trainers.megatron.arguments import (
 )  # fmt: skip
 from planner.trainers.megatron.forks import adapters, translate
 from planner.trainers.megatron.script import of_script
-from planner.trainers.megatron.sizes import model_of
+from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -128,6 +128,9 @@ def _open(found: Arguments, given: Given, gpus: int | None) -> None:
     if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
         questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))
     rows = found.get("patch_tokenizer_type") is None or any(found.get(one) for one in ("vocab_size", "padded_vocab_size"))
+    if questions and given.model is None and rows_will_be_asked(found) and all(one.name != "vocab_size" for one in questions):
+        about = "rows of the vocabulary: no argument and no tokenizer known here says them"
+        questions.append(Question(name="vocab_size", about=about))
     if questions and not rows and given.model is None and all(one.name != "vocab_size" for one in questions):
         about = f"rows of the vocabulary: {found.get('patch_tokenizer_type')} reads the tokenizer of the weights that it loads"
         questions.append(Question(name="vocab_size", about=about))
