@@ -85,9 +85,7 @@ class _Step:
         self.attn_dp = np.asarray(layout.attn_dp, dtype=np.float64)
         self.stages = np.asarray(layout.pp, dtype=np.float64)
         rank_batch = np.asarray(work.batch, dtype=np.float64) / (self.attn_dp * self.stages)
-        self.prompt_tokens = np.asarray(work.prompts, dtype=np.float64) * np.asarray(
-            work.prompt_tokens, dtype=np.float64
-        )
+        self.prompt_tokens = np.asarray(work.prompts, dtype=np.float64) * np.asarray(work.prompt_tokens, dtype=np.float64)
         pure = self.prompt_tokens <= 0.0
         engine = served.engine
         inside = np.asarray(engine.captured(rank_batch, layout, served.hardware)) & pure & ~np.asarray(work.eager)
