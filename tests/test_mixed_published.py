@@ -52,13 +52,13 @@ def test_every_row_has_an_answer(rows) -> None:
 
 
 def test_errors_do_not_grow(rows) -> None:
-    """Figures of 2026-11-23, rounded up; docs/log/mixed.md says what is behind them."""
+    """Figures of 2026-11-23, V100 with T4 of 2026-11-28, rounded up; docs/log/mixed.md says what is behind them."""
     by_source = {}
     for (_, name), compared in judged(rows).items():
         for row, one in compared:
             by_source.setdefault((row.source, name), []).append(abs(one.error))
     for key, most in {
-        ("amp-v100-t4", "step_s"): 0.102, ("amp-t4-uneven", "step_s"): 0.095, ("sailor-gh200", "step_s"): 0.04,
+        ("amp-v100-t4", "step_s"): 0.105, ("amp-t4-uneven", "step_s"): 0.095, ("sailor-gh200", "step_s"): 0.04,
         ("sailor-gh200", "memory_gb"): 0.05, ("sailor-aceso-gh200", "step_s"): 0.08,
     }.items():  # fmt: skip
         assert np.median(by_source[key]) <= most, key

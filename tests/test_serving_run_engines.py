@@ -274,7 +274,6 @@ def test_a_script_has_an_image_of_its_own_until_a_day() -> None:
     table["source"]["title"] = "SemiAnalysis InferenceX, DeepSeek-R1"
     found = runs_of(serving_rows(table))
     assert [one.engine.version for one in found if one.engine] == ["0.5.5.post2", "0.5.5.post2", "0.5.3"]
-    assert found[1].launch.prompts == 0.0 and found[2].launch.prompts > 0.0
 
 
 def test_decodes_of_h100_s_spread_workers_stop_for_caches() -> None:
