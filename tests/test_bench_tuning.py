@@ -45,8 +45,10 @@ def test_the_cache_is_what_even_weights_leave() -> None:
 
 
 def test_pages_without_limits_take_them() -> None:
-    """A cache that holds more than 4,096 short requests runs no more than these, so that a token takes less time. Answers are long: with
-    128 tokens the budget of a pass, which prompts and decodes share, limits runs of one's own as well (``test_serving_offline``)."""
+    """A cache that holds more than 4,096 short requests runs no more than these, so that a token takes less time.
+
+    Answers are long: with 128 tokens the budget of a pass limits runs of one's own as well (``test_serving_offline``).
+    """
     load = {"kind": "offline", "value": 60000.0, "isl": 128.0, "osl": 512.0, "range_ratio": None}
     titles = ("TensorRT-LLM performance overview, v0.20", "TensorRT-LLM performance overview, v1.0", "my runs")
     engine = {"name": "trtllm", "version": "1.0"}
