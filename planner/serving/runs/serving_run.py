@@ -190,8 +190,7 @@ def _waves(row: ServingRow, kind: str, value: float) -> float | None:
     if kind != "concurrency":
         return None
     requests = row.get("load.requests")
-    waves = requests / value if requests else method_of(row).get("waves")
-    waves = waves if requests else pools_of(row).get("waves", waves)
+    waves = requests / value if requests else pools_of(row).get("waves", method_of(row).get("waves"))
     return None if waves is None else max(float(waves), 1.0)
 
 
