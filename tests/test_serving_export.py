@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from planner.serving.export.bench_command import bench_of, ends_of, requests_of
 from planner.serving.export.serve_job import ModelNames, ServeJob
 from planner.serving.export.serving_folder import TARGETS, make_export
 from planner.serving.flags.flag_check import known_flags, wrong_words
+from planner.serving.plan_pricing import price_again
 from planner.serving.serve_plan import EngineOptions, ServePlan
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
@@ -109,6 +111,18 @@ def test_sglang_counts_all_ranks_of_a_stage() -> None:
         "prefill",
         "decode",
     )
+
+
+@pytest.mark.parametrize(("stream", "steps"), [(0.0, "5"), (30.0, "30")])
+def test_sglang_streams_no_faster_than_its_process(stream: float, steps: str) -> None:
+    """60 us a response: 40,000 tokens/s of one server are five steps to a response at half of the time of its process."""
+    plan = price_again(PLANS["sglang pools"])
+    assert plan.prediction is not None
+    fast = replace(plan.prediction, output_tokens_per_second=40_000.0 * plan.layout.replicas)
+    job = ServeJob.of(replace(plan, prediction=fast, traffic=replace(plan.traffic, stream=stream)))
+    prefill, decode = (sglang_server.words(job, pool, ModelNames()) for pool in job.pools)
+    assert decode[decode.index("--stream-interval") + 1] == steps
+    assert stream or "--stream-interval" not in prefill
 
 
 def test_sglang_of_before_gets_its_older_flags() -> None:

@@ -16,7 +16,7 @@ from planner.serving.engine_facts import Case
 from planner.serving.engine_passes import Engine
 from planner.serving.prefill_queue import Prompts, prompts_of
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.traffic import Lengths, Traffic
+from planner.serving.traffic import Lengths, Speculation, Traffic
 
 QUEUE = Prompts(first=0.2, more=0.05, most=4.0, ranks=2.0)
 """P(n) = 0.2 s and 0.05 s for each further one, up to four on each of two ranks: 8 / 0.35 = 22.9 requests/s."""
@@ -97,6 +97,23 @@ def test_decodes_stop_while_a_cache_arrives() -> None:
     assert 0.05 < seconds < 0.9 and float(found.tpot.mean) == pytest.approx(step / (1.0 - seconds), rel=1e-3)
     plain = pools.estimate(DENSE, layout, layout, traffic)
     assert float(plain.tpot.mean) == pytest.approx(float(Engine(DENSE, layout, traffic).decode(plain.running)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("stream", "acceptance", "share"), [(1.0, 0.0, 0.5), (2.0, 0.0, 1.0), (4.0, 0.0, 1.0), (1.0, 0.5, 0.75)])
+def test_responses_of_a_server_pass_one_process(stream: float, acceptance: float, share: float) -> None:
+    """A response takes twice the time of a token at full speed: X = W k s / (c O); what waits for it is in the first token only."""
+    traffic = replace(TRAFFIC, output=Lengths.fixed(1024), value=512.0)
+    layout = ServingLayout(tp=8, max_batch=512, max_tokens=16384)
+    free = pools.estimate(DENSE, layout, layout, traffic)
+    host = DENSE.engine.host | {"response": 2.0 / float(free.output_tokens_per_second)}
+    slow = replace(DENSE, engine=replace(DENSE.engine, host=host))
+    drafts = Speculation(depth=1, acceptance=acceptance) if acceptance else None
+    found = pools.estimate(slow, layout, layout, replace(traffic, stream=stream, speculation=drafts))
+    assert float(found.requests_per_second / free.requests_per_second) == pytest.approx(share, rel=1e-3)
+    assert float(found.tpot.mean) <= float(free.tpot.mean)
+    in_flight = found.requests_per_second * (found.ttft.mean + 1023.0 * found.tpot.mean)
+    assert float(in_flight) == pytest.approx(512.0, rel=2e-2)
+    assert float(pools.estimate(slow, layout, layout, traffic).requests_per_second) == float(free.requests_per_second)
 
 
 def test_the_last_wave_ends_over_the_time_that_the_first_one_s_prompts_took() -> None:

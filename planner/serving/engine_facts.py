@@ -14,10 +14,11 @@ from planner.linear_attention import KINDS as LINEAR_KINDS
 from planner.schema import Bytes, Line, Name, Positive, keys, one_of, within
 from planner.serving.serving_layout import WEIGHTS
 
-HOST = ("step", "sequence", "streamed", "relayed", "launch", "exposed", "prompt_token", "first_token")
+HOST = ("step", "sequence", "streamed", "relayed", "launch", "exposed", "response", "prompt_token", "first_token")
 """Host times: of one step; of one sequence in it, and what of that is the response with its token, which only a stream sends; of
 its token on the way from one pipeline stage's host to the next; of one kernel outside a graph, and what of that the GPU waits for
-however long it takes itself; before its first token, of one prompt token (tokeniser) and of a request (client, server)."""
+however long it takes itself; of a response with its tokens in the one process of a server that sends them all (0: not measured);
+before its first token, of one prompt token (tokeniser) and of a request (client, server)."""
 SCHOOLS = ("share_of_total", "reserve", "share_of_free")
 HOST_WEIGHTS = ("none", "streams", "computes")
 PARTS = ("context", "group", "graphs")

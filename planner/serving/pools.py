@@ -113,7 +113,7 @@ class _Pair:
     sent: Callable[[Any, Any], Any]
     """Exposed seconds of a transfer, of requests/s and of the own passes of a prompt."""
     passing: Any
-    """Requests/s whose caches pass the link."""
+    """Requests/s whose caches pass the link and whose tokens the processes of the decode workers send."""
     stop: Any
     """Seconds that the decodes of a worker stop for each request."""
 
@@ -164,9 +164,21 @@ def _pair_of(
         workers=np.asarray(prefill.replicas, dtype=np.float64),
         decoders=np.asarray(decode.replicas, dtype=np.float64),
         sent=over if far else lambda rate, own: link,
-        passing=load.SATURATED * link.bandwidth / cache if far else np.inf,
+        passing=np.minimum(load.SATURATED * link.bandwidth / cache if far else np.inf, sent_at_most(served, decode, traffic)),
         stop=arrival_time(served, decode, cache),
     )
+
+
+def sent_at_most(served: Served, decode: ServingLayout, traffic: Traffic) -> Any:
+    """Requests/s whose tokens the servers of all decode workers send: W k s / (c O), as one process of each makes every response.
+
+    c seconds a response of k steps, s tokens a step. Tokens that wait for it are late, not the steps: TTFT grows, TPOT does not.
+    """
+    response = served.engine.host["response"]
+    if response <= 0.0 or traffic.stream <= 0.0:
+        return np.inf
+    tokens = traffic.stream * (traffic.speculation.tokens_per_step if traffic.speculation else 1.0)
+    return decode.replicas * tokens / (response * traffic.output.mean)
 
 
 def slowed(rate: Any, stop: Any) -> Any:

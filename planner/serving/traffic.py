@@ -96,6 +96,8 @@ class Traffic:
     speculation: Speculation | None = None
     client: Annotated[str, one_of(CLIENTS)] = "http"
     """http: requests and tokens go through a server and its client; process: the load is made inside the engine's process."""
+    stream: Annotated[float, within(0, 1e6)] = 0.0
+    """Steps whose tokens one response of a stream holds (--stream-interval); 0: as many as the server's process keeps up with."""
     waves: Annotated[float, within(1, 1e9)] | None = None
     """Closed loop: requests sent over requests in flight where the run is short; the first wave queues as a burst. None: steady."""
 

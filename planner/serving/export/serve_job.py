@@ -225,6 +225,17 @@ class ServeJob:
         """The model drafts with prediction modules of its own."""
         return self.speculation is not None and self.speculation.draft_parameters > 0 and self.plan.model.mtp_layers > 0
 
+    def stream_interval(self, pool: Pool) -> int:
+        """Steps whose tokens a response holds: as planned, or so many that the process that makes a server's responses is busy at
+        most half of the time."""
+        if self.plan.traffic.stream:
+            return math.ceil(self.plan.traffic.stream)
+        if self.plan.prediction is None or pool.name == "prefill":
+            return 1
+        tokens = self.speculation.tokens_per_step if self.speculation else 1.0
+        rate = self.plan.prediction.output_tokens_per_second / pool.engines / tokens
+        return max(math.ceil(2.0 * rate * self.engine.host["response"]), 1)
+
     def memory_share(self, pool: Pool) -> float | None:
         """The engine's flag of memory: as the plan says, or what it must be where the default would not hold one request."""
         if self.plan.options.memory_share is not None:

@@ -65,6 +65,8 @@ def words(job: ServeJob, pool: Pool, names: ModelNames) -> list[str]:
         found.append("--disable-radix-cache")
     if options.eager:
         found.append("--disable-cuda-graph")
+    if (steps := job.stream_interval(pool)) > 1:
+        found += ["--stream-interval", str(steps)]
     if job.speculation is not None:
         found += _speculation(job, names)
     if job.disaggregated:

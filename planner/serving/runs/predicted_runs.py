@@ -119,6 +119,7 @@ def _shared(case: Case) -> tuple[object, ...]:
         traffic.speculation,
         traffic.waves,
         traffic.client,
+        traffic.stream,
     )
 
 

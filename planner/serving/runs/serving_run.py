@@ -176,6 +176,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         speculation=speculation,
         waves=_waves(row, kind, value),
         client=method_of(row).get("client", "http"),
+        stream=pools_of(row).get("stream", 0.0),
     )
     return traffic, said
 
