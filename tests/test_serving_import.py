@@ -93,6 +93,12 @@ def test_sglang_of_today_and_of_before(tmp_path: Path) -> None:
     assert layout(copies) == {"tp": 2, "replicas": 4}
 
 
+@pytest.mark.parametrize(("command", "steps"), [(SGLANG, 1.0), (f"{SGLANG} --stream-interval 30", 30.0), (LLAMA, 0.0)])
+def test_sglang_streams_each_token_unless_it_is_told(command: str, steps: float, tmp_path: Path) -> None:
+    found = read(tmp_path, command)
+    assert found.plan.traffic.stream == steps and not found.unread
+
+
 def test_trtllm_reads_the_file_that_its_script_writes(tmp_path: Path) -> None:
     text = """cat > extra.yaml <<EOF
 enable_attention_dp: true

@@ -241,8 +241,9 @@ class _Reader:
         else:
             self.assume("load", f"{value:g} requests at once", "the file does not say it", "--concurrency or --rate")
         return Traffic(
-            input=ends["input"], output=ends["output"], load=load, value=value, speculation=self._speculation(stated)
-        )
+            input=ends["input"], output=ends["output"], load=load, value=value, speculation=self._speculation(stated),
+            stream=float(stated.stream),
+        )  # fmt: skip
 
     def _lengths(self, name: str, bench: dict[str, Any]) -> Lengths:
         stated = self.said.input if name == "input" else self.said.output

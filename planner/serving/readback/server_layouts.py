@@ -48,7 +48,7 @@ _READ = {
     "sglang": "model_path tp_size pp_size dp_size attn_dp_size enable_dp_attention ep_size dcp_size max_running_requests "
     "chunked_prefill_size context_length mem_fraction_static kv_cache_dtype quantization dtype disable_cuda_graph "
     "disable_radix_cache speculative_algorithm speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens "
-    "speculative_draft_model_path disaggregation_mode disaggregation_transfer_backend",
+    "speculative_draft_model_path disaggregation_mode disaggregation_transfer_backend stream_interval",
     "trtllm": "model model_path tensor_parallel_size pipeline_parallel_size moe_expert_parallel_size moe_tensor_parallel_size "
     "enable_attention_dp max_batch_size max_num_tokens max_seq_len enable_chunked_prefill free_gpu_memory_fraction kv_cache_config "
     "kv_cache_dtype cuda_graph_config speculative_config cache_transceiver_config disable_overlap_scheduler backend gpus_per_node "
@@ -73,6 +73,8 @@ class Stated:
     dtype: str = ""
     draft: dict[str, Any] = field(default_factory=dict)
     """depth, and draft_parameters where they are known; {} = none."""
+    stream: int = 0
+    """Traffic.stream, where each token by itself would cost its server time that is known."""
     unread: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
 
@@ -157,7 +159,7 @@ def _sglang(one: Settings, model: ModelSpec) -> Stated:
     return Stated(
         degrees=degrees, batch=one.number("max_running_requests"), tokens=max(chunk // groups, 1) if chunk and chunk > 0 else None,
         options=options, cache=_cache(one.get("kv_cache_dtype")), quantization=str(one.get("quantization", "")),
-        dtype=str(one.get("dtype", "")), draft=_sglang_draft(one, model),
+        dtype=str(one.get("dtype", "")), draft=_sglang_draft(one, model), stream=one.number("stream_interval") or 1,
     )  # fmt: skip
 
 
