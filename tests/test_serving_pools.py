@@ -108,12 +108,17 @@ def test_responses_of_a_server_pass_one_process(stream: float, acceptance: float
     host = DENSE.engine.host | {"response": 2.0 / float(free.output_tokens_per_second)}
     slow = replace(DENSE, engine=replace(DENSE.engine, host=host))
     drafts = Speculation(depth=1, acceptance=acceptance) if acceptance else None
-    found = pools.estimate(slow, layout, layout, replace(traffic, stream=stream, speculation=drafts))
+    asked = replace(traffic, stream=stream, speculation=drafts, client="frontend")
+    found = pools.estimate(slow, layout, layout, asked)
     assert float(found.requests_per_second / free.requests_per_second) == pytest.approx(share, rel=1e-3)
     assert float(found.tpot.mean) <= float(free.tpot.mean)
     in_flight = found.requests_per_second * (found.ttft.mean + 1023.0 * found.tpot.mean)
     assert float(in_flight) == pytest.approx(512.0, rel=2e-2)
     assert float(pools.estimate(slow, layout, layout, traffic).requests_per_second) == float(free.requests_per_second)
+    if share < 1.0:  # the same process cuts the prompts
+        cut = pools.estimate(slow, layout, layout, replace(asked, client="http"))
+        seconds = [float(1.0 / one.requests_per_second) for one in (found, cut)]
+        assert seconds[1] - seconds[0] == pytest.approx(host["prompt_token"] * float(traffic.input.mean), rel=1e-6)
 
 
 def test_the_last_wave_ends_over_the_time_that_the_first_one_s_prompts_took() -> None:

@@ -170,15 +170,17 @@ def _pair_of(
 
 
 def sent_at_most(served: Served, decode: ServingLayout, traffic: Traffic) -> Any:
-    """Requests/s whose tokens the servers of all decode workers send: W k s / (c O), as one process of each makes every response.
+    """Requests/s that the servers of all decode workers send: W / (O c / (k s) + I t), as one process of each makes all responses.
 
-    c seconds a response of k steps, s tokens a step. Tokens that wait for it are late, not the steps: TTFT grows, TPOT does not.
+    c seconds a response of k steps, s tokens a step, t seconds a token of the prompt, which the same process cuts unless a front end
+    does. Tokens that wait for it are late, not the steps: TTFT grows, TPOT does not.
     """
-    response = served.engine.host["response"]
-    if response <= 0.0 or traffic.stream <= 0.0:
+    host = served.engine.host
+    if host["response"] <= 0.0 or traffic.stream <= 0.0:
         return np.inf
     tokens = traffic.stream * (traffic.speculation.tokens_per_step if traffic.speculation else 1.0)
-    return decode.replicas * tokens / (response * traffic.output.mean)
+    cut = host["prompt_token"] * traffic.input.mean if traffic.client == "http" else 0.0
+    return decode.replicas / (traffic.output.mean * host["response"] / tokens + cut)
 
 
 def slowed(rate: Any, stop: Any) -> Any:

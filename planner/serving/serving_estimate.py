@@ -61,7 +61,7 @@ def result(engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow) ->
     """An estimate from the flow of one engine, with the client's part of the time to first token."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    host, outside = served.engine.host, traffic.client == "http" and traffic.load != "static"
+    host, outside = served.engine.host, traffic.client != "process" and traffic.load != "static"
     client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
     ttft = flow.ttft + client
     at = {name: flow.ttft_at(level) + client for name, level in LEVELS.items()}

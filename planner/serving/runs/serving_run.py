@@ -175,7 +175,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         prefix_hit=hit,
         speculation=speculation,
         waves=_waves(row, kind, value),
-        client=method_of(row).get("client", "http"),
+        client=pools_of(row).get("client", method_of(row).get("client", "http")),
         stream=pools_of(row).get("stream", 0.0),
     )
     return traffic, said
