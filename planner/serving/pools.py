@@ -172,8 +172,8 @@ def _pair_of(
 def sent_at_most(served: Served, decode: ServingLayout, traffic: Traffic) -> Any:
     """Requests/s that the servers of all decode workers send: W / (O c / (k s) + I t), as one process of each makes all responses.
 
-    c seconds a response of k steps, s tokens a step, t seconds a token of the prompt, which the same process cuts unless a front end
-    does. Tokens that wait for it are late, not the steps: TTFT grows, TPOT does not.
+    c seconds a response of k steps, s tokens a step, t seconds a token of the prompt, which the same process cuts unless a front
+    end does. Tokens that wait for it are late, not the steps: TTFT grows, TPOT does not.
     """
     host = served.engine.host
     if host["response"] <= 0.0 or traffic.stream <= 0.0:

@@ -95,8 +95,8 @@ class Traffic:
     """Part of the prompt found in the prefix cache: it costs no time, but room."""
     speculation: Speculation | None = None
     client: Annotated[str, one_of(CLIENTS)] = "http"
-    """http: texts go through the engine's server and its client; frontend: processes before it make tokens of them (Dynamo); process:
-    the load is made inside the engine's process."""
+    """http: texts go through the engine's server and its client; frontend: processes before it make tokens of them (Dynamo);
+    process: the load is made inside the engine's process."""
     stream: Annotated[float, within(0, 1e6)] = 0.0
     """Steps whose tokens one response of a stream holds (--stream-interval); 0: as many as the server's process keeps up with."""
     waves: Annotated[float, within(1, 1e9)] | None = None
