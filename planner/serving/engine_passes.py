@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.serving.linear_layers import LinearLayers
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
@@ -20,6 +21,7 @@ class Engine:
 
     def __init__(self, served: Served, layout: ServingLayout, traffic: Traffic) -> None:
         self.served, self.layout, self.traffic = served, layout, traffic
+        self.linear = LinearLayers(served, layout)
         self.input = traffic.input.mean * (1.0 - traffic.prefix_hit)
         self.hit = traffic.input.mean * traffic.prefix_hit
         self.output = traffic.output.mean
@@ -39,7 +41,7 @@ class Engine:
 
     def time(self, work: Pass) -> StepTime:
         """Seconds of one pass through all stages."""
-        return step_time(self.served, self.layout, work)
+        return step_time(self.served, self.layout, work, self.linear)
 
     def prompt_rate(self) -> Floats:
         """Rate of the kernels of prompts over that of the measured ones."""

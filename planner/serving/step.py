@@ -8,17 +8,17 @@ B sequences, c context, n prompt tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats
 from planner.serving import host_weights
-from planner.serving.curves.decode_curves import JOINED_BY, TABLE_ROWS
 from planner.serving.curves.expert_kernels import FUSED_LAUNCHES
+from planner.serving.curves.linear_products import JOINED_BY, TABLE_ROWS
 from planner.serving.engine_facts import by_card
 from planner.serving.even_stages import relays, wait_for_head
+from planner.serving.linear_layers import LinearLayers
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import WEIGHT_BYTES, ServingLayout
@@ -57,9 +57,12 @@ class Pass:
     """Every token is sent as it comes, not a whole answer at its end."""
 
 
-def step_time(served: Served, layout: ServingLayout, work: Pass) -> StepTime:
-    """Parts of the seconds that one pass takes through all stages; shapes broadcast over layout and work."""
-    return _Step(served, layout, work).time()
+def step_time(served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers | None = None) -> StepTime:
+    """Parts of the seconds that one pass takes through all stages; shapes broadcast over layout and work.
+
+    ``linear``: the products of the layout, where many passes of it are priced.
+    """
+    return _Step(served, layout, work).time(linear or LinearLayers(served, layout))
 
 
 def rows_of(served: Served, layout: ServingLayout, work: Pass) -> Floats:
@@ -101,44 +104,40 @@ class _Step:
         self.routed = np.where(masked, own, self.tokens)
         """Those of them that go to experts."""
 
-    def time(self) -> StepTime:
+    def time(self, products: LinearLayers) -> StepTime:
         """All parts."""
-        model, kinds = self.model, self.model.layer_kinds
-        attends = sum(kind.share for kind in kinds if kind.mixer == "attention") * model.num_layers
-        mlps = sum(kind.share for kind in kinds if kind.mlp)
-        dense, sparse = mlps * model.num_plain_layers, mlps * model.num_moe_layers
-        linear = attends * self._projections() + dense * self._mlp(
-            float(model.ffn_size), self.tp, self.served.precision.weights
-        )
-        linear = linear * self._slower(self.tokens, self.served.precision.weights)
+        model, attends, mlps = self.model, products.attends, products.mlps
+        sparse = mlps * model.num_moe_layers
+        linear = products.time(products.body, self.tokens) * self._slower(self.tokens, self.served.precision.weights)
         linear = host_weights.products_seconds(self.served, self.layout, linear)
-        rows = self.tokens * self.attn_dp
-        chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
         experts: Floats | float = 0.0
         if model.is_moe:
-            routed = self._experts() * self._slower(chosen, self.served.expert_format)
+            routed = self._experts()
+            if model.num_shared_experts:
+                routed = routed + products.time(products.shared, self.tokens)
+            chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
+            routed = routed * self._slower(chosen, self.served.expert_format)
             short = np.where(self.prompt_tokens <= 0.0, self.served.engine.spread_shortfall(self.hardware, self.layout), 0.0)
+            rows = self.tokens * self.attn_dp
             experts = sparse * (host_weights.experts_seconds(self.served, self.layout, routed, rows) + short)
-        router = (
-            sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
-            if sparse
-            else 0.0
-        )
+        if sparse:
+            linear = linear + sparse * products.time(products.router, self.tokens)
         attention = self._attention(attends)
         if model.linear:
-            states, inner = self._linear_attention()
-            linear, attention = linear + model.linear.num_layers * inner, attention + model.linear.num_layers * states
+            linear = linear + model.linear.num_layers * products.time(products.recurrent, self.tokens)
+            attention = attention + model.linear.num_layers * self._linear_attention()
+        sends = self._sends()
         parts = StepTime(
-            linear=linear + router,
+            linear=linear,
             attention=attention,
             experts=experts,
             memory_bound=self._memory_bound(attends, mlps * model.num_layers),
-            communication=self._communication(),
-            head=self._head(),
+            communication=self._communication() + sends,
+            head=self._head(products),
             host=0.0,
         )
         parts = replace(parts, host=self._host(np.asarray(parts.total)))
-        wait = wait_for_head(parts, self.layout, self.work, layers=model.num_layers, sends=self._sends())
+        wait = wait_for_head(parts, self.layout, self.work, layers=model.num_layers, sends=sends)
         return replace(parts, communication=parts.communication + wait)
 
     # ------------------------------------------------------------------------------------------------ products
@@ -148,56 +147,12 @@ class _Step:
         rate = self.served.engine.product_rate(self.hardware, self.layout, weights)
         return 1.0 + (1.0 / (np.asarray(self.work.clock, dtype=np.float64) * rate) - 1.0) * core_bound(rows)
 
-    def _product(self, n: Any, k: Any, weights: str, tokens: Any = None, after: str = "norm") -> Floats:
-        """``after``: the kernel of FUSING that writes its input; a norm stands in an all-reduce where there is one."""
-        fuses = partial(self.served.engine.fuses, weights, self.plain)
-        time = partial(self.curves.linear_time, self.tokens if tokens is None else tokens, n, k, weights)
-        if after == "norm" and not fuses("norm") and fuses("all_reduce"):
-            return np.where(self.tp > 1.0, time(fused=True), time(fused=False))
-        return time(fused=fuses(after))
-
-    def _projections(self) -> Floats:
-        """Products around attention of one layer; KV heads below tp are repeated.
-
-        MLA decodes with the up projections absorbed: queries times W_uk and values times W_uv per head, the weights of
-        kv_b once [DeepSeek-V2, arXiv 2405.04434, section 2.1.2]; prompts decompress keys and values with the same weights.
-        """
-        m, tp, weights = self.model, self.tp, self.served.attention_format
-        h = float(m.hidden_size)
-        out = self._product(h, m.attention_output_size / tp, weights, after="attention")
-        if not m.is_mla:
-            heads = np.maximum(m.num_kv_heads / tp, 1.0)
-            columns = (m.query_size + m.query_gate_size) / tp + heads * (m.head_dim + m.value_head_size)
-            return out + self._product(columns, h, weights)
-        rank, rope = float(m.kv_lora_rank), float(m.qk_rope_head_dim)
-        down = self._product(m.q_lora_rank + rank + rope, h, weights)
-        query = self._product(m.query_size / tp, float(m.q_lora_rank or h), weights)
-        heads = m.num_heads / tp
-        up = self._product(heads * (m.qk_nope_head_dim + m.v_head_dim), rank, "bf16")
-        index = np.zeros_like(up)
-        if m.is_sparse:
-            wide = float(m.index_heads * m.index_head_dim)
-            index = self._product(wide, float(m.q_lora_rank), weights) + self._product(
-                float(m.index_head_dim + m.index_heads), h, "bf16"
-            )
-        return out + down + query + up + index
-
-    def _mlp(self, width: float, split: Any, weights: str, tokens: Any = None) -> Floats:
-        """Gate and up in one product, then down."""
-        h, gates = float(self.model.hidden_size), self.model.num_mlp_matrices - 1.0
-        up = self._product(gates * width / split, h, weights, tokens)
-        return up + self._product(h, width / split, weights, tokens, after="activation")
-
     def _experts(self) -> Floats:
-        """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
-        m = self.model
+        """Routed experts of one layer on the slowest rank."""
         routed = self._routed(False) + self._chain()
         if np.any(self.attn_dp > 1.0):  # a rank moves its own copies only
             routed = np.where(self.attn_dp > 1.0, self._routed(True) + self._chain(), routed)
-        if not m.num_shared_experts:
-            return routed
-        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
-        return routed + self._mlp(width, self.tp, self.served.precision.weights)
+        return routed
 
     def _chain(self) -> Floats:
         """What a mixture of more kernels takes longer: a launch for each, and each waits for the one before it to drain."""
@@ -269,12 +224,10 @@ class _Step:
             )  # fmt: skip
         return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill / self.work.clock, 0.0)
 
-    def _linear_attention(self) -> tuple[Floats, Floats]:
-        """One layer of linear attention: its recurrence, and its projections."""
+    def _linear_attention(self) -> Floats:
+        """The recurrence of one layer of linear attention."""
         one = self.model.linear
         assert one is not None
-        h, weights = float(self.model.hidden_size), self.served.attention_format
-        inner = self._product(one.input_size / self.tp, h, weights) + self._product(h, one.value_size / self.tp, weights)
         updates = self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp)
         states = np.where(self.sequences > 0.0, updates, 0.0)
         new = np.asarray(self.work.prompt_tokens, dtype=np.float64)
@@ -282,7 +235,7 @@ class _Step:
             prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
             scan = self.curves.linear_attention_time(one, prompts, np.maximum(new, 1.0), self.tp)
             states = states + np.where(self.prompt_tokens > 0.0, scan, 0.0)
-        return states, inner
+        return states
 
     # ------------------------------------------------------------------------------------------------ the rest
 
@@ -324,7 +277,7 @@ class _Step:
         if np.any(self.attn_dp > 1.0):
             exchange = float(m.num_moe_layers or layers) * self._gathers(size * self.attn_dp)
             total = total + np.where(self.attn_dp > 1.0, exchange, 0.0)
-        return np.asarray(total + self._sends() + self._context_parallel())
+        return np.asarray(total + self._context_parallel())
 
     def _sends(self) -> Floats:
         """Messages between the stages of a pipeline."""
@@ -339,12 +292,13 @@ class _Step:
         m, experts, time = self.model, self.served.expert_format, self.served.cluster.collective_time
         scatter = time("reduce_scatter", whole, self.ranks, 1)
         small = WEIGHT_BYTES[experts] if experts in self.served.engine.fusion.gathered else ACTIVATION
-        both, wide = time("all_gather", whole * small / ACTIVATION, self.ranks, 1) + scatter, m.is_moe & (self.ranks > GATHERED)
+        gather, wide = time("all_gather", whole * small / ACTIVATION, self.ranks, 1), m.is_moe & (self.ranks > GATHERED)
         if not np.any(wide):
-            return both
+            return gather + scatter
         sizes = (self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
         direct = self.curves.dispatch_time(*sizes) + self.curves.combine_time(*sizes)
-        return np.where(wide, np.minimum(time("all_gather", whole, self.ranks, 1) + scatter, direct), both)
+        plain = gather if small == ACTIVATION else time("all_gather", whole, self.ranks, 1)
+        return np.where(wide, np.minimum(plain + scatter, direct), gather + scatter)
 
     def _context_parallel(self) -> Floats:
         """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
@@ -368,11 +322,11 @@ class _Step:
         within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
         return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
 
-    def _head(self) -> Floats:
+    def _head(self, products: LinearLayers) -> Floats:
         """Output head on the last token of each sequence, its gather, and the sampler's passes over fp32 logits."""
         m = self.model
         rows = np.maximum(self.sequences * self.queries + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
-        product = self._product(m.vocab_size / self.tp, float(m.hidden_size), "bf16", rows)
+        product = products.time(products.head, rows)
         gather = self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1)
         gather = np.where(self.tp > 1.0, gather, 0.0)
         sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
