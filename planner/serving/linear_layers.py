@@ -109,6 +109,8 @@ class LinearLayers:
         """Layers with attention."""
         self.mlps = sum(kind.share for kind in kinds if kind.mlp)
         """Part of the layers that has an MLP."""
+        self.sparse = self.mlps * self.model.num_moe_layers
+        """Layers with routed experts."""
 
     def time(self, row: Row, rows: Floats) -> Floats:
         """Seconds of some of them on so many rows of one rank."""

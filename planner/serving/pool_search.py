@@ -49,7 +49,7 @@ def pool_pairs(one: Served, task: Task) -> Priced:
     decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
     traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
-    found = pools.estimate(one, prefill, decode, traffic, value)
+    found = pools.compared(one, prefill, decode, traffic, value)
     return Priced.of(one, decode, columns_of(found, task, value), start.counts, prefill)
 
 
@@ -73,7 +73,7 @@ def decode_splits(
         return np.zeros(0, dtype=np.intp)
     grid = loads(float(np.max(most)), 8)
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
-    found = pools.estimate(
+    found = pools.compared(
         one, replace(prefill, replicas=ENOUGH), replace(layout.take(rows),
         max_batch=np.maximum(np.asarray(layout.max_batch)[rows], grid[columns])),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),

@@ -11,6 +11,7 @@ A worker whose pass holds one prompt is the queue of ``load``. Ranks start their
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,20 @@ class Prompts:
 
 def prompts_of(engine: Engine, busy: Any = 0.0) -> Prompts:
     """Passes of a worker without decodes. ``busy``: share of the time that it computes."""
+    return prompts_by(engine)(busy)
+
+
+def prompts_by(engine: Engine) -> Callable[[Any], Prompts]:
+    """``prompts_of`` by ``busy``."""
     fit = engine.budget / engine.input
     fit = fit if engine.served.engine.chunked_prefill else np.floor(fit)
     most = np.maximum(np.minimum(fit, np.asarray(engine.layout.max_batch) / engine.dp), 1.0)
-    number, alone = engine.passes(0.0, busy)
-    _, full = engine.passes(0.0, busy, most)
-    more = np.where(most > 1.0, np.maximum(full - alone, 0.0) / np.maximum(most - 1.0, 1e-9), 0.0)
-    return Prompts(first=number * alone, more=number * more, most=most, ranks=engine.dp * engine.pp)
+    number, one = engine.passing(0.0)
+    _, several = engine.passing(0.0, most)
+
+    def prompts(busy: Any) -> Prompts:
+        alone, full = one(busy), several(busy)
+        more = np.where(most > 1.0, np.maximum(full - alone, 0.0) / np.maximum(most - 1.0, 1e-9), 0.0)
+        return Prompts(first=number * alone, more=number * more, most=most, ranks=engine.dp * engine.pp)
+
+    return prompts

@@ -7,7 +7,9 @@ B sequences, c context, n prompt tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,12 +64,17 @@ def step_time(served: Served, layout: ServingLayout, work: Pass, linear: LinearL
 
     ``linear``: the products of the layout, where many passes of it are priced.
     """
-    return _Step(served, layout, work).time(linear or LinearLayers(served, layout))
+    return at_clocks(served, layout, work, linear or LinearLayers(served, layout))(work.clock)
+
+
+def at_clocks(served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers) -> Callable[[Any], StepTime]:
+    """The same at any clock in place of that of ``work``: kernels are priced once."""
+    return _Step(served, layout, work, linear).time
 
 
 def rows_of(served: Served, layout: ServingLayout, work: Pass) -> Floats:
     """Rows of the products of one attention rank: those that a graph pads a batch to, and prompts."""
-    return _Step(served, layout, work).tokens
+    return _Step(served, layout, work, LinearLayers(served, layout)).tokens
 
 
 def core_bound(rows: Any) -> Floats:
@@ -79,8 +86,8 @@ def core_bound(rows: Any) -> Floats:
 class _Step:
     """One evaluation: sizes per rank that several parts share."""
 
-    def __init__(self, served: Served, layout: ServingLayout, work: Pass) -> None:
-        self.served, self.layout, self.work = served, layout, work
+    def __init__(self, served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers) -> None:
+        self.served, self.layout, self.work, self.linear = served, layout, work, linear
         self.model, self.curves, self.hardware = served.model, served.curves, served.hardware
         self.plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
         self.tp = np.asarray(layout.tp, dtype=np.float64)
@@ -104,55 +111,62 @@ class _Step:
         self.routed = np.where(masked, own, self.tokens)
         """Those of them that go to experts."""
 
-    def time(self, products: LinearLayers) -> StepTime:
-        """All parts."""
-        model, attends, mlps = self.model, products.attends, products.mlps
-        sparse = mlps * model.num_moe_layers
-        linear = products.time(products.body, self.tokens) * self._slower(self.tokens, self.served.precision.weights)
-        linear = host_weights.products_seconds(self.served, self.layout, linear)
+    def time(self, clock: Any) -> StepTime:
+        """All parts, with tensor cores at ``clock`` of their rate in a short burst."""
+        model, served, layout, parts = self.model, self.served, self.layout, self._other
+        linear = self._products * self._slower(self.tokens, served.precision.weights, clock)
+        linear = host_weights.products_seconds(served, layout, linear)
         experts: Floats | float = 0.0
         if model.is_moe:
-            routed = self._experts()
-            if model.num_shared_experts:
-                routed = routed + products.time(products.shared, self.tokens)
             chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
-            routed = routed * self._slower(chosen, self.served.expert_format)
-            short = np.where(self.prompt_tokens <= 0.0, self.served.engine.spread_shortfall(self.hardware, self.layout), 0.0)
+            routed = self._experts * self._slower(chosen, served.expert_format, clock)
+            short = np.where(self.prompt_tokens <= 0.0, served.engine.spread_shortfall(self.hardware, layout), 0.0)
             rows = self.tokens * self.attn_dp
-            experts = sparse * (host_weights.experts_seconds(self.served, self.layout, routed, rows) + short)
-        if sparse:
-            linear = linear + sparse * products.time(products.router, self.tokens)
-        attention = self._attention(attends)
+            experts = self.linear.sparse * (host_weights.experts_seconds(served, layout, routed, rows) + short)
+        decodes, prompts = self._attention
+        parts = replace(parts, linear=linear + parts.linear, attention=parts.attention + decodes + prompts / clock, experts=experts)
+        parts = replace(parts, host=self._host(np.asarray(parts.total)))
+        wait = wait_for_head(parts, layout, self.work, layers=model.num_layers, sends=self._sends)
+        return replace(parts, communication=parts.communication + wait)
+
+    @cached_property
+    def _other(self) -> StepTime:
+        """What no clock changes."""
+        model, products, linear, states = self.model, self.linear, np.zeros(()), np.zeros(())
+        if products.sparse:
+            linear = products.sparse * products.time(products.router, self.tokens)
         if model.linear:
             linear = linear + model.linear.num_layers * products.time(products.recurrent, self.tokens)
-            attention = attention + model.linear.num_layers * self._linear_attention()
-        sends = self._sends()
-        parts = StepTime(
+            states = model.linear.num_layers * self._linear_attention()
+        return StepTime(
             linear=linear,
-            attention=attention,
-            experts=experts,
-            memory_bound=self._memory_bound(attends, mlps * model.num_layers),
-            communication=self._communication() + sends,
-            head=self._head(products),
+            attention=states,
+            experts=0.0,
+            memory_bound=self._memory_bound(products.attends, products.mlps * model.num_layers),
+            communication=self._communication() + self._sends,
+            head=self._head(),
             host=0.0,
         )
-        parts = replace(parts, host=self._host(np.asarray(parts.total)))
-        wait = wait_for_head(parts, self.layout, self.work, layers=model.num_layers, sends=sends)
-        return replace(parts, communication=parts.communication + wait)
 
     # ------------------------------------------------------------------------------------------------ products
 
-    def _slower(self, rows: Any, weights: str) -> Floats:
-        """Time of products of so many rows at the clock of the pass and the engine's own rate, over that of a short burst."""
-        rate = self.served.engine.product_rate(self.hardware, self.layout, weights)
-        return 1.0 + (1.0 / (np.asarray(self.work.clock, dtype=np.float64) * rate) - 1.0) * core_bound(rows)
+    @cached_property
+    def _products(self) -> Floats:
+        """Products of attention and dense MLPs of all layers."""
+        return self.linear.time(self.linear.body, self.tokens)
 
+    def _slower(self, rows: Any, weights: str, clock: Any) -> Floats:
+        """Time of products of so many rows at a clock and the engine's own rate, over that of a short burst."""
+        rate = self.served.engine.product_rate(self.hardware, self.layout, weights)
+        return 1.0 + (1.0 / (np.asarray(clock, dtype=np.float64) * rate) - 1.0) * core_bound(rows)
+
+    @cached_property
     def _experts(self) -> Floats:
-        """Routed experts of one layer on the slowest rank."""
+        """Experts of one layer on the slowest rank, shared ones included."""
         routed = self._routed(False) + self._chain()
         if np.any(self.attn_dp > 1.0):  # a rank moves its own copies only
             routed = np.where(self.attn_dp > 1.0, self._routed(True) + self._chain(), routed)
-        return routed
+        return routed + self.linear.time(self.linear.shared, self.tokens) if self.model.num_shared_experts else routed
 
     def _chain(self) -> Floats:
         """What a mixture of more kernels takes longer: a launch for each, and each waits for the one before it to drain."""
@@ -177,14 +191,16 @@ class _Step:
 
     # ------------------------------------------------------------------------------------------------ attention
 
-    def _attention(self, layers: float) -> Floats:
+    @cached_property
+    def _attention(self) -> tuple[Floats, Floats]:
         """Decode over the cache and prompts over theirs, all layers; windows bound the keys of their layers."""
-        m = self.model
-        windowed = float(m.num_windowed_layers)
-        total = (layers - windowed) * self._attention_layer(0)
-        return total + windowed * self._attention_layer(m.window) if windowed else total
+        windowed, window = float(self.model.num_windowed_layers), self.model.window
+        kinds = [(self.linear.attends - windowed, 0), (windowed, window)] if windowed else [(self.linear.attends, 0)]
+        found = [(layers, *self._attention_layer(window)) for layers, window in kinds]
+        decodes, prompts = (np.asarray(sum(one[0] * one[part] for one in found)) for part in (1, 2))
+        return decodes, prompts
 
-    def _attention_layer(self, window: int) -> Floats:
+    def _attention_layer(self, window: int) -> tuple[Floats, Floats]:
         m, cache = self.model, self.served.precision.cache
         heads, context = m.num_heads / self.tp, np.asarray(self.work.context, dtype=np.float64)
         dcp = np.asarray(self.layout.dcp, dtype=np.float64)
@@ -209,7 +225,7 @@ class _Step:
             )
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
-            return np.where(some, decode, 0.0)
+            return np.where(some, decode, 0.0), np.zeros(())
         prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0)}
         prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
         if m.is_sparse:
@@ -222,7 +238,7 @@ class _Step:
                 **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
                 head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
             )  # fmt: skip
-        return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill / self.work.clock, 0.0)
+        return np.where(some, decode, 0.0), np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
     def _linear_attention(self) -> Floats:
         """The recurrence of one layer of linear attention."""
@@ -279,6 +295,7 @@ class _Step:
             total = total + np.where(self.attn_dp > 1.0, exchange, 0.0)
         return np.asarray(total + self._context_parallel())
 
+    @cached_property
     def _sends(self) -> Floats:
         """Messages between the stages of a pipeline."""
         hops, size = self.stages - 1.0, ACTIVATION * self.tokens * self.model.hidden_size
@@ -322,11 +339,11 @@ class _Step:
         within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
         return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
 
-    def _head(self, products: LinearLayers) -> Floats:
+    def _head(self) -> Floats:
         """Output head on the last token of each sequence, its gather, and the sampler's passes over fp32 logits."""
         m = self.model
         rows = np.maximum(self.sequences * self.queries + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
-        product = products.time(products.head, rows)
+        product = self.linear.time(self.linear.head, rows)
         gather = self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1)
         gather = np.where(self.tp > 1.0, gather, 0.0)
         sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
