@@ -16,12 +16,12 @@ from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
 from planner.serving.candidates import at_loads
 from planner.serving.engine import load_engine
-from planner.serving.priced_table import joined
+from planner.serving.priced_table import OBJECTIVES, joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 from planner.serving.serving_answer import Answered, answer
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import FINALISTS, OBJECTIVES, chosen, front, priced, ranked, splits, value_of
+from planner.serving.serving_search import FINALISTS, chosen, front, priced, ranked, splits, value_of
 
 SMALL: dict[str, Any] = {
     "model": "llama-8b",

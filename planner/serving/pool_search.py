@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,12 @@ from planner.arrays import Floats, NDArray
 from planner.serving import pools
 from planner.serving.candidates import loads
 from planner.serving.engine_passes import Engine
-from planner.serving.priced_table import Choice, Priced, Task, broadcast, columns_of, traffic_of
+from planner.serving.priced_table import Choice, Priced, Task, broadcast, columns_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, front_of, starting
+from planner.serving.serving_search import MOST_RUNNING, choices, front_of, starting
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -117,20 +118,18 @@ def _whole_workers(
 
 def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
     """Rows of ``pool_pairs``, priced again with all that an estimate says."""
-    assert table.prefill is not None
-    found = []
-    for row in map(int, rows):
-        one, traffic = table.served[int(table.source[row])], traffic_of(table, task, row)
-        prefill, decode = table.prefill.row(row), table.layout.row(row)
-        answer = priced_pools(one, prefill, decode, traffic)
-        found.append(
-            Choice(served=one, layout=decode, prefill=prefill, traffic=traffic, found=answer, limits=task.limits)
-        )
-    return found
+
+    def price(one: Served, some: Priced, traffic: Traffic) -> ServingEstimate:
+        assert some.prefill is not None
+        return priced_pools(one, some.prefill, some.layout, traffic, some["load"])
+
+    return choices(table, task, rows, price)
 
 
-def priced_pools(one: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic) -> ServingEstimate:
-    """Two pools priced; they start where both do."""
-    found = pools.estimate(one, prefill, decode, traffic)
+def priced_pools(
+    one: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
+) -> ServingEstimate:  # fmt: skip
+    """Two pools priced; they start where both do. ``value`` replaces that of ``traffic``."""
+    found = pools.estimate(one, prefill, decode, traffic, value)
     memory = serving_memory(one.model, one.hardware, one.engine, one.precision, prefill, traffic)
     return replace(found, fits=np.asarray(found.fits) & np.asarray(memory.fits))
