@@ -160,7 +160,7 @@ class _Pair:
         )
 
         def inside(rate: Any) -> Any:
-            prompts = queue.own(rate / self.workers) + queue.wait(rate, self.workers, requests)
+            prompts = queue.waited(rate, self.workers, requests)
             return rate * (prompts + base + tokens * slowed(rate / self.decoders, self.stop))
 
         return load.bisected(inside, requests, high)

@@ -50,9 +50,19 @@ class Prompts:
 
     def wait(self, rate: Any, workers: Any, requests: Any) -> Floats:
         """Mean wait for a pass at ``rate`` requests/s over all workers, below capacity."""
+        return self._rest(self.own(rate / workers), rate, workers, requests)
+
+    def waited(self, rate: Any, workers: Any, requests: Any) -> Floats:
+        """The same with the own passes."""
         own = self.own(rate / workers)
+        return own + self._rest(own, rate, workers, requests)
+
+    def _rest(self, own: Any, rate: Any, workers: Any, requests: Any) -> Floats:
+        several = self.most * self.ranks > 1.0
         rest = load.others_of(requests) * np.minimum(rate / workers * own, 1.0) * 0.5 * own
-        return np.where(self.most * self.ranks > 1.0, rest, load.queue_wait(rate, self.first / workers, requests))
+        if np.all(several):
+            return rest
+        return np.where(several, rest, load.queue_wait(rate, self.first / workers, requests))
 
 
 def prompts_of(engine: Engine, busy: Any = 0.0) -> Prompts:

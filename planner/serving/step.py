@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, only
 from planner.serving import host_weights
 from planner.serving.curves.expert_kernels import FUSED_LAUNCHES
 from planner.serving.curves.linear_products import JOINED_BY, TABLE_ROWS
@@ -163,9 +163,7 @@ class _Step:
     @cached_property
     def _experts(self) -> Floats:
         """Experts of one layer on the slowest rank, shared ones included."""
-        routed = self._routed(False) + self._chain()
-        if np.any(self.attn_dp > 1.0):  # a rank moves its own copies only
-            routed = np.where(self.attn_dp > 1.0, self._routed(True) + self._chain(), routed)
+        routed = self._routed() + self._chain()
         return routed + self.linear.time(self.linear.shared, self.tokens) if self.model.num_shared_experts else routed
 
     def _chain(self) -> Floats:
@@ -174,7 +172,7 @@ class _Step:
         floors = np.maximum(number - FUSED_LAUNCHES, 0.0) * self.hardware.launch_floor
         return floors + number * self.hardware.graph_launch_floor
 
-    def _routed(self, sent: bool) -> Floats:
+    def _routed(self) -> Floats:
         m, layout = self.model, self.layout
         return self.curves.experts_time(
             self.routed * self.attn_dp,
@@ -186,7 +184,7 @@ class _Step:
             ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
             skewed=self.served.skewed,
-            sent=sent,
+            sent=self.attn_dp > 1.0,  # a rank moves its own copies only
         )
 
     # ------------------------------------------------------------------------------------------------ attention
@@ -290,62 +288,63 @@ class _Step:
         total = layers * reduce + layers * np.where(self.attn_dp > 1.0, 0.0, reduce)
         if m.qk_norm and m.qk_norm_spans == "heads":  # the sums of squares of queries and keys, in fp32
             total = total + layers * self._all_reduce(8.0 * self.tokens, self.tp)
-        if np.any(self.attn_dp > 1.0):
-            exchange = float(m.num_moe_layers or layers) * self._gathers(size * self.attn_dp)
-            total = total + np.where(self.attn_dp > 1.0, exchange, 0.0)
-        return np.asarray(total + self._context_parallel())
+        exchange = only(self.attn_dp > 1.0, self._gathers, size * self.attn_dp, self.routed, self.ranks)
+        return np.asarray(total + float(m.num_moe_layers or layers) * exchange + self._context_parallel())
 
     @cached_property
     def _sends(self) -> Floats:
         """Messages between the stages of a pipeline."""
         hops, size = self.stages - 1.0, ACTIVATION * self.tokens * self.model.hidden_size
-        if not np.any(hops > 0):
-            return np.zeros_like(hops)
-        return hops * self.served.cluster.collective_time("send_recv", size, np.where(hops > 0, 2, 1), self.ranks)
+        return hops * only(hops > 0, partial(self.served.cluster.collective_time, "send_recv"), size, 2, self.ranks)
 
-    def _gathers(self, whole: Floats) -> Floats:
+    def _gathers(self, whole: Floats, routed: Floats, ranks: Floats) -> Floats:
         """One mixture after attention data parallelism: tokens of ``whole`` bytes gathered, in the format of the experts where the
         engine quantises them before, and 16-bit results summed and scattered; beyond a server direct sends, where faster."""
         m, experts, time = self.model, self.served.expert_format, self.served.cluster.collective_time
-        scatter = time("reduce_scatter", whole, self.ranks, 1)
+        scatter = time("reduce_scatter", whole, ranks, 1)
         small = WEIGHT_BYTES[experts] if experts in self.served.engine.fusion.gathered else ACTIVATION
-        gather, wide = time("all_gather", whole * small / ACTIVATION, self.ranks, 1), m.is_moe & (self.ranks > GATHERED)
+        gather, wide = time("all_gather", whole * small / ACTIVATION, ranks, 1), m.is_moe & (ranks > GATHERED)
         if not np.any(wide):
             return gather + scatter
-        sizes = (self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
+        sizes = (routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), ranks)
         direct = self.curves.dispatch_time(*sizes) + self.curves.combine_time(*sizes)
-        plain = gather if small == ACTIVATION else time("all_gather", whole, self.ranks, 1)
+        plain = gather if small == ACTIVATION else time("all_gather", whole, ranks, 1)
         return np.where(wide, np.minimum(plain + scatter, direct), gather + scatter)
 
     def _context_parallel(self) -> Floats:
         """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
         gathered and outputs are summed and scattered in each layer.  [vLLM, --decode-context-parallel-size]"""
         m, dcp = self.model, np.asarray(self.layout.dcp, dtype=np.float64)
-        if not np.any(dcp > 1.0):
-            return np.zeros_like(dcp)
+        time = self.served.cluster.collective_time
         query, value = (
             (m.kv_lora_rank + m.qk_rope_head_dim, m.kv_lora_rank) if m.is_mla else (m.head_dim, m.value_head_size)
         )
         heads = ACTIVATION * self.sequences * self.queries * m.num_heads / self.tp * dcp
-        gathered = self.served.cluster.collective_time("all_gather", heads * query, dcp, 1)
-        summed = self.served.cluster.collective_time("reduce_scatter", heads * value, dcp, 1)
-        return np.where(dcp > 1.0, m.num_attention_layers * (gathered + summed), 0.0)
+
+        def moved(heads: Floats, dcp: Floats) -> Floats:
+            return time("all_gather", heads * query, dcp, 1) + time("reduce_scatter", heads * value, dcp, 1)
+
+        return m.num_attention_layers * only(dcp > 1.0, moved, heads, dcp)
 
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
         engine = self.served.engine
-        own = self.curves.all_reduce_time(size, n, "graph", engine.name)
-        nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
-        within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
-        return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
+
+        def reduced(size: Floats, n: Floats) -> Floats:
+            own = self.curves.all_reduce_time(size, n, "graph", engine.name)
+            nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
+            within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
+            return np.where(within, np.minimum(own, nccl), nccl)
+
+        return only(n > 1.0, reduced, size, n)
 
     def _head(self) -> Floats:
         """Output head on the last token of each sequence, its gather, and the sampler's passes over fp32 logits."""
         m = self.model
         rows = np.maximum(self.sequences * self.queries + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
         product = self.linear.time(self.linear.head, rows)
-        gather = self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1)
-        gather = np.where(self.tp > 1.0, gather, 0.0)
+        gathered = partial(self.served.cluster.collective_time, "all_gather", stride=1)
+        gather = only(self.tp > 1.0, gathered, ACTIVATION * rows * m.vocab_size, self.tp)
         sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
             LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy"
         )

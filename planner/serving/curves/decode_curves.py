@@ -199,7 +199,7 @@ class DecodeCurves:
         *,
         weights: str,
         skewed: bool = True,
-        sent: bool = False,
+        sent: npt.ArrayLike = False,
         **shape: Unpack[ExpertShape],
     ) -> Column:
         """Seconds of the routed experts of one layer on the slowest rank; ``tokens`` of the whole group of ep x moe_tp ranks.
@@ -210,7 +210,7 @@ class DecodeCurves:
         weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
         size = _columns(tokens=tokens, **shape)
         touched, rows = slowest_rank(size["tokens"], size["top_k"], size["experts"], size["ep"], skewed)
-        pairs = rows if sent else size["tokens"] * size["top_k"]
+        pairs = np.where(sent, rows, size["tokens"] * size["top_k"])
         own = {
             "touched": touched,
             "rows": rows,
