@@ -21,7 +21,7 @@ from planner.serving.serve_plan import ServePlan, load_serve_plan
 from planner.serving.serving_answer import Answered, answer
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import FINALISTS, SEVERAL, chosen, front, priced, ranked, splits, value_of
+from planner.serving.serving_search import FINALISTS, SEVERAL, chosen, front, front_of, priced, ranked, splits, value_of
 
 SMALL: dict[str, Any] = {
     "model": "llama-8b",
@@ -64,6 +64,12 @@ def test_one_objective_alone_finds_the_best_of_all_objectives(more: dict[str, An
         first, second = (chosen(table, question.task, ranked(table, question.task, "offline", 1))[0] for table in (whole, alone))
         assert (first.layout, first.traffic, first.total) == (second.layout, second.traffic, pytest.approx(second.total))
         assert 0 < len(alone) < len(whole)
+
+
+def test_rounding_puts_no_row_on_the_front() -> None:
+    """Found as 0.0882451424759965 s with fewer prompts/s beside 0.08824514247599653 s with more."""
+    speed, total = 1.0 / np.array([0.0882451424759965, 0.08824514247599653, 0.12]), np.array([9.41, 9.63, 9.63 * (1.0 + 1e-15)])
+    assert front_of(speed, total).tolist() == [1]
 
 
 def test_ranked_rows_are_the_best_of_each_deployment() -> None:

@@ -232,11 +232,18 @@ def front(table: Priced) -> NDArray[np.intp]:
 
 
 def front_of(speed: Floats, total: Floats) -> NDArray[np.intp]:
-    """Rows that no other beats in both, from the fastest on."""
+    """Rows that no other beats in both, from the fastest on; differences of rounding beat nothing."""
+    speed, total = _rounded(speed), _rounded(total)
     order = np.lexsort((-total, -speed))
     total = total[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(total)[:-1]]) if len(total) else total
     return order[total > before]
+
+
+def _rounded(values: Floats) -> Floats:
+    """To twelve digits: two ways to the same number differ by less."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(mantissa, 12), exponent)
 
 
 def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
