@@ -24,6 +24,11 @@ from planner.mixed.mixed_question import Wanted, ask_mixed  # noqa: E402
 from planner.model import load_model  # noqa: E402
 from planner.rules import Job, allowed  # noqa: E402
 from planner.search import Pins, search  # noqa: E402
+from planner.serving.candidates import at_loads  # noqa: E402
+from planner.serving.serving_answer import answer  # noqa: E402
+from planner.serving.serving_question import Question, ServeRequest, ask  # noqa: E402
+from planner.serving.serving_search import starting  # noqa: E402
+from planner.serving.step import Pass, step_time  # noqa: E402
 from planner.space import OFFLOADS, base_layouts, recompute_options, stack  # noqa: E402
 from planner.trainer import load_trainer  # noqa: E402
 from planner.workload import Workload  # noqa: E402
@@ -41,6 +46,19 @@ MIXED_MODELS = (
     "deepseek-v3",
 )  # fmt: skip
 MIXED_BATCH = 1024
+SERVE = [sys.executable, "-m", "cli", "serve", "--model", "llama-70b", "--gpus", "8"]
+SERVED = (
+    ("llama-3.1-8b", 8, "h100-sxm", {}), ("llama-3.1-70b", 8, "h100-sxm", {}), ("llama-3.1-405b", 256, "b200-sxm", {}),
+    ("mixtral-8x7b", 64, "h200-sxm", {}), ("qwen3-32b", 256, "b200-sxm", {}), ("qwen3-235b-a22b", 256, "b200-sxm", {}),
+    ("qwen3-235b-a22b", 1024, "gb200", {}), ("deepseek-v3", 1024, "h200-sxm", {}), ("gpt-oss-120b", 1024, "b200-sxm", {}),
+    ("kimi-k2", 256, "h200-sxm", {}), ("glm-4.6", 64, "h200-sxm", {}), ("glm-4.6", 64, "mi300x", {}),
+    ("deepseek-v3", 64, "b200-sxm", {"ttft": "2s", "tpot": "40ms"}), ("qwen3-235b-a22b", 72, "gb200", {"tpot": "20ms"}),
+    ("llama-3.1-70b", 64, "h100-sxm", {"concurrency": 256}),
+)  # fmt: skip
+"""Searches of all engines and formats: model, GPUs, hardware, and what is asked of them."""
+STEPPED = (("llama-3.1-70b", "h100-sxm", 8), ("qwen3-235b-a22b", "gb200", 1024), ("deepseek-v3", "h200-sxm", 1024))
+STEPS = 8000
+"""Steps that are priced in one go."""
 
 
 def process_seconds(command: list[str], repeats: int) -> list[float]:
@@ -89,6 +107,38 @@ def mixed_seconds() -> dict[str, float]:
     return figures
 
 
+def serving_seconds(repeats: int, bare: float) -> dict[str, float]:
+    """``plan serve`` over bare imports, CPU seconds of searches of serving, and steps per second."""
+    process_seconds(SERVE, 1)
+    figures = {"serve llama-70b on 8 / bare imports": statistics.median(process_seconds(SERVE, repeats)) / bare}
+    for name, gpus, hardware, more in SERVED:
+        question = ask(ServeRequest(model=name, gpus=gpus, hardware=hardware, **more))
+        spent = []
+        for _ in range(2):
+            started = time.process_time()
+            answer(question)
+            spent.append(time.process_time() - started)
+        figures[" ".join(["serve", name, str(gpus), hardware, *map(str, more.values()), "CPU s"])] = min(spent)
+    for name, hardware, gpus in STEPPED:
+        question = ask(ServeRequest(model=name, gpus=gpus, hardware=hardware, engine="vllm"))
+        figures[f"steps of {name} on {hardware}, per CPU s"] = steps_per_second(question)
+    return figures
+
+
+def steps_per_second(question: Question) -> float:
+    """Steps with a prompt in them, of every split and load of a search."""
+    one = question.served()[0]
+    found = starting(one, question.task)
+    rows, load = (np.resize(values, STEPS) for values in at_loads(found.most))
+    work = Pass(batch=load.astype(float), context=2304.0, prompts=1.0, prompt_tokens=2048.0)
+    times = []
+    for _ in range(5):
+        started = time.process_time()
+        step_time(one, found.layout.take(rows), work)
+        times.append(time.process_time() - started)
+    return STEPS / min(times)
+
+
 def measure(repeats: int, accuracy: bool) -> dict[str, float]:
     process_seconds(PLAN, 1)  # writes the byte code that an installed package has
     bare = statistics.median(process_seconds(BARE, repeats))
@@ -104,7 +154,7 @@ def measure(repeats: int, accuracy: bool) -> dict[str, float]:
         figures[f"search {name} on {gpus}, layouts of the space"] = finding.searched
         figures[f"search {name} on {gpus}, layouts priced"] = finding.priced
     figures["peak memory of the searches, GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    figures |= mixed_seconds()
+    figures |= mixed_seconds() | serving_seconds(repeats, bare)
     for name, gpus, length, batch in JOBS:
         rate, relative, count = layouts_per_second(job(name, gpus, length, batch), bare)
         figures[f"price {name} on {gpus}, layouts"] = count
@@ -122,10 +172,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="repeats of the whole processes (default 7)")
     parser.add_argument("--no-accuracy", action="store_true", help="leave out the accuracy command")
     parser.add_argument("--mixed", action="store_true", help="only the searches over a mixed cluster")
+    parser.add_argument("--serving", action="store_true", help="only serving: processes, searches, steps")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     np.seterr(all="raise", under="ignore")
-    figures = mixed_seconds() if options.mixed else measure(options.repeats, not options.no_accuracy)
+    if options.serving:
+        figures = serving_seconds(options.repeats, statistics.median(process_seconds(BARE, options.repeats)))
+    else:
+        figures = mixed_seconds() if options.mixed else measure(options.repeats, not options.no_accuracy)
     if options.json:
         print(json.dumps(figures, indent=2))
         return

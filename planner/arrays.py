@@ -1,5 +1,6 @@
 """Names of array types. numpy.typing takes 35 ms to import, and only a type checker needs it."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,4 +14,17 @@ else:
     NDArray = np.ndarray
     Floats = np.ndarray
 
-__all__ = ["ArrayLike", "Floats", "NDArray"]
+
+
+def only(where: Any, price: Callable[..., Floats], *columns: Any) -> Floats:
+    """What ``price`` makes of the rows of the columns where a condition holds; 0 elsewhere."""
+    held, *sizes = np.broadcast_arrays(where, *columns)
+    if held.all():
+        return np.asarray(price(*sizes))
+    found = np.zeros(held.shape)
+    if held.any():
+        found[held] = price(*(one[held] for one in sizes))
+    return found
+
+
+__all__ = ["ArrayLike", "Floats", "NDArray", "only"]

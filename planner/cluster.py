@@ -44,6 +44,11 @@ class Cluster:
         """The same for some rows of what is priced: here for all alike."""
         return self
 
+    @property
+    def _has_pairs(self) -> bool:
+        """Whether bridges join some GPUs of a domain and PCIe the others."""
+        return 2 <= self.hardware.scale_up_domain < self.domain
+
     def ranks_per_domain(self, n: object, stride: object) -> Floats:
         """Ranks of a group of ``n``, ``stride`` apart, that share one scale-up domain: D / stride, from 1 to n."""
         inside = np.floor(self.domain / np.maximum(np.asarray(stride, dtype=float), 1.0))
@@ -57,19 +62,21 @@ class Cluster:
         """
         size, n = np.asarray(size, dtype=float), np.asarray(n, dtype=float)
         inside = self.ranks_per_domain(n, stride)
-        local = self._local_time(op, size, n, stride)
-        if np.all(inside >= n):
-            return np.asarray(local)
-        remote = self.hardware.scale_out_time(op, size, n, inside)
-        return np.where(inside >= n, local, remote)
+        near = inside >= n
+        if np.all(near):
+            return self._local_time(op, size, n, stride)
+        found = np.asarray(self.hardware.scale_out_time(op, size, n, inside))  # of a group inside a domain: its local time
+        return np.where(near, self._local_time(op, size, n, stride), found) if self._has_pairs else found
 
     def _local_time(self, op: str, size: Floats, n: Floats, stride: object) -> Floats:
         """Inside one domain. In a box with NVLink pairs only neighbours have the link: a pair further apart talks over
         PCIe, priced as the smallest group there that the profile has, for the bytes that the pair moves."""
         local = np.asarray(self.hardware.scale_up_time(op, size, n))
+        if not self._has_pairs:
+            return local
         linked = self.hardware.scale_up_domain
         apart = (n > 1) & (n <= linked) & (np.asarray(stride, dtype=float) * (n - 1) >= linked)
-        if linked < 2 or linked >= self.domain or not np.any(apart):
+        if not np.any(apart):
             return local
         beyond = linked + 1.0
         same_bytes = size * bus_factor(op, np.maximum(n, 2.0)) / bus_factor(op, beyond)

@@ -78,6 +78,21 @@ def test_many_rows_follow_the_profile(curves: DecodeCurves) -> None:
         assert times[3:] == pytest.approx(np.maximum(profile[3:], times[1]))
 
 
+def test_few_shapes_at_many_rows_are_those_of_each_alone(curves: DecodeCurves) -> None:
+    """To the end of the tables as the kernel says of every row, also beyond the shapes that were measured; above as of one."""
+    n = np.array([[300.0, 5000.0, 28672.0], [8192.0, 100.0, 53248.0]])
+    k = np.array([[8192.0, 4096.0, 1024.0], [1.0, 9000.0, 16384.0]])
+    rows = np.array([0.5, 1.0, 7.3, 100.0, 128.0, 128.5, 300.0, 512.0, 5000.0])
+    shape = np.arange(rows.size) % 3
+    for weights, fused in ((one, kind) for one in WEIGHTS for kind in (False, True)):
+        found, few = curves.products(n, k, weights, fused), rows <= 128
+        times = found.time(rows, shape)
+        sizes = {"m": np.maximum(rows[few], 1.0), "n": n[:, shape[few]], "k": k[:, shape[few]]}
+        assert times[:, few] == pytest.approx(found.kernel.time(sizes), rel=1e-12)
+        alone = curves.linear_time(rows, n[:, shape], k[:, shape], weights, fused)
+        assert times == pytest.approx(alone, rel=1e-12)
+
+
 @pytest.mark.parametrize("cache", CACHES)
 def test_attention_of_one_token(curves: DecodeCurves, cache: str) -> None:
     def read(batch: object, context: object) -> object:

@@ -16,12 +16,12 @@ from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
 from planner.serving.candidates import at_loads
 from planner.serving.engine import load_engine
-from planner.serving.priced_table import joined
+from planner.serving.priced_table import OBJECTIVES, joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 from planner.serving.serving_answer import Answered, answer
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import FINALISTS, OBJECTIVES, chosen, front, priced, ranked, splits, value_of
+from planner.serving.serving_search import FINALISTS, SEVERAL, chosen, front, front_of, priced, ranked, splits, value_of
 
 SMALL: dict[str, Any] = {
     "model": "llama-8b",
@@ -54,6 +54,35 @@ def best_of(question: Question, objective: str = "offline") -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ the search
+
+
+@pytest.mark.parametrize("more", [{}, {"engine": "sglang"}, {"tpot": "12ms"}])
+def test_one_objective_alone_finds_the_best_of_all_objectives(more: dict[str, Any]) -> None:
+    question = asked(model="mixtral-8x7b", gpus=8, **more)
+    for one in question.served():
+        whole, alone = priced(one, question.task), priced(one, question.task, alone="offline")
+        first, second = (chosen(table, question.task, ranked(table, question.task, "offline", 1))[0] for table in (whole, alone))
+        assert (first.layout, first.traffic, first.total) == (second.layout, second.traffic, pytest.approx(second.total))
+        assert 0 < len(alone) < len(whole)
+
+
+def test_rounding_puts_no_row_on_the_front() -> None:
+    """Found as 0.0882451424759965 s with fewer prompts/s beside 0.08824514247599653 s with more."""
+    speed, total = 1.0 / np.array([0.0882451424759965, 0.08824514247599653, 0.12]), np.array([9.41, 9.63, 9.63 * (1.0 + 1e-15)])
+    assert front_of(speed, total).tolist() == [1]
+
+
+def test_ranked_rows_are_the_best_of_each_deployment() -> None:
+    """However many loads of one deployment stand before the next."""
+    question = asked(gpus=4)
+    table = joined([priced(one, question.task) for one in question.served()])
+    table = table.take(np.repeat(np.arange(len(table)), 3))
+    worth = value_of(table, question.task, "offline")
+    order = np.lexsort((np.broadcast_to(table.layout.engine_gpus, len(table)), -worth))
+    _, first = np.unique(table.deployments(order), axis=0, return_index=True)
+    assert len(table) > SEVERAL * len(first) / 2
+    for top in (1, 2, len(first), len(first) + 5):
+        assert ranked(table, question.task, "offline", top).tolist() == order[np.sort(first)[:top]].tolist()
 
 
 @pytest.mark.parametrize("limits", [{}, {"ttft": "300ms", "tpot": "12ms"}])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.arrays import only
 from planner.serving import load, pools
 from planner.serving.engine_passes import Engine
 from planner.serving.lock_step import bulk_of
@@ -293,3 +294,29 @@ def test_prompts_hold_up_all_groups_of_a_pipeline() -> None:
     assert float(four.together(200.0, 1.0)) == float(four.together(100.0, 2.0)) == pytest.approx((1 - 0.5**4) / 2.0)
     equal = Engine(DENSE, four.layout, replace(traffic, output=Lengths.fixed(100)))
     assert float(equal.together(8.0, 1.0)) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_a_pass_at_several_clocks_is_that_of_each_clock(name: str) -> None:
+    """Kernels are priced once; what a share of the time with prompts changes is the clock alone."""
+    one = served("gpt-oss-120b", "h100-sxm", name)
+    layout = ServingLayout(tp=np.array([1, 2, 4]), attn_dp=np.array([4, 2, 1]), ep=4, max_batch=256)
+    engine = Engine(one, layout, closed_loop(64.0))
+    decoding, prompting = engine.decoding(64.0), engine.prompting(64.0, 2.0)
+    for busy in (0.0, 0.4, 1.0):
+        work = Pass(batch=64.0, context=engine.context, clock=engine.clock(64.0, busy))
+        decode = np.asarray(step_time(one, layout, work).total)
+        assert np.asarray(decoding(busy).total) == pytest.approx(decode, rel=1e-12)
+        for again, alone in zip(prompting(decode, busy), engine.prompt(64.0, decode, busy, 2.0), strict=True):
+            assert again == pytest.approx(alone, rel=1e-12)
+
+
+def test_rows_that_a_condition_leaves_out_are_not_priced() -> None:
+    def price(size: Any, n: Any) -> Any:
+        assert np.all(n > 1.0)
+        return size / n
+
+    column = np.array([1.0, 2.0, 4.0])
+    assert only(column > 1.0, price, 8.0, column).tolist() == [0.0, 4.0, 2.0]
+    assert only(column > 4.0, price, 8.0, column).tolist() == [0.0, 0.0, 0.0]
+    assert [float(only(n > 1.0, price, 8.0, n)) for n in (np.float64(1.0), np.float64(2.0))] == [0.0, 4.0]

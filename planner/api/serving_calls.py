@@ -266,8 +266,8 @@ def serve_what_if(
     is neither load nor limit, plans are the best for ``objective``: that of the plan, else balanced. Raises PlannerError.
     """
     from planner.questions.serve.show_several import Changed, printed
+    from planner.serving.priced_table import OBJECTIVES
     from planner.serving.serving_changes import CHANGED, request_of_plan, values_of, what_if
-    from planner.serving.serving_search import OBJECTIVES
 
     require_known("serve_what_if", changes, (*ASKED, *LAYOUT))
     if objective is not None and objective not in OBJECTIVES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -100,30 +101,39 @@ class CollectiveCurve:
         volume grows with the bus factor, the latency with n (all_reduce: with log2 n, it is a tree there).
         """
         n_in = np.clip(n, self.groups[0], self.groups[-1])
-        rows = np.log(self.seconds)
-        log_size = np.log2(np.maximum(size, 1.0))
-        log_sizes = np.log2(self.sizes)
-        position = np.interp(log_size, log_sizes, np.arange(len(log_sizes), dtype=np.float64))
-        below = np.minimum(position.astype(np.intp), len(log_sizes) - 2)
+        number = self.sizes.size
+        position = np.clip(np.log2(np.maximum(size, 1.0)) - np.log2(self.sizes[0]), 0.0, number - 1.0)
+        below = np.minimum(position.astype(np.intp), number - 2)
         fraction = position - below
-        group_position = np.interp(np.log2(n_in), np.log2(self.groups), np.arange(len(self.groups), dtype=np.float64))
         if len(self.groups) == 1:
-            log_time = (1.0 - fraction) * rows[0, below] + fraction * rows[0, below + 1]
+            log_time = self._log_time(below, fraction)
         else:
+            places = np.arange(len(self.groups), dtype=np.float64)
+            group_position = np.interp(np.log2(n_in), np.log2(self.groups), places)
             lower = np.minimum(group_position.astype(np.intp), len(self.groups) - 2)
-            share = group_position - lower
-            log_time = (1.0 - share) * ((1.0 - fraction) * rows[lower, below] + fraction * rows[lower, below + 1])
-            log_time = log_time + share * (
-                (1.0 - fraction) * rows[lower + 1, below] + fraction * rows[lower + 1, below + 1]
-            )
+            fewer, more = (self._log_time((lower + one) * number + below, fraction) for one in (0, 1))
+            log_time = fewer + (group_position - lower) * (more - fewer)
         time = np.exp(log_time) * np.maximum(size / self.sizes[-1], 1.0)
         time = self._beyond(time, n, n_in)
         return np.where((n <= 1.0) | (size <= 0.0), 0.0, time)
+
+    @cached_property
+    def _logarithms(self) -> Column:
+        """Of all seconds, group by group."""
+        result: Column = np.log(self.seconds).ravel()
+        return result
+
+    def _log_time(self, place: npt.NDArray[np.intp], fraction: Column) -> Column:
+        """Between an element of ``_logarithms`` and the next."""
+        lower: Column = self._logarithms[place]
+        return lower + fraction * (self._logarithms[place + 1] - lower)
 
     def _beyond(self, time: Column, n: Column, n_in: Column) -> Column:
         """Groups larger than measured (and, for one measured group, smaller): volume and latency by their laws."""
         latency = np.interp(n_in, self.groups, self.latency())
         n = np.maximum(n, 2.0)
+        if np.array_equal(n, n_in):
+            return np.maximum(time - latency, 0.0) + latency
         growth = np.log2(n) / np.log2(n_in) if self.op == "all_reduce" else n / n_in
         growth = np.ones_like(n) if self.op == "send_recv" else growth
         volume = bus_factor(self.op, n) / bus_factor(self.op, n_in)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from planner import arrays as npt
-from planner.curves.reading import Column, checked, column, numbers
+from planner.curves.reading import Column, checked, numbers
 from planner.errors import PlannerError
 from planner.schema import Seconds, plain_fields
 
@@ -48,18 +48,25 @@ class Grid:
 
     def factor(self, m: Column, n: Column, k: Column) -> Column:
         """exp(sum over the 8 corners of weight x log_factor)."""
-        im, wm = self.weights(self.m, m)
+        below, share = self.weights(self.m, m)
+        lower, upper = self._between(n, k, below, below + 1)
+        return np.exp(lower + share * (upper - lower))
+
+    def log_factors(self, n: Column, k: Column) -> Column:
+        """The logarithm at all nodes of m, on an axis behind those of n and k."""
+        return self._between(n[..., None], k[..., None], np.arange(self.m.size))[0]
+
+    def _between(self, n: Column, k: Column, *nodes: npt.NDArray[np.intp]) -> list[Column]:
+        """The logarithm at nodes of m, given by their numbers."""
         jn, wn = self.weights(self.n, n)
         lk, wk = self.weights(self.k, k)
         _, size_n, size_k = self.log_factor.shape
-        flat = self.log_factor.ravel()
-        base = (im * size_n + jn) * size_k + lk
-        total: Column = column(0.0)
-        for di, wi in ((0, 1.0 - wm), (1, wm)):
-            for dj, wj in ((0, 1.0 - wn), (1, wn)):
-                corner = base + (di * size_n + dj) * size_k
-                total = total + wi * wj * ((1.0 - wk) * flat[corner] + wk * flat[corner + 1])
-        return np.exp(total)
+        flat, found = self.log_factor.ravel(), []
+        for node in nodes:
+            corner = (node * size_n + jn) * size_k + lk
+            near, far = (flat[one] + wk * (flat[one + 1] - flat[one]) for one in (corner, corner + size_k))
+            found.append(near + wn * (far - near))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,19 +155,24 @@ class GemmCurve:
         """Inputs once, output once, of 2 bytes, or of 4 where the inputs have as many."""
         return self.operand_bytes * (m * k + n * k) + (4.0 if self.operand_bytes >= 4.0 else 2.0) * m * n
 
-    def time(self, m: Column, n: Column, k: Column, peak: float | Column, bandwidth: float) -> Column:
-        """Seconds of one GEMM; the equation is in the class."""
-        return np.maximum(self.unbounded_time(m, n, k, peak, bandwidth), 2.0 * m * n * k / peak)
+    def time(
+        self, m: Column, n: Column, k: Column, peak: float | Column, bandwidth: float, factor: Column | None = None
+    ) -> Column:  # fmt: skip
+        """Seconds of one GEMM; the equation is in the class. ``factor``: r, where it is known."""
+        return np.maximum(self.unbounded_time(m, n, k, peak, bandwidth, factor), 2.0 * m * n * k / peak)
 
-    def unbounded_time(self, m: Column, n: Column, k: Column, peak: float | Column, bandwidth: float) -> Column:
+    def unbounded_time(
+        self, m: Column, n: Column, k: Column, peak: float | Column, bandwidth: float, factor: Column | None = None
+    ) -> Column:  # fmt: skip
         """The same without the bound by the peak: what the constants say, which ``checks`` holds against the bound."""
         area = m * n if self.waves is None else self.waves.area(m, n)
         outputs = area + self.m0 * n + self.n0 * m + self.m0 * self.n0
         compute = 2.0 * outputs * (k + self.k0) / (peak * self.efficiency)
         memory = self.bytes_moved(m, n, k) / (bandwidth * self.memory_efficiency)
         work = np.maximum(compute, memory)
-        if self.grid is not None:
-            work = work * self.grid.factor(m, n, k)
+        if factor is None and self.grid is not None:
+            factor = self.grid.factor(m, n, k)
+        work = work if factor is None else work * factor
         if self.quantise:
             work = work + self.quantise_traffic * m * k / bandwidth
         return self.launch + work

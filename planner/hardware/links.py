@@ -158,7 +158,8 @@ class Links:
             transfer = bus_factor(op, many) * size / (r * network)
         whole = column((r >= self.gpus_per_node) & (self.gpus_per_node > 1))  # with a switch that reduces
         time = curve.time(transfer, self._inside_transfer(op, size, many, r), many, nodes, whole, 1.0)
-        time = np.where(n <= r, self.scale_up_time(op, size, np.minimum(n, r)), time)
+        if np.any(inside := n <= r):
+            time = np.where(inside, self.scale_up_time(op, size, np.minimum(n, r)), time)
         return np.where((n <= 1.0) | (size <= 0.0), 0.0, time)[()]
 
     def _inside_transfer(self, op: str, size: Column, n: Column, r: Column) -> Column:

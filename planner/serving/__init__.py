@@ -6,7 +6,8 @@ From the ground up; a module imports from its own line and from lines above:
     engine_facts engine published                 what vLLM, SGLang and TensorRT-LLM do, as versioned data; formats of models
     curves served serving_weights host_weights    measured kernels; a model in a format on a GPU behind an engine; its weights
     serving_memory serving_rules                  what fits, what may run
-    even_stages step engine_passes lock_step load   seconds of one forward pass; those of one engine; requests in step; queues
+    linear_layers even_stages step                products of a pass by their few shapes; seconds of one forward pass
+    engine_passes lock_step load                  those of one engine; requests in step; queues
     serving_estimate prefill_queue pools chain    both together: one pool, two pools, stages on several kinds
     intervals serve_plan                          where nine of ten runs lie; a plan and its file
     serving_inputs candidates priced_table        flags as values; splits and loads as columns; ``Priced``: deployments as columns

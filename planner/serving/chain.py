@@ -16,7 +16,7 @@ and of the busiest station times the customers. [Baccelli et al. 1992, Synchroni
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +88,10 @@ class ChainEngine(Engine):
         """(kinds, N)."""
         return np.stack([np.broadcast_to(one.prompt_rate(), (self.count,)) for one in self.inner])
 
+    def timed(self, work: Pass) -> Callable[[Any], StepTime]:
+        """As of one kind."""
+        return lambda clock: self.time(replace(work, clock=clock))
+
     def time(self, work: Pass) -> StepTime:
         """Seconds of one pass through all stages; the wait for the slowest stands under communication."""
         chain = self.chain
@@ -113,7 +117,7 @@ class ChainEngine(Engine):
         for number, one in enumerate(self.chain.kinds):
             clock = clocks[number] if clocks.ndim == 2 else work.clock
             each = replace(work, batch=np.asarray(work.batch) / self.pp, clock=clock)
-            found.append(step_time(one, self.inner[number].layout, each))
+            found.append(step_time(one, self.inner[number].layout, each, self.inner[number].linear))
         return found
 
     def stage_seconds(self, found: Sequence[StepTime]) -> Floats:

@@ -226,8 +226,8 @@ def generation(hardware: HardwareProfile) -> str:
 def by_card(cases: Cases, hardware: HardwareProfile, gpus: object) -> Floats:
     """The value of the first case that holds; 0 where none does. ``gpus``: a number or a column."""
     ranks = np.asarray(gpus)
-    found = np.full(ranks.shape, np.nan)
-    for case in cases:
+    found = np.zeros(ranks.shape)
+    for case in reversed(cases):  # the first that holds is written last
         if case.suits(hardware):
-            found = np.where(np.isnan(found) & (ranks >= case.gpus), case.value or case.size, found)
-    return np.nan_to_num(found)
+            found = np.where(ranks >= case.gpus, case.value or case.size, found)
+    return found

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.serving.linear_layers import LinearLayers
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.step import Pass, core_bound, step_time
+from planner.serving.step import Pass, at_clocks, core_bound
 from planner.serving.traffic import Traffic
 
 
@@ -20,6 +22,7 @@ class Engine:
 
     def __init__(self, served: Served, layout: ServingLayout, traffic: Traffic) -> None:
         self.served, self.layout, self.traffic = served, layout, traffic
+        self.linear = LinearLayers(served, layout)
         self.input = traffic.input.mean * (1.0 - traffic.prefix_hit)
         self.hit = traffic.input.mean * traffic.prefix_hit
         self.output = traffic.output.mean
@@ -39,7 +42,11 @@ class Engine:
 
     def time(self, work: Pass) -> StepTime:
         """Seconds of one pass through all stages."""
-        return step_time(self.served, self.layout, work)
+        return self.timed(work)(work.clock)
+
+    def timed(self, work: Pass) -> Callable[[Any], StepTime]:
+        """Seconds of one pass through all stages at a clock in place of that of ``work``."""
+        return at_clocks(self.served, self.layout, work, self.linear)
 
     def prompt_rate(self) -> Floats:
         """Rate of the kernels of prompts over that of the measured ones."""
@@ -51,11 +58,18 @@ class Engine:
 
     def decode_step(self, batch: Any, busy: Any = 0.0) -> StepTime:
         """The parts of ``decode``."""
+        return self.decoding(batch)(busy)
+
+    def decoding(self, batch: Any) -> Callable[[Any], StepTime]:
+        """``decode_step`` of a batch by ``busy``."""
         batch = np.maximum(batch, 1e-6)
-        clock = self.clock(batch, busy)
-        work = Pass(batch=batch, context=self.context, queries=self.drafted, clock=clock, streamed=self.streamed)
-        time = self.time(work)
-        return replace(time, draft=self.draft(batch, time))
+        timed = self.timed(Pass(batch=batch, context=self.context, queries=self.drafted, streamed=self.streamed))
+
+        def step(busy: Any) -> StepTime:
+            time = timed(self.clock(batch, busy))
+            return replace(time, draft=self.draft(batch, time))
+
+        return step
 
     def draft(self, batch: Floats, time: StepTime) -> Floats:
         """Seconds to propose the tokens of a step: by the model's own module of multi-token prediction a layer and the head each,
@@ -104,22 +118,38 @@ class Engine:
         pass; one that does not stops them: S = T(0, p n) / p. With attention data parallelism attn_dp prompts run at once. A
         prompt's own passes are those without the p - 1 others.
         """
+        return self.prompting(batch, packed)(decode, busy)
+
+    def prompting(self, batch: Any, packed: Any = 1.0) -> Callable[[Any, Any], tuple[Floats, Floats]]:
+        """``prompt`` of a batch by the seconds of its decode and ``busy``."""
         mixes, each = self.served.engine.mixes_prefill, np.maximum(packed / self.dp, 1.0)
-        number, whole = self.passes(batch if mixes else 0.0, busy, each)
-        added = np.maximum(whole - decode, 0.0) / each if mixes else whole / each
-        own = whole - (each - 1.0) * added if mixes else whole
-        return number * added * self.together(batch, number) / self.dp, number * own
+        number, timed = self.passing(batch if mixes else 0.0, each)
+        together = self.together(batch, number)
+
+        def prompt(decode: Any, busy: Any) -> tuple[Floats, Floats]:
+            whole = timed(busy)
+            added = np.maximum(whole - decode, 0.0) / each if mixes else whole / each
+            own = whole - (each - 1.0) * added if mixes else whole
+            return number * added * together / self.dp, number * own
+
+        return prompt
 
     def passes(self, batch: Any, busy: Any = 0.0, each: Any = 1.0) -> tuple[Floats, Floats]:
         """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``, ``each``:
         prompts of a pass on a rank."""
+        number, timed = self.passing(batch, each)
+        return number, timed(busy)
+
+    def passing(self, batch: Any, each: Any = 1.0) -> tuple[Floats, Callable[[Any], Floats]]:
+        """``passes`` by ``busy``."""
         number, tokens = self.chunks(batch)
         done = (number - 1.0) / 2.0 * tokens + self.hit
-        work = Pass(
+        timed = self.timed(Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens, cached=done,
-            clock=self.clock(batch, busy) * self.prompt_rate(), streamed=self.streamed,
-        )  # fmt: skip
-        return number, np.asarray(self.time(work).total)
+            streamed=self.streamed,
+        ))  # fmt: skip
+        rate = self.prompt_rate()
+        return number, lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
 
     def together(self, batch: Any, number: Any) -> Floats:
         """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass

@@ -9,10 +9,9 @@ import numpy as np
 
 from planner.cluster_file import NodeKind
 from planner.costs import HOUR, Rates, usd_per_million_tokens
-from planner.serving.priced_table import Choice, Task
+from planner.serving.priced_table import OBJECTIVES, Choice, Task
 from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_question import Question
-from planner.serving.serving_search import OBJECTIVES
 
 ALONE, REPLICAS, APART, PIPELINE = "alone", "replicas", "prefill and decode", "pipeline"
 

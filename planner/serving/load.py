@@ -119,9 +119,10 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     """Prompts stop the decodes: all requests that are not prompts decode together, TPOT = D(N) + share N S / (O - 1)."""
     output = np.maximum(engine.output - 1.0, 0.0)
     step, busy = bulk_of(engine, requests), np.zeros(())
+    decoding, prompting = engine.decoding(requests), engine.prompting(requests, step.packed)
     for _ in range(ROUNDS):
-        decode = engine.decode(requests, busy)
-        added, own = engine.prompt(requests, decode, busy, step.packed)
+        decode = np.asarray(decoding(busy).total)
+        added, own = prompting(decode, busy)
         busy = requests * added / (requests * added + output * decode / engine.speed)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
     ahead = 0.5 * (step.size - step.packed) * added

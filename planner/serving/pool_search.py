@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,12 @@ from planner.arrays import Floats, NDArray
 from planner.serving import pools
 from planner.serving.candidates import loads
 from planner.serving.engine_passes import Engine
-from planner.serving.priced_table import Choice, Priced, Task, broadcast, columns_of, traffic_of
+from planner.serving.priced_table import Choice, Priced, Task, broadcast, columns_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, front_of, starting
+from planner.serving.serving_search import MOST_RUNNING, choices, front_of, starting
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -49,7 +50,7 @@ def pool_pairs(one: Served, task: Task) -> Priced:
     decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
     traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
-    found = pools.estimate(one, prefill, decode, traffic, value)
+    found = pools.compared(one, prefill, decode, traffic, value)
     return Priced.of(one, decode, columns_of(found, task, value), start.counts, prefill)
 
 
@@ -73,7 +74,7 @@ def decode_splits(
         return np.zeros(0, dtype=np.intp)
     grid = loads(float(np.max(most)), 8)
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
-    found = pools.estimate(
+    found = pools.compared(
         one, replace(prefill, replicas=ENOUGH), replace(layout.take(rows),
         max_batch=np.maximum(np.asarray(layout.max_batch)[rows], grid[columns])),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
@@ -117,20 +118,18 @@ def _whole_workers(
 
 def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
     """Rows of ``pool_pairs``, priced again with all that an estimate says."""
-    assert table.prefill is not None
-    found = []
-    for row in map(int, rows):
-        one, traffic = table.served[int(table.source[row])], traffic_of(table, task, row)
-        prefill, decode = table.prefill.row(row), table.layout.row(row)
-        answer = priced_pools(one, prefill, decode, traffic)
-        found.append(
-            Choice(served=one, layout=decode, prefill=prefill, traffic=traffic, found=answer, limits=task.limits)
-        )
-    return found
+
+    def price(one: Served, some: Priced, traffic: Traffic) -> ServingEstimate:
+        assert some.prefill is not None
+        return priced_pools(one, some.prefill, some.layout, traffic, some["load"])
+
+    return choices(table, task, rows, price)
 
 
-def priced_pools(one: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic) -> ServingEstimate:
-    """Two pools priced; they start where both do."""
-    found = pools.estimate(one, prefill, decode, traffic)
+def priced_pools(
+    one: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
+) -> ServingEstimate:  # fmt: skip
+    """Two pools priced; they start where both do. ``value`` replaces that of ``traffic``."""
+    found = pools.estimate(one, prefill, decode, traffic, value)
     memory = serving_memory(one.model, one.hardware, one.engine, one.precision, prefill, traffic)
     return replace(found, fits=np.asarray(found.fits) & np.asarray(memory.fits))

@@ -19,8 +19,8 @@ import numpy as np
 from planner.serving import load
 from planner.serving.engine_facts import by_card
 from planner.serving.engine_passes import Engine
-from planner.serving.prefill_queue import Prompts, prompts_of
-from planner.serving.result import ServingEstimate
+from planner.serving.prefill_queue import Prompts, prompts_by, prompts_of
+from planner.serving.result import ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
 from planner.serving.serving_layout import ServingLayout
@@ -51,11 +51,24 @@ def estimate(
 
     ``across``: the prompts are computed on another kind, and their cache passes the link between, which all transfers share.
     """
-    load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
-    most = running_at_most(served, decode, traffic, memory)
+    sent = across or transfer_time(served, prefill, decode, traffic, memory)
+    return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=True)
+
+
+def compared(
+    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any
+) -> ServingEstimate:  # fmt: skip
+    """The same for columns that a search compares: without the parts of the step."""
+    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
     sent = transfer_time(served, prefill, decode, traffic, memory)
-    pair = _pair_of(served, prefill, decode, traffic, across or sent)
+    return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=False)
+
+
+def _estimate_of(pair: _Pair, memory: ServingMemory, value: Any, parts: bool) -> ServingEstimate:
+    served, decode, traffic = pair.answers.served, pair.answers.layout, pair.answers.traffic
+    load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
+    most = running_at_most(served, decode, traffic, memory)
     room = np.maximum(most, 1.0) * pair.decoders
     opened = traffic.load == "rate"
     inside = room if opened else np.minimum(load_value, room)
@@ -78,7 +91,7 @@ def estimate(
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = (inside + 1.0) / (2.0 * pair.workers * found.queue.capacity) + found.base
         flow = load.with_burst(pair.answers, flow, burst, traffic.waves)
-    answer = result(pair.answers, memory, most, flow)
+    answer = result(pair.answers, memory, most, flow, parts)
     if not opened:
         return answer
     full = found.rate * pair.output * found.tpot / pair.decoders >= np.maximum(most, 1.0) * load.SATURATED
@@ -125,8 +138,9 @@ class _Pair:
     def settled(self, arriving: Any, inside: Any, most: Any) -> _Steady:
         """At ``arriving`` requests/s, or with ``inside`` in flight where it is None; ``most``: requests of a decode worker."""
         batch, busy, rate = np.maximum(0.9 * inside / self.decoders, 1e-6), np.zeros(()), np.zeros(())
+        prompts = prompts_by(self.prompts)
         for _ in range(load.ROUNDS):
-            queue, seconds = prompts_of(self.prompts, busy), self.answers.decode(batch)
+            queue, seconds = prompts(busy), self.answers.decode(batch)
             base = self.sent(rate, queue.own(rate / self.workers)) + seconds
             tokens = self.output * seconds / self.answers.speed
             if arriving is None:
@@ -146,7 +160,7 @@ class _Pair:
         )
 
         def inside(rate: Any) -> Any:
-            prompts = queue.own(rate / self.workers) + queue.wait(rate, self.workers, requests)
+            prompts = queue.waited(rate, self.workers, requests)
             return rate * (prompts + base + tokens * slowed(rate / self.decoders, self.stop))
 
         return load.bisected(inside, requests, high)

@@ -11,6 +11,7 @@ A worker whose pass holds one prompt is the queue of ``load``. Ranks start their
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,17 +50,37 @@ class Prompts:
 
     def wait(self, rate: Any, workers: Any, requests: Any) -> Floats:
         """Mean wait for a pass at ``rate`` requests/s over all workers, below capacity."""
+        return self._rest(self.own(rate / workers), rate, workers, requests)
+
+    def waited(self, rate: Any, workers: Any, requests: Any) -> Floats:
+        """The same with the own passes."""
         own = self.own(rate / workers)
+        return own + self._rest(own, rate, workers, requests)
+
+    def _rest(self, own: Any, rate: Any, workers: Any, requests: Any) -> Floats:
+        several = self.most * self.ranks > 1.0
         rest = load.others_of(requests) * np.minimum(rate / workers * own, 1.0) * 0.5 * own
-        return np.where(self.most * self.ranks > 1.0, rest, load.queue_wait(rate, self.first / workers, requests))
+        if np.all(several):
+            return rest
+        return np.where(several, rest, load.queue_wait(rate, self.first / workers, requests))
 
 
 def prompts_of(engine: Engine, busy: Any = 0.0) -> Prompts:
     """Passes of a worker without decodes. ``busy``: share of the time that it computes."""
+    return prompts_by(engine)(busy)
+
+
+def prompts_by(engine: Engine) -> Callable[[Any], Prompts]:
+    """``prompts_of`` by ``busy``."""
     fit = engine.budget / engine.input
     fit = fit if engine.served.engine.chunked_prefill else np.floor(fit)
     most = np.maximum(np.minimum(fit, np.asarray(engine.layout.max_batch) / engine.dp), 1.0)
-    number, alone = engine.passes(0.0, busy)
-    _, full = engine.passes(0.0, busy, most)
-    more = np.where(most > 1.0, np.maximum(full - alone, 0.0) / np.maximum(most - 1.0, 1e-9), 0.0)
-    return Prompts(first=number * alone, more=number * more, most=most, ranks=engine.dp * engine.pp)
+    number, one = engine.passing(0.0)
+    _, several = engine.passing(0.0, most)
+
+    def prompts(busy: Any) -> Prompts:
+        alone, full = one(busy), several(busy)
+        more = np.where(most > 1.0, np.maximum(full - alone, 0.0) / np.maximum(most - 1.0, 1e-9), 0.0)
+        return Prompts(first=number * alone, more=number * more, most=most, ranks=engine.dp * engine.pp)
+
+    return prompts

@@ -16,6 +16,9 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Limits, Traffic
 
 COLUMNS = ("load", "total", "user", "ttft", "tpot", "e2e", "score", "requests")
+OBJECTIVES = ("offline", "balanced", "interactive")
+"""The two ends of the front and its knee: most tokens/s; largest product of tokens/s and tokens/s per user; most tokens/s per
+user."""
 COUNTS = ("looked_at", "legal", "fitting")
 
 
@@ -37,6 +40,11 @@ class Task:
     def limited(self) -> bool:
         """A limit is set."""
         return bool(np.isfinite(self.limits.ttft) or np.isfinite(self.limits.tpot))
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What rows are compared by: all, or the first where a load or limits say what is best."""
+        return OBJECTIVES[:1] if self.loaded or self.limited else OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +95,11 @@ class Priced:
         none = np.zeros(0, dtype=np.intp)
         return cls(served=(one,), source=none, layout=layout.take(none), prefill=None, columns=columns, **counts)
 
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """A number for each deployment: engine, format and split; loads of one have the same."""
+    def deployments(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Numbers that tell deployments apart, for some rows: engine, format and split; loads of one have the same."""
         pools = [self.layout] if self.prefill is None else [self.layout, self.prefill]
-        names = [
-            np.broadcast_to(getattr(one, name), self.source.shape) for one in pools for name in (*DEGREES, "replicas")
-        ]
-        return np.unique(np.stack([self.source, *names], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+        names = [broadcast(getattr(one, name), len(self))[rows] for one in pools for name in (*DEGREES, "replicas")]
+        return np.stack([self.source[rows], *names], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)

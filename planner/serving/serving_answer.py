@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.errors import PlannerError
 from planner.serving.pool_search import chosen_pools, pool_pairs
-from planner.serving.priced_table import Choice, Priced, Task, joined
+from planner.serving.priced_table import OBJECTIVES, Choice, Priced, Task, joined
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
 from planner.serving.served import Served
@@ -20,7 +20,7 @@ from planner.serving.serving_question import Question
 from planner.serving.serving_reasons import TIED, disaggregated_text, misses, why_first
 from planner.serving.serving_rows import plan_of
 from planner.serving.serving_rules import violations
-from planner.serving.serving_search import CHUNKS, OBJECTIVES, chosen, front_of, priced, ranked, splits, value_of
+from planner.serving.serving_search import CHUNKS, chosen, front_of, priced, ranked, splits, value_of
 from planner.units import plural
 
 AT_LIMITS, AT_LOAD = "at the limits", "at this load"
@@ -70,7 +70,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     task = question.task
     fit = any(len(one) for one in main)
     purposes = [AT_LOAD] if task.loaded else [AT_LIMITS] if task.limited else list(OBJECTIVES)
-    objectives = OBJECTIVES[:1] if task.loaded or task.limited else OBJECTIVES
+    objectives = task.objectives
     picks = Picks(task, main)
     best = [picks.best(objective, top + 1) for objective in objectives]
     points = [] if task.loaded else picks.front()
@@ -84,7 +84,7 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
         named = ["closest"] * len(plans)
     others, tables = list[ServePlan](), list(main)
     for precision in question.others:
-        more = searched(question, precision, progress)[bool(question.disaggregated) :]
+        more = searched(question, precision, progress, objectives[0])
         tables += more
         others += best_plans(question, more, objectives[0], 1)
     return Answered(
@@ -96,11 +96,15 @@ def answer(question: Question, top: int = 3, progress: Callable[[str], None] = l
     )  # fmt: skip
 
 
-def searched(question: Question, precision: Precision | None, progress: Callable[[str], None]) -> list[Priced]:
-    """Aggregated deployments, and pools where they are asked for or a limit or a load may speak for them."""
+def searched(
+    question: Question, precision: Precision | None, progress: Callable[[str], None], alone: str = ""
+) -> list[Priced]:  # fmt: skip
+    """Aggregated deployments, and pools where they are asked for or a limit or a load may speak for them. ``alone``: only what is
+    best for this objective is asked for, not what it is compared with."""
     apart = question.disaggregated
     chunks = CHUNKS if precision is None else ()
-    searches: list[Callable[[Served, Task], Priced]] = [lambda one, task: priced(one, task, chunks)]
+    searches: list[Callable[[Served, Task], Priced]] = []
+    searches += [] if alone and apart else [lambda one, task: priced(one, task, chunks, alone)]
     searches += [pool_pairs] if apart or (apart is None and (question.task.limited or question.task.loaded)) else []
     served, tables = question.served(precision), []
     for search in searches:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from planner.serving import load
 from planner.serving.engine_passes import Engine
-from planner.serving.result import Quantiles, ServingEstimate, ServingMemory
+from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
 from planner.serving.traffic import Traffic
 
+NO_PARTS = StepTime(**dict.fromkeys((one.name for one in fields(StepTime)), 0.0))
 LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
-def estimate(served: Served, layout: ServingLayout, traffic: Traffic, value: Any = None) -> ServingEstimate:
+def estimate(
+    served: Served, layout: ServingLayout, traffic: Traffic, value: Any = None, parts: bool = True
+) -> ServingEstimate:  # fmt: skip
     """Latencies, rates and memory; what does not fit is priced as if it did and says so in ``fits``.
 
-    ``value`` replaces traffic.value, as a column where every layout has a load of its own (a sweep over concurrency).
+    ``value`` replaces traffic.value, as a column where every layout has a load of its own (a sweep over concurrency); ``parts`` as
+    in ``result``.
     """
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, layout, traffic)
-    return estimate_of(Engine(served, layout, traffic), memory, value)
+    return estimate_of(Engine(served, layout, traffic), memory, value, parts)
 
 
-def estimate_of(engine: Engine, memory: ServingMemory, value: Any = None) -> ServingEstimate:
+def estimate_of(engine: Engine, memory: ServingMemory, value: Any = None, parts: bool = True) -> ServingEstimate:
     """The same of an engine and its memory, whatever they are computed from."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     load_value = np.asarray(traffic.value if value is None else value, dtype=np.float64)
@@ -43,7 +48,7 @@ def estimate_of(engine: Engine, memory: ServingMemory, value: Any = None) -> Ser
         flow = load.closed(engine, each, room)
         if traffic.waves is not None:
             flow = load.with_burst(engine, flow, load.burst(engine, each, room, flow), traffic.waves)
-    return result(engine, memory, most, flow)
+    return result(engine, memory, most, flow, parts)
 
 
 def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, memory: ServingMemory) -> Any:
@@ -57,8 +62,11 @@ def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, mem
     return np.minimum(np.asarray(layout.max_batch, dtype=np.float64), np.asarray(memory.capacity) / held)
 
 
-def result(engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow) -> ServingEstimate:
-    """An estimate from the flow of one engine, with the client's part of the time to first token."""
+def result(
+    engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow, parts: bool = True
+) -> ServingEstimate:  # fmt: skip
+    """An estimate from the flow of one engine, with the client's part of the time to first token. ``parts``: with those of the
+    mean step; a search compares rows without."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
     host, outside = served.engine.host, traffic.client != "process" and traffic.load != "static"
@@ -86,7 +94,7 @@ def result(engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow) ->
         total_tokens_per_second=rate * total,
         running=flow.running,
         waiting=flow.waiting,
-        step=engine.decode_step(flow.running, np.minimum(flow.rate * flow.prompt, 1.0)),
+        step=engine.decode_step(flow.running, np.minimum(flow.rate * flow.prompt, 1.0)) if parts else NO_PARTS,
         memory=memory,
         saturated=saturated,
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),

@@ -76,7 +76,7 @@ def serving_memory(
 ) -> ServingMemory:
     """Parts on the GPU with the least room, for one layout or for columns."""
     one = Placed(model=model, hardware=hardware, engine=engine, precision=precision, layout=layout, traffic=traffic)
-    return scarcest([of_stage(one, stage) for stage in stages(model, engine, layout)])
+    return scarcest([of_stage(one, stage) for stage in stages(model, engine, layout) if np.any(stage.exists)])
 
 
 def of_stage(one: Placed, stage: Stage) -> dict[str, Any]:

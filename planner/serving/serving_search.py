@@ -6,7 +6,7 @@ never ranked above what does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,19 +25,20 @@ from planner.serving.priced_table import (
     estimate_row,
     traffic_of,
 )  # fmt: skip
+from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import legal
+from planner.serving.traffic import Traffic
 
-OBJECTIVES = ("offline", "balanced", "interactive")
-"""The two ends of the front and its knee: most tokens/s; largest product of tokens/s and tokens/s per user; most tokens/s per
-user."""
 NEAR_FASTEST = 0.95
 """Interactive: of what reaches this part of the highest speed per user, the highest throughput."""
 FINALISTS = 8
 """Splits of every objective whose loads are looked at closely, of every engine and format."""
+SEVERAL = 64
+"""Rows that are looked at for every deployment that is wanted, and how many times as many where those are too few."""
 FEW = 8
 """Of the loads every so many-th is looked at of all splits: factors of four."""
 CHUNKS, CHUNKS_WITHIN = (0.25, 0.5, 2.0), (512, 2**16)
@@ -95,11 +96,12 @@ def starting(one: Served, task: Task) -> Starting:
     return Starting(layout=layout.take(rows), most=most[rows], counts=counts)
 
 
-def priced(one: Served, task: Task, chunks: Sequence[float] = ()) -> Priced:
+def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "") -> Priced:
     """All splits of one engine and format that start, at the load of the task, or at every load that their cache holds.
 
     Loads are looked at in two rounds: of all splits a few, of those that may be among the best every one of ``loads``.
-    ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors.
+    ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors. ``alone``: only
+    what is best for this objective is asked for.
     """
     found = starting(one, task)
     layout, counts = found.layout, found.counts
@@ -111,11 +113,11 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = ()) -> Priced:
     if task.loaded:
         return _table(one, task, _with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
     coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
-    close = np.unique(coarse["split"][finalists(coarse, task)].astype(np.intp))
+    close = np.unique(coarse["split"][finalists(coarse, task, alone)].astype(np.intp))
     table = _at_loads(one, task, layout.take(close), at_loads(most[close]), counts)
-    best = {row for objective in OBJECTIVES for row in ranked(table, task, objective, 1)}
-    if not chunks or not best or "max_tokens" in task.pins:
+    if not chunks or not len(table) or "max_tokens" in task.pins:
         return table
+    best = {row for objective in task.objectives for row in ranked(table, task, objective, 1)}
     rows = np.array(sorted({int(close[int(table["split"][row])]) for row in best}))
     return below(table, _with_chunks(one, task, layout.take(rows), most[rows], chunks))
 
@@ -169,7 +171,8 @@ def _table(
     one: Served, task: Task, layout: ServingLayout, load: Any, counts: dict[str, int], split: Any = None
 ) -> Priced:
     """Price rows; those that do not start are left out."""
-    found = estimate(one, layout, task.traffic if task.loaded else replace(task.traffic, load="concurrency"), load)
+    traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
+    found = estimate(one, layout, traffic, load, parts=False)
     return Priced.of(one, layout, columns_of(found, task, load, split), counts)
 
 
@@ -197,17 +200,20 @@ def ranked(table: Priced, task: Task, objective: str, top: int) -> NDArray[np.in
         return np.zeros(0, dtype=np.intp)
     worth = value_of(table, task, objective)
     order = np.lexsort((np.asarray(broadcast(table.layout.engine_gpus, len(table))), -worth))
-    _, first = np.unique(table.keys[order], return_index=True)
+    count, first = 0, np.zeros(0, dtype=np.intp)
+    while len(first) < top and count < len(order):
+        count = max(SEVERAL * top, SEVERAL * count)
+        _, first = np.unique(table.deployments(order[:count]), axis=0, return_index=True)
     return order[np.sort(first)[:top]]
 
 
-def finalists(table: Priced, task: Task) -> NDArray[np.intp]:
-    """Rows of the splits that may be among the best once their loads are looked at closely.
+def finalists(table: Priced, task: Task, alone: str = "") -> NDArray[np.intp]:
+    """Rows of the splits that may be among the best once their loads are looked at closely; ``alone`` as in ``priced``.
 
     Under limits the last load that keeps them is somewhere below the first that does not: a split is worth at most what it
     does there.
     """
-    found = [ranked(table, task, objective, FINALISTS) for objective in OBJECTIVES]
+    found = [ranked(table, task, objective, FINALISTS) for objective in ((alone,) if alone else task.objectives)]
     if task.limited:
         order = np.lexsort((table["load"], table["split"]))
         split, kept = table["split"][order], table["score"][order] <= 1.0
@@ -217,7 +223,7 @@ def finalists(table: Priced, task: Task) -> NDArray[np.intp]:
         least = np.max(table["total"], initial=0.0, where=table["score"] <= 1.0)
         hopeful = first_broken[(bound >= least)]
         found.append(hopeful[np.argsort(-table["total"][hopeful])][: 2 * FINALISTS])
-    return np.unique(np.concatenate([*found, front(table)]))
+    return np.unique(np.concatenate(found if alone else [*found, front(table)]))
 
 
 def front(table: Priced) -> NDArray[np.intp]:
@@ -226,22 +232,37 @@ def front(table: Priced) -> NDArray[np.intp]:
 
 
 def front_of(speed: Floats, total: Floats) -> NDArray[np.intp]:
-    """Rows that no other beats in both, from the fastest on."""
+    """Rows that no other beats in both, from the fastest on; differences of rounding beat nothing."""
+    speed, total = _rounded(speed), _rounded(total)
     order = np.lexsort((-total, -speed))
     total = total[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(total)[:-1]]) if len(total) else total
     return order[total > before]
 
 
+def _rounded(values: Floats) -> Floats:
+    """To twelve digits: two ways to the same number differ by less."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.round(mantissa, 12), exponent)
+
+
 def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
     """Rows of aggregated deployments, priced again with all that an estimate says."""
+    return choices(table, task, rows, lambda one, some, traffic: estimate(one, some.layout, traffic, some["load"]))
+
+
+def choices(
+    table: Priced, task: Task, rows: Sequence[int], price: Callable[[Served, Priced, Traffic], ServingEstimate]
+) -> list[Choice]:  # fmt: skip
+    """Rows of a table as deployments, those of one engine and format priced together."""
     found: dict[int, Choice] = {}
     for source in sorted({int(table.source[row]) for row in rows}):
         one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
-        layout, traffics = table.layout.take(np.array(mine)), [traffic_of(table, task, row) for row in mine]
-        answers = estimate(one, layout, traffics[0], table["load"][mine])
+        some, traffics = table.take(np.array(mine)), [traffic_of(table, task, row) for row in mine]
+        answers = price(one, some, traffics[0])
         for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
             found[row] = Choice(
-                served=one, layout=layout.row(at), traffic=traffic, found=estimate_row(answers, at), limits=task.limits,
+                served=one, layout=some.layout.row(at), prefill=some.prefill and some.prefill.row(at), traffic=traffic,
+                found=estimate_row(answers, at), limits=task.limits,
             )  # fmt: skip
     return [found[int(row)] for row in rows]

@@ -7,18 +7,20 @@ B sequences, c context, n prompt tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, only
 from planner.serving import host_weights
-from planner.serving.curves.decode_curves import JOINED_BY, TABLE_ROWS
 from planner.serving.curves.expert_kernels import FUSED_LAUNCHES
+from planner.serving.curves.linear_products import JOINED_BY, TABLE_ROWS
 from planner.serving.engine_facts import by_card
 from planner.serving.even_stages import relays, wait_for_head
+from planner.serving.linear_layers import LinearLayers
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import WEIGHT_BYTES, ServingLayout
@@ -57,14 +59,22 @@ class Pass:
     """Every token is sent as it comes, not a whole answer at its end."""
 
 
-def step_time(served: Served, layout: ServingLayout, work: Pass) -> StepTime:
-    """Parts of the seconds that one pass takes through all stages; shapes broadcast over layout and work."""
-    return _Step(served, layout, work).time()
+def step_time(served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers | None = None) -> StepTime:
+    """Parts of the seconds that one pass takes through all stages; shapes broadcast over layout and work.
+
+    ``linear``: the products of the layout, where many passes of it are priced.
+    """
+    return at_clocks(served, layout, work, linear or LinearLayers(served, layout))(work.clock)
+
+
+def at_clocks(served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers) -> Callable[[Any], StepTime]:
+    """The same at any clock in place of that of ``work``: kernels are priced once."""
+    return _Step(served, layout, work, linear).time
 
 
 def rows_of(served: Served, layout: ServingLayout, work: Pass) -> Floats:
     """Rows of the products of one attention rank: those that a graph pads a batch to, and prompts."""
-    return _Step(served, layout, work).tokens
+    return _Step(served, layout, work, LinearLayers(served, layout)).tokens
 
 
 def core_bound(rows: Any) -> Floats:
@@ -76,8 +86,8 @@ def core_bound(rows: Any) -> Floats:
 class _Step:
     """One evaluation: sizes per rank that several parts share."""
 
-    def __init__(self, served: Served, layout: ServingLayout, work: Pass) -> None:
-        self.served, self.layout, self.work = served, layout, work
+    def __init__(self, served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers) -> None:
+        self.served, self.layout, self.work, self.linear = served, layout, work, linear
         self.model, self.curves, self.hardware = served.model, served.curves, served.hardware
         self.plain = not (self.model.is_moe or self.model.qk_norm or self.model.is_mla)
         self.tp = np.asarray(layout.tp, dtype=np.float64)
@@ -101,103 +111,60 @@ class _Step:
         self.routed = np.where(masked, own, self.tokens)
         """Those of them that go to experts."""
 
-    def time(self) -> StepTime:
-        """All parts."""
-        model, kinds = self.model, self.model.layer_kinds
-        attends = sum(kind.share for kind in kinds if kind.mixer == "attention") * model.num_layers
-        mlps = sum(kind.share for kind in kinds if kind.mlp)
-        dense, sparse = mlps * model.num_plain_layers, mlps * model.num_moe_layers
-        linear = attends * self._projections() + dense * self._mlp(
-            float(model.ffn_size), self.tp, self.served.precision.weights
-        )
-        linear = linear * self._slower(self.tokens, self.served.precision.weights)
-        linear = host_weights.products_seconds(self.served, self.layout, linear)
-        rows = self.tokens * self.attn_dp
-        chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
+    def time(self, clock: Any) -> StepTime:
+        """All parts, with tensor cores at ``clock`` of their rate in a short burst."""
+        model, served, layout, parts = self.model, self.served, self.layout, self._other
+        linear = self._products * self._slower(self.tokens, served.precision.weights, clock)
+        linear = host_weights.products_seconds(served, layout, linear)
         experts: Floats | float = 0.0
         if model.is_moe:
-            routed = self._experts() * self._slower(chosen, self.served.expert_format)
-            short = np.where(self.prompt_tokens <= 0.0, self.served.engine.spread_shortfall(self.hardware, self.layout), 0.0)
-            experts = sparse * (host_weights.experts_seconds(self.served, self.layout, routed, rows) + short)
-        router = (
-            sparse * self.curves.linear_time(self.tokens, float(model.num_experts), float(model.hidden_size), "bf16")
-            if sparse
-            else 0.0
-        )
-        attention = self._attention(attends)
+            chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
+            routed = self._experts * self._slower(chosen, served.expert_format, clock)
+            short = np.where(self.prompt_tokens <= 0.0, served.engine.spread_shortfall(self.hardware, layout), 0.0)
+            rows = self.tokens * self.attn_dp
+            experts = self.linear.sparse * (host_weights.experts_seconds(served, layout, routed, rows) + short)
+        decodes, prompts = self._attention
+        parts = replace(parts, linear=linear + parts.linear, attention=parts.attention + decodes + prompts / clock, experts=experts)
+        parts = replace(parts, host=self._host(np.asarray(parts.total)))
+        wait = wait_for_head(parts, layout, self.work, layers=model.num_layers, sends=self._sends)
+        return replace(parts, communication=parts.communication + wait)
+
+    @cached_property
+    def _other(self) -> StepTime:
+        """What no clock changes."""
+        model, products, linear, states = self.model, self.linear, np.zeros(()), np.zeros(())
+        if products.sparse:
+            linear = products.sparse * products.time(products.router, self.tokens)
         if model.linear:
-            states, inner = self._linear_attention()
-            linear, attention = linear + model.linear.num_layers * inner, attention + model.linear.num_layers * states
-        parts = StepTime(
-            linear=linear + router,
-            attention=attention,
-            experts=experts,
-            memory_bound=self._memory_bound(attends, mlps * model.num_layers),
-            communication=self._communication(),
+            linear = linear + model.linear.num_layers * products.time(products.recurrent, self.tokens)
+            states = model.linear.num_layers * self._linear_attention()
+        return StepTime(
+            linear=linear,
+            attention=states,
+            experts=0.0,
+            memory_bound=self._memory_bound(products.attends, products.mlps * model.num_layers),
+            communication=self._communication() + self._sends,
             head=self._head(),
             host=0.0,
         )
-        parts = replace(parts, host=self._host(np.asarray(parts.total)))
-        wait = wait_for_head(parts, self.layout, self.work, layers=model.num_layers, sends=self._sends())
-        return replace(parts, communication=parts.communication + wait)
 
     # ------------------------------------------------------------------------------------------------ products
 
-    def _slower(self, rows: Any, weights: str) -> Floats:
-        """Time of products of so many rows at the clock of the pass and the engine's own rate, over that of a short burst."""
+    @cached_property
+    def _products(self) -> Floats:
+        """Products of attention and dense MLPs of all layers."""
+        return self.linear.time(self.linear.body, self.tokens)
+
+    def _slower(self, rows: Any, weights: str, clock: Any) -> Floats:
+        """Time of products of so many rows at a clock and the engine's own rate, over that of a short burst."""
         rate = self.served.engine.product_rate(self.hardware, self.layout, weights)
-        return 1.0 + (1.0 / (np.asarray(self.work.clock, dtype=np.float64) * rate) - 1.0) * core_bound(rows)
+        return 1.0 + (1.0 / (np.asarray(clock, dtype=np.float64) * rate) - 1.0) * core_bound(rows)
 
-    def _product(self, n: Any, k: Any, weights: str, tokens: Any = None, after: str = "norm") -> Floats:
-        """``after``: the kernel of FUSING that writes its input; a norm stands in an all-reduce where there is one."""
-        fuses = partial(self.served.engine.fuses, weights, self.plain)
-        time = partial(self.curves.linear_time, self.tokens if tokens is None else tokens, n, k, weights)
-        if after == "norm" and not fuses("norm") and fuses("all_reduce"):
-            return np.where(self.tp > 1.0, time(fused=True), time(fused=False))
-        return time(fused=fuses(after))
-
-    def _projections(self) -> Floats:
-        """Products around attention of one layer; KV heads below tp are repeated.
-
-        MLA decodes with the up projections absorbed: queries times W_uk and values times W_uv per head, the weights of
-        kv_b once [DeepSeek-V2, arXiv 2405.04434, section 2.1.2]; prompts decompress keys and values with the same weights.
-        """
-        m, tp, weights = self.model, self.tp, self.served.attention_format
-        h = float(m.hidden_size)
-        out = self._product(h, m.attention_output_size / tp, weights, after="attention")
-        if not m.is_mla:
-            heads = np.maximum(m.num_kv_heads / tp, 1.0)
-            columns = (m.query_size + m.query_gate_size) / tp + heads * (m.head_dim + m.value_head_size)
-            return out + self._product(columns, h, weights)
-        rank, rope = float(m.kv_lora_rank), float(m.qk_rope_head_dim)
-        down = self._product(m.q_lora_rank + rank + rope, h, weights)
-        query = self._product(m.query_size / tp, float(m.q_lora_rank or h), weights)
-        heads = m.num_heads / tp
-        up = self._product(heads * (m.qk_nope_head_dim + m.v_head_dim), rank, "bf16")
-        index = np.zeros_like(up)
-        if m.is_sparse:
-            wide = float(m.index_heads * m.index_head_dim)
-            index = self._product(wide, float(m.q_lora_rank), weights) + self._product(
-                float(m.index_head_dim + m.index_heads), h, "bf16"
-            )
-        return out + down + query + up + index
-
-    def _mlp(self, width: float, split: Any, weights: str, tokens: Any = None) -> Floats:
-        """Gate and up in one product, then down."""
-        h, gates = float(self.model.hidden_size), self.model.num_mlp_matrices - 1.0
-        up = self._product(gates * width / split, h, weights, tokens)
-        return up + self._product(h, width / split, weights, tokens, after="activation")
-
+    @cached_property
     def _experts(self) -> Floats:
-        """Routed experts on the slowest rank, and shared experts as a dense MLP over all ranks of the stage."""
-        m = self.model
-        routed = self._routed(False) + self._chain()
-        if np.any(self.attn_dp > 1.0):  # a rank moves its own copies only
-            routed = np.where(self.attn_dp > 1.0, self._routed(True) + self._chain(), routed)
-        if not m.num_shared_experts:
-            return routed
-        width = float(m.num_shared_experts * m.shared_expert_ffn_size)
-        return routed + self._mlp(width, self.tp, self.served.precision.weights)
+        """Experts of one layer on the slowest rank, shared ones included."""
+        routed = self._routed() + self._chain()
+        return routed + self.linear.time(self.linear.shared, self.tokens) if self.model.num_shared_experts else routed
 
     def _chain(self) -> Floats:
         """What a mixture of more kernels takes longer: a launch for each, and each waits for the one before it to drain."""
@@ -205,7 +172,7 @@ class _Step:
         floors = np.maximum(number - FUSED_LAUNCHES, 0.0) * self.hardware.launch_floor
         return floors + number * self.hardware.graph_launch_floor
 
-    def _routed(self, sent: bool) -> Floats:
+    def _routed(self) -> Floats:
         m, layout = self.model, self.layout
         return self.curves.experts_time(
             self.routed * self.attn_dp,
@@ -217,19 +184,21 @@ class _Step:
             ep=np.asarray(layout.ep, dtype=np.float64),
             weights=self.served.expert_format,
             skewed=self.served.skewed,
-            sent=sent,
+            sent=self.attn_dp > 1.0,  # a rank moves its own copies only
         )
 
     # ------------------------------------------------------------------------------------------------ attention
 
-    def _attention(self, layers: float) -> Floats:
+    @cached_property
+    def _attention(self) -> tuple[Floats, Floats]:
         """Decode over the cache and prompts over theirs, all layers; windows bound the keys of their layers."""
-        m = self.model
-        windowed = float(m.num_windowed_layers)
-        total = (layers - windowed) * self._attention_layer(0)
-        return total + windowed * self._attention_layer(m.window) if windowed else total
+        windowed, window = float(self.model.num_windowed_layers), self.model.window
+        kinds = [(self.linear.attends - windowed, 0), (windowed, window)] if windowed else [(self.linear.attends, 0)]
+        found = [(layers, *self._attention_layer(window)) for layers, window in kinds]
+        decodes, prompts = (np.asarray(sum(one[0] * one[part] for one in found)) for part in (1, 2))
+        return decodes, prompts
 
-    def _attention_layer(self, window: int) -> Floats:
+    def _attention_layer(self, window: int) -> tuple[Floats, Floats]:
         m, cache = self.model, self.served.precision.cache
         heads, context = m.num_heads / self.tp, np.asarray(self.work.context, dtype=np.float64)
         dcp = np.asarray(self.layout.dcp, dtype=np.float64)
@@ -254,7 +223,7 @@ class _Step:
             )
         new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
         if not np.any(self.prompt_tokens > 0.0):
-            return np.where(some, decode, 0.0)
+            return np.where(some, decode, 0.0), np.zeros(())
         prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0)}
         prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
         if m.is_sparse:
@@ -267,14 +236,12 @@ class _Step:
                 **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
                 head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
             )  # fmt: skip
-        return np.where(some, decode, 0.0) + np.where(self.prompt_tokens > 0.0, prefill / self.work.clock, 0.0)
+        return np.where(some, decode, 0.0), np.where(self.prompt_tokens > 0.0, prefill, 0.0)
 
-    def _linear_attention(self) -> tuple[Floats, Floats]:
-        """One layer of linear attention: its recurrence, and its projections."""
+    def _linear_attention(self) -> Floats:
+        """The recurrence of one layer of linear attention."""
         one = self.model.linear
         assert one is not None
-        h, weights = float(self.model.hidden_size), self.served.attention_format
-        inner = self._product(one.input_size / self.tp, h, weights) + self._product(h, one.value_size / self.tp, weights)
         updates = self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp)
         states = np.where(self.sequences > 0.0, updates, 0.0)
         new = np.asarray(self.work.prompt_tokens, dtype=np.float64)
@@ -282,7 +249,7 @@ class _Step:
             prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
             scan = self.curves.linear_attention_time(one, prompts, np.maximum(new, 1.0), self.tp)
             states = states + np.where(self.prompt_tokens > 0.0, scan, 0.0)
-        return states, inner
+        return states
 
     # ------------------------------------------------------------------------------------------------ the rest
 
@@ -321,60 +288,63 @@ class _Step:
         total = layers * reduce + layers * np.where(self.attn_dp > 1.0, 0.0, reduce)
         if m.qk_norm and m.qk_norm_spans == "heads":  # the sums of squares of queries and keys, in fp32
             total = total + layers * self._all_reduce(8.0 * self.tokens, self.tp)
-        if np.any(self.attn_dp > 1.0):
-            exchange = float(m.num_moe_layers or layers) * self._gathers(size * self.attn_dp)
-            total = total + np.where(self.attn_dp > 1.0, exchange, 0.0)
-        return np.asarray(total + self._sends() + self._context_parallel())
+        exchange = only(self.attn_dp > 1.0, self._gathers, size * self.attn_dp, self.routed, self.ranks)
+        return np.asarray(total + float(m.num_moe_layers or layers) * exchange + self._context_parallel())
 
+    @cached_property
     def _sends(self) -> Floats:
         """Messages between the stages of a pipeline."""
         hops, size = self.stages - 1.0, ACTIVATION * self.tokens * self.model.hidden_size
-        if not np.any(hops > 0):
-            return np.zeros_like(hops)
-        return hops * self.served.cluster.collective_time("send_recv", size, np.where(hops > 0, 2, 1), self.ranks)
+        return hops * only(hops > 0, partial(self.served.cluster.collective_time, "send_recv"), size, 2, self.ranks)
 
-    def _gathers(self, whole: Floats) -> Floats:
+    def _gathers(self, whole: Floats, routed: Floats, ranks: Floats) -> Floats:
         """One mixture after attention data parallelism: tokens of ``whole`` bytes gathered, in the format of the experts where the
         engine quantises them before, and 16-bit results summed and scattered; beyond a server direct sends, where faster."""
         m, experts, time = self.model, self.served.expert_format, self.served.cluster.collective_time
-        scatter = time("reduce_scatter", whole, self.ranks, 1)
+        scatter = time("reduce_scatter", whole, ranks, 1)
         small = WEIGHT_BYTES[experts] if experts in self.served.engine.fusion.gathered else ACTIVATION
-        both, wide = time("all_gather", whole * small / ACTIVATION, self.ranks, 1) + scatter, m.is_moe & (self.ranks > GATHERED)
+        gather, wide = time("all_gather", whole * small / ACTIVATION, ranks, 1), m.is_moe & (ranks > GATHERED)
         if not np.any(wide):
-            return both
-        sizes = (self.routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), self.ranks)
+            return gather + scatter
+        sizes = (routed, float(m.hidden_size), float(m.top_k), float(m.num_experts), ranks)
         direct = self.curves.dispatch_time(*sizes) + self.curves.combine_time(*sizes)
-        return np.where(wide, np.minimum(time("all_gather", whole, self.ranks, 1) + scatter, direct), both)
+        plain = gather if small == ACTIVATION else time("all_gather", whole, ranks, 1)
+        return np.where(wide, np.minimum(plain + scatter, direct), gather + scatter)
 
     def _context_parallel(self) -> Floats:
         """Decode context parallelism: every rank of a group sees all heads of the group over its part of the cache, so queries are
         gathered and outputs are summed and scattered in each layer.  [vLLM, --decode-context-parallel-size]"""
         m, dcp = self.model, np.asarray(self.layout.dcp, dtype=np.float64)
-        if not np.any(dcp > 1.0):
-            return np.zeros_like(dcp)
+        time = self.served.cluster.collective_time
         query, value = (
             (m.kv_lora_rank + m.qk_rope_head_dim, m.kv_lora_rank) if m.is_mla else (m.head_dim, m.value_head_size)
         )
         heads = ACTIVATION * self.sequences * self.queries * m.num_heads / self.tp * dcp
-        gathered = self.served.cluster.collective_time("all_gather", heads * query, dcp, 1)
-        summed = self.served.cluster.collective_time("reduce_scatter", heads * value, dcp, 1)
-        return np.where(dcp > 1.0, m.num_attention_layers * (gathered + summed), 0.0)
+
+        def moved(heads: Floats, dcp: Floats) -> Floats:
+            return time("all_gather", heads * query, dcp, 1) + time("reduce_scatter", heads * value, dcp, 1)
+
+        return m.num_attention_layers * only(dcp > 1.0, moved, heads, dcp)
 
     def _all_reduce(self, size: Floats, n: Floats) -> Floats:
         """The engine's own kernel up to its limit, NCCL above it and across nodes."""
         engine = self.served.engine
-        own = self.curves.all_reduce_time(size, n, "graph", engine.name)
-        nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
-        within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
-        return np.where(n > 1.0, np.where(within, np.minimum(own, nccl), nccl), 0.0)
+
+        def reduced(size: Floats, n: Floats) -> Floats:
+            own = self.curves.all_reduce_time(size, n, "graph", engine.name)
+            nccl = self.served.cluster.collective_time("all_reduce", size, n, 1)
+            within = (size <= engine.all_reduce_limit(self.hardware, n)) & (n <= self.served.cluster.domain)
+            return np.where(within, np.minimum(own, nccl), nccl)
+
+        return only(n > 1.0, reduced, size, n)
 
     def _head(self) -> Floats:
         """Output head on the last token of each sequence, its gather, and the sampler's passes over fp32 logits."""
         m = self.model
         rows = np.maximum(self.sequences * self.queries + np.asarray(self.work.prompts, dtype=np.float64), 1.0)
-        product = self._product(m.vocab_size / self.tp, float(m.hidden_size), "bf16", rows)
-        gather = self.served.cluster.collective_time("all_gather", ACTIVATION * rows * m.vocab_size, self.tp, 1)
-        gather = np.where(self.tp > 1.0, gather, 0.0)
+        product = self.linear.time(self.linear.head, rows)
+        gathered = partial(self.served.cluster.collective_time, "all_gather", stride=1)
+        gather = only(self.tp > 1.0, gathered, ACTIVATION * rows * m.vocab_size, self.tp)
         sample = LOGIT_PASSES * self.hardware.launch_floor + self.hardware.memory_time(
             LOGIT_PASSES * 4.0 * rows * m.vocab_size, "cross_entropy"
         )

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.costs import Rates
+from planner.serving.priced_table import OBJECTIVES
 from planner.serving.published import QUALITY
 from planner.serving.serve_plan import MEMORY_PARTS, STEP_PARTS, ServePlan, ServePrediction
 from planner.serving.serving_answer import Answered
@@ -18,7 +19,6 @@ from planner.serving.serving_changes import Change
 from planner.serving.serving_question import Question, limits_text, traffic_text
 from planner.serving.serving_reasons import PART_TEXT
 from planner.serving.serving_rows import DEFINITIONS, ServeRow, plan_layout_text, rates_of_plan, row_data, row_of_plan
-from planner.serving.serving_search import OBJECTIVES
 from planner.terminal.tables import assumptions_table, percent, plain_table, seconds, table
 from planner.terminal.whole_words import most_columns
 

@@ -17,6 +17,7 @@ from planner.serving.curves.expert_kernels import routed_time, slowest_rank
 from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype, keys_seen
 from planner.serving.curves.kernel_shapes import ExpertShape, HeadShape, PrefillShape, SparseShape
 from planner.serving.curves.kernel_tables import BEST_SHARE, Kernel, kernel_from, nearest, table
+from planner.serving.curves.linear_products import Products
 from planner.serving.curves.message_times import EXCHANGES, SmallAllReduce, exchange_sizes
 from planner.serving.serving_layout import CACHES, WEIGHT_BYTES, WEIGHTS
 from planner.units import MICRO
@@ -24,10 +25,6 @@ from planner.units import MICRO
 ENGINES = ("vllm", "trtllm", "sglang")
 """In the order in which another's kernel stands for one that was not measured."""
 KINDS = ("graph", "eager", "nccl")
-TABLE_ROWS = 128.0
-"""Most rows of the tables of decode; above it products follow the curves of the hardware profile."""
-JOINED_BY = 2.0
-"""Doublings of the rows within which both become one."""
 UNPACKING = 1.4
 """Time of a product bound by tensor cores that unpacks 4-bit weights, over that of the plain 16-bit one (A100, int4)."""
 HEAD_DIMS = (64.0, 128.0)
@@ -75,37 +72,26 @@ class DecodeCurves:
     def linear_time(
         self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, weights: str, fused: bool = True
     ) -> Column:
-        """Seconds of a linear layer forward: m tokens, n outputs, k inputs; ``weights`` of WEIGHTS.
+        """Seconds of a linear layer forward: m tokens, n outputs, k inputs; ``weights`` and ``fused`` as in ``products``."""
+        rows, outputs, inputs = np.broadcast_arrays(column(m), column(n), column(k))
+        found = self.products(outputs.ravel(), inputs.ravel(), weights, fused)
+        return found.time(rows.ravel(), np.arange(rows.size)).reshape(rows.shape)[()]
+
+    def products(self, n: Column, k: Column, weights: str, fused: bool = True) -> Products:
+        """Linear layers of n outputs and k inputs, of any number of rows; ``weights`` of WEIGHTS.
 
         ``fused``: the kernel before quantises its output for this one, as engines do for fp8 and nvfp4; else a kernel of its own
-        does, and is included. To 128 rows the measured products of decode; above, those of the hardware profile, joined over two
-        doublings.
+        does, and is included.
         """
         weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
-        sizes = _columns(m=m, n=n, k=k)
-        rows = sizes["m"]
-        many = rows > TABLE_ROWS
-        few = self._weighted("linear", weights, fused).time({**sizes, "m": np.minimum(rows, TABLE_ROWS)})
-        if not many.any():
-            return few[()]
-        return np.where(many, self._many_rows(few, sizes, weights, fused), few)[()]
-
-    def _many_rows(self, few: Column, sizes: Mapping[str, Column], weights: str, fused: bool) -> Column:
-        """Products above the tables: the profile's law, from what the table says at its end. Never falls with the rows."""
-        hardware = self.hardware
-        dtype = compute_dtype(hardware, weights)
-        curve = hardware.gemm_curve(dtype)
+        curve = self.hardware.gemm_curve(compute_dtype(self.hardware, weights))
         if fused and curve.quantise:
-            curve = curve.without_quantisation(hardware.gemm["bf16"])
-        slower = self._unpacking(weights)
-        rows, n, k = np.maximum(sizes["m"], TABLE_ROWS), sizes["n"], sizes["k"]
-        peak, bandwidth = hardware.peak(dtype), hardware.memory_bandwidth
-        many = slower * curve.time(rows, n, k, peak, bandwidth)
-        away = np.log2(rows / TABLE_ROWS) / JOINED_BY
-        if (away >= 1.0).all():
-            return np.maximum(few, many)
-        start = slower * curve.time(np.full_like(rows, TABLE_ROWS), n, k, peak, bandwidth)
-        return np.maximum(few, many + np.maximum(1.0 - away, 0.0) * np.minimum(few - start, 0.0))
+            curve = curve.without_quantisation(self.hardware.gemm["bf16"])
+        sizes = _columns(n=n, k=k)
+        return Products(
+            n=sizes["n"], k=sizes["k"], kernel=self._weighted("linear", weights, fused), curve=curve,
+            slower=self._unpacking(weights),
+        )  # fmt: skip
 
     def decode_attention_time(
         self, *, batch: npt.ArrayLike, context: npt.ArrayLike, cache: str = "bf16", window: npt.ArrayLike = 0,
@@ -213,7 +199,7 @@ class DecodeCurves:
         *,
         weights: str,
         skewed: bool = True,
-        sent: bool = False,
+        sent: npt.ArrayLike = False,
         **shape: Unpack[ExpertShape],
     ) -> Column:
         """Seconds of the routed experts of one layer on the slowest rank; ``tokens`` of the whole group of ep x moe_tp ranks.
@@ -224,7 +210,7 @@ class DecodeCurves:
         weights = WEIGHTS[index(weights, WEIGHTS, "weight format")]
         size = _columns(tokens=tokens, **shape)
         touched, rows = slowest_rank(size["tokens"], size["top_k"], size["experts"], size["ep"], skewed)
-        pairs = rows if sent else size["tokens"] * size["top_k"]
+        pairs = np.where(sent, rows, size["tokens"] * size["top_k"])
         own = {
             "touched": touched,
             "rows": rows,
