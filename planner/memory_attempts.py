@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.layout import Layout
-from planner.priced_layouts import Priced, price
+from planner.priced_layouts import Priced, SearchedJob, price
 from planner.rules import Job, allowed
 from planner.space import OFFLOADS, MemoryOption, Pins, stack
 
@@ -68,7 +68,7 @@ def host_shares(job: Job, pins: Pins) -> tuple[int, ...]:
 
 
 def attempts(
-    job: Job, pins: Pins, plain: Priced, options: list[MemoryOption], wanted: int, only_fitting: bool
+    job: SearchedJob, pins: Pins, plain: Priced, options: list[MemoryOption], wanted: int, only_fitting: bool
 ) -> Tried:
     """The layouts with every option that could make one fit and bring it among the ``wanted`` best.
 
@@ -98,13 +98,13 @@ def attempts(
     return _split_and_moved(job, pins, even, wanted, closest=True)
 
 
-def _with_options(job: Job, plain: Priced, options: list[MemoryOption], rows: NDArray[np.intp]) -> Priced:
+def _with_options(job: SearchedJob, plain: Priced, options: list[MemoryOption], rows: NDArray[np.intp]) -> Priced:
     """Some layouts with each kind of recompute."""
     some = plain.layout.take(np.sort(rows))
     return price(job, stack([option.apply(some, job.model) for option in options]))
 
 
-def _split_and_moved(job: Job, pins: Pins, even: Priced, wanted: int, *, closest: bool) -> Tried:
+def _split_and_moved(job: SearchedJob, pins: Pins, even: Priced, wanted: int, *, closest: bool) -> Tried:
     near, split_up_to = _to_split(job, even, wanted)
     found = even.joined(price(job, splits(job, pins, near)[1]))
     moved = price(job, _offload(job, pins, even, found, wanted if closest else 0))

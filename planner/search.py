@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.estimate import Estimate, estimate
+from planner.cost.estimate import Estimate
 from planner.cost.refine import Walks
 from planner.cost.unique_stages import staying_bytes
 from planner.layout import Layout, Recompute
 from planner.memory_attempts import attempts, host_shares, may_fit, on_host, splits
-from planner.priced_layouts import PLAN_FIELDS, SAFE, estimates_of, fits, price, price_legal
+from planner.priced_layouts import PLAN_FIELDS, SAFE, SearchedJob, estimates_of, fits, price, price_legal
 from planner.rules import Job, allowed, refusals
 from planner.space import Pins, base_layouts, host_options, recompute_options, stack, usual_modules
 
@@ -71,7 +71,7 @@ def search(
     layouts that no option can make fit are not priced.
     """
     started = clock.perf_counter()
-    pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
+    job, pins, wanted = SearchedJob.of(job), pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
     space = _space(job, pins)
     plain = price_legal(job, _fitting(job, space.legal) if only_fitting and within == np.inf else space.legal)
     if len(plain) and plain.least > within:
@@ -153,13 +153,15 @@ def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
 
 
 def _refined(
-    job: Job, pins: Pins, layouts: list[Layout], estimates: list[Estimate], wanted: int
+    job: SearchedJob, pins: Pins, layouts: list[Layout], estimates: list[Estimate], wanted: int
 ) -> tuple[list[Layout], list[Estimate]]:
     """The ``wanted`` fastest finalists with the best split of layers over the stages, on the timeline of the pipeline, best
     first; what cannot be among them is not walked."""
     variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
     variants += [pair for pair in best_splits(job, pins, layouts) if pair[0] not in layouts]
-    walks = Walks(job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants])
+    walks = Walks(
+        job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants], job.shapes
+    )
     keys = [plan_key(one) for one, _ in variants]
     least = [walks.least(row) for row in range(len(variants))]
     best: dict[tuple[int, ...], tuple[float, int, Estimate]] = {}
@@ -178,7 +180,7 @@ def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layou
     owner, candidates = splits(job, pins, Layout.stack(layouts))
     if not len(owner):
         return []
-    found = estimate(job.workload, job.cluster, job.trainer, candidates)
+    found = SearchedJob.of(job).estimate(candidates)
     time = np.where(fits(job, found), found.step_time, np.inf)
     best = []
     for number in np.unique(owner):
