@@ -76,6 +76,8 @@ class Row:
     """What that costs."""
     by_price: bool = False
     """It answers which hardware is the cheapest."""
+    missed: bool = False
+    """It fits, but misses the goal."""
     layout: Layout | None = None
     """The best layout; None where nothing fits."""
     same_layout: bool = False

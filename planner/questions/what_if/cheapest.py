@@ -41,7 +41,7 @@ def cheapest(ask: Question, names: Sequence[str], every: bool) -> Iterator[Row]:
             lowest = min(lowest, row.usd_per_million_tokens)
         gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
         missed = ask.goal.missed(row) if row.fits else ""
-        yield dataclasses.replace(row, label=f"{card.name}{gpus}", why=missed or row.why, by_price=True)
+        yield dataclasses.replace(row, label=f"{card.name}{gpus}", why=missed or row.why, missed=bool(missed), by_price=True)
 
 
 def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:

@@ -74,8 +74,8 @@ class WhatIf:
     @property
     def warning(self) -> str:
         """A sentence where the rows' prices are of different kinds: then the order may be that of the price lists; else ''."""
-        priced = {row.hardware: row.rates.basis[0] for row in self.rows if row.rates is not None and row.fits}
-        sources = {one.source for one in priced.values() if one.value != "unknown"}
+        prices = [row.rates.price for row in self.rows if row.rates is not None and (row.fits or not row.searched)]
+        sources = {(one.source, one.date) for one in prices if one is not None}
         if len(sources) < 2:
             return ""
         return (
@@ -101,7 +101,7 @@ class WhatIf:
             "rates": {
                 row.hardware: [vars(one) for one in row.rates.basis]
                 for row in self.rows
-                if row.rates is not None and row.fits
+                if row.rates is not None and (row.fits or not row.searched)
             },
             "left_out": list(LEFT_OUT),
             "warning": self.warning,
