@@ -106,7 +106,7 @@ class ShapePrices:
         """What each block is made of, with its seconds, where nothing is recomputed; and the row of every shape in it. Kept is
         that of the last shapes of which some were new."""
         rows, new = self._bare.of(shapes)
-        if len(new):
+        if len(new) or not self._priced:
             self._bare = _Numbers()
             rows, new = self._bare.of(shapes)
             shard = self._shard(shapes.take(new))
