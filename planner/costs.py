@@ -46,6 +46,8 @@ class Rates:
     """Energy of the building over that of the machines in it, from 1."""
     basis: tuple[Basis, ...]
     """One entry for every rate above."""
+    price: Price | None
+    """The price with its source."""
     other_prices: tuple[Price, ...]
     """The profile's further prices: they differ by a factor of 2 to 3 between providers."""
 
@@ -112,7 +114,7 @@ def rates_of(
     ]  # fmt: skip
     return Rates(
         usd_per_gpu_hour=None if given is None else given.usd_per_hour, watts=hardware.tdp, power_share=power_share,
-        pue=pue, basis=tuple(basis), other_prices=() if price is not None else hardware.prices[1:],
+        pue=pue, basis=tuple(basis), price=given, other_prices=() if price is not None else hardware.prices[1:],
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.cost.unique_stages import staying_bytes
 from planner.layout import Layout
-from planner.priced_layouts import Priced, price
+from planner.priced_layouts import Priced, SearchedJob, price
 from planner.rules import Job, allowed
 from planner.space import OFFLOADS, MemoryOption, Pins, stack
 
@@ -68,7 +69,7 @@ def host_shares(job: Job, pins: Pins) -> tuple[int, ...]:
 
 
 def attempts(
-    job: Job, pins: Pins, plain: Priced, options: list[MemoryOption], wanted: int, only_fitting: bool
+    job: SearchedJob, pins: Pins, plain: Priced, options: list[MemoryOption], wanted: int, only_fitting: bool
 ) -> Tried:
     """The layouts with every option that could make one fit and bring it among the ``wanted`` best.
 
@@ -77,7 +78,7 @@ def attempts(
     tried follows only where nothing fits, for the closest attempts, unless ``only_fitting``.
     """
     rows = np.flatnonzero(~plain.fits & (plain.time < plain.bound(wanted)))
-    large = ~may_fit(job, plain.layout, plain.staying)[rows]
+    large = least_memory(job, plain.layout, plain.staying)[rows] > job.cluster.hardware.usable_memory
     hopeless = rows[:0] if only_fitting else rows[large]
     if only_fitting or len(rows) > WAVE:
         rows = rows[~large]
@@ -98,13 +99,13 @@ def attempts(
     return _split_and_moved(job, pins, even, wanted, closest=True)
 
 
-def _with_options(job: Job, plain: Priced, options: list[MemoryOption], rows: NDArray[np.intp]) -> Priced:
+def _with_options(job: SearchedJob, plain: Priced, options: list[MemoryOption], rows: NDArray[np.intp]) -> Priced:
     """Some layouts with each kind of recompute."""
     some = plain.layout.take(np.sort(rows))
     return price(job, stack([option.apply(some, job.model) for option in options]))
 
 
-def _split_and_moved(job: Job, pins: Pins, even: Priced, wanted: int, *, closest: bool) -> Tried:
+def _split_and_moved(job: SearchedJob, pins: Pins, even: Priced, wanted: int, *, closest: bool) -> Tried:
     near, split_up_to = _to_split(job, even, wanted)
     found = even.joined(price(job, splits(job, pins, near)[1]))
     moved = price(job, _offload(job, pins, even, found, wanted if closest else 0))
@@ -123,12 +124,24 @@ def _to_split(job: Job, found: Priced, wanted: int) -> tuple[Layout, float]:
     return found.layout.take(rows), float(found.time[rows[-1]]) if len(rows) == SPLITS else np.inf
 
 
-def may_fit(job: Job, layout: Layout, staying: Floats) -> NDArray[np.bool_]:
-    """Whether some recompute, offload or other split of the layers could make layouts fit: all may go but what is ``staying``, and
-    that too where parameters may live on the host."""
+def least_memory(job: Job, layout: Layout, staying: Floats | None = None) -> Floats:
+    """Bytes that layouts need whatever recompute, offload or other split of the layers is tried: all may go but what is
+    ``staying``, and that too where parameters may live on the host."""
+    if job.trainer.legal.offload_parameters or not len(layout):
+        return np.zeros(len(layout))
+    if staying is None:
+        staying = staying_bytes(job.workload, job.cluster, job.trainer, layout)
     stages = np.broadcast_to(np.asarray(layout.pp, dtype=float), (len(layout),))
-    least = staying * (1.0 - _handed_on(job, stages))
-    return (least <= job.cluster.hardware.usable_memory) | job.trainer.legal.offload_parameters
+    return np.asarray(staying * (1.0 - _handed_on(job, stages)))
+
+
+def lean_peak(job: SearchedJob, pins: Pins, layouts: Layout, options: list[MemoryOption], wanted: int) -> float:
+    """Bytes that the last wanted plan needs of some layouts with all recompute and optimizer states on the host; infinite where
+    they are fewer plans."""
+    lean = options[-1].apply(layouts, job.model) if options else layouts
+    priced = price(job, stack([lean, *(_offloaded(job, lean, share, pins) for share in host_shares(job, pins))]))
+    rows = priced.best(wanted)
+    return float(priced.peak[rows[-1]]) if len(rows) == wanted else np.inf
 
 
 def _handed_on(job: Job, stages: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import numpy as np
 from planner.arrays import NDArray
 from planner.cost.estimate import CHUNK, Estimate, estimate
 from planner.cost.price.deduplicate import distinct
+from planner.cost.price.layer_costs import ShapePrices
 from planner.layout import FIELDS, Layout
 from planner.rules import Job, allowed
 from planner.space import stack
@@ -34,6 +35,26 @@ def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
     hardware = job.cluster.hardware
     per_node = found.host_memory * min(hardware.gpus_per_node, job.cluster.num_gpus)
     return (found.out_of_memory_probability <= SAFE) & (per_node <= hardware.host_memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchedJob(Job):
+    """A job of which many batches of layouts are priced."""
+
+    shapes: ShapePrices
+    """Of layers, which most of these layouts share."""
+
+    @classmethod
+    def of(cls, job: Job) -> SearchedJob:
+        """The job itself where it is one."""
+        if isinstance(job, SearchedJob):
+            return job
+        shapes = ShapePrices(job.workload, job.cluster, job.trainer)
+        return cls(workload=job.workload, cluster=job.cluster, trainer=job.trainer, shapes=shapes)
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """Layouts priced."""
+        return estimate(self.workload, self.cluster, self.trainer, layout, self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +112,16 @@ class Priced:
         return float(np.min(self.time * np.where(np.asarray(self.layout.pp) > 1, REFINED, 1.0), initial=np.inf))
 
 
-def price(job: Job, layout: Layout) -> Priced:
+def price(job: SearchedJob, layout: Layout) -> Priced:
     """The legal ones of some layouts, priced."""
     return price_legal(job, layout.take(allowed(job, layout)) if len(layout) else layout)
 
 
-def price_legal(job: Job, legal: Layout) -> Priced:
+def price_legal(job: SearchedJob, legal: Layout) -> Priced:
     """Legal layouts, priced piece by piece."""
     columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=bool if name == "fits" else float)] for name in COMPARED}
     for start in range(0, len(legal), PIECE):
-        found = estimate(job.workload, job.cluster, job.trainer, legal.take(slice(start, start + PIECE)))
+        found = job.estimate(legal.take(slice(start, start + PIECE)))
         held, needed, lost = found.memory, found.memory_needed, 1.0 + job.trainer.stored.fragmentation
         states = held["optimizer_states"] * lost
         staying = (held["weights"] + held["gradients"]) * lost + held["communication_buffers"] + held["context"]
@@ -109,9 +130,9 @@ def price_legal(job: Job, legal: Layout) -> Priced:
     return Priced(layout=legal, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def estimates_of(job: Job, layouts: list[Layout]) -> list[Estimate]:
+def estimates_of(job: SearchedJob, layouts: list[Layout]) -> list[Estimate]:
     """Estimates of some layouts, each alone."""
     if not layouts:
         return []
-    found = estimate(job.workload, job.cluster, job.trainer, Layout.stack(layouts))
+    found = job.estimate(Layout.stack(layouts))
     return [found.row(number) for number in range(len(layouts))]

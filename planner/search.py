@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time as clock
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from planner.cost.estimate import Estimate, estimate
+from planner.cost.estimate import Estimate
+from planner.cost.least_compute import LeastCompute
 from planner.cost.refine import Walks
-from planner.cost.unique_stages import staying_bytes
 from planner.layout import Layout, Recompute
-from planner.memory_attempts import attempts, host_shares, may_fit, on_host, splits
-from planner.priced_layouts import PLAN_FIELDS, SAFE, estimates_of, fits, price, price_legal
+from planner.memory_attempts import attempts, host_shares, lean_peak, least_memory, on_host, splits
+from planner.priced_layouts import PLAN_FIELDS, SAFE, SearchedJob, estimates_of, fits, price, price_legal
 from planner.rules import Job, allowed, refusals
 from planner.space import Pins, base_layouts, host_options, recompute_options, stack, usual_modules
 
 FINALISTS = 2
 """Layouts that go to the timeline, for every one that is asked for; at least LEAST_FINALISTS, whatever is asked for, so
 that the best plan does not depend on how many are shown."""
+LEANEST = 1024
+"""Layouts that say how near to fitting a job can be brought, where nothing fits."""
 LEAST_FINALISTS = 16
 
 
@@ -39,6 +42,8 @@ class Finding:
     """The fastest legal layout if memory were no limit; with ``only_fitting`` of those that could be made to fit."""
     too_slow: float | None = None
     """Seconds that a step takes at the least, where that is more than was asked for: then nothing else was looked at."""
+    last_peak: float = np.inf
+    """Bytes that the last of the plans needs among which the best were chosen; infinite where these are all there are."""
     held_back: tuple[Layout, Estimate] | None = None
     """The fastest with optimizer states on the host, where it fits and is faster than the best, but not by a tenth."""
     searched: int
@@ -66,14 +71,46 @@ def search(
     well. Offload of optimizer states enters when nothing fits without it or when it saves a tenth of the time; weights and
     activations on the host when nothing fits without them. The result is the optimum of the cost model over that space.
 
-    ``within``: seconds that a step may take. Where no plan can be as fast, whatever its memory, none is looked for.
+    ``within``: seconds that a step may take. Where no plan can be as fast, none is looked for.
     ``only_fitting``: where nothing fits the closest attempts do not matter, nor does what would be if memory were no limit:
     layouts that no option can make fit are not priced.
     """
+    job, pins = SearchedJob.of(job), pins or Pins()
+    legal = _space(job, pins).legal
+    if only_fitting:
+        legal = legal.take(least_memory(job, legal) <= job.cluster.hardware.usable_memory)
+    return _search(job, pins, legal, top, within, only_fitting)
+
+
+def closest(job: Job, pins: Pins | None, top: int, found: Finding) -> Finding:
+    """What ``search`` finds where nothing fits, but for ``unlimited``; ``found``: the same with ``only_fitting``.
+
+    Only layouts are priced that may need less than the last of the closest attempts, of which the leanest layouts with everything
+    on the host, or ``found``, give as many.
+    """
+    job, pins = SearchedJob.of(job), pins or Pins()
+    legal = _space(job, pins).legal
+    least, limit = least_memory(job, legal), job.cluster.hardware.usable_memory
+    tried = False
+    while not found.fit and np.any((least > limit) & (least <= found.last_peak)):
+        limit = found.last_peak
+        if not tried:
+            leanest = legal.take(np.argsort(least, kind="stable")[:LEANEST])
+            limit = min(limit, lean_peak(job, pins, leanest, recompute_options(job, pins), _wanted(top)))
+        found, tried = _search(job, pins, legal.take(least <= limit), top, np.inf, False), True
+    return found
+
+
+def _wanted(top: int) -> int:
+    """Plans of which the best are chosen."""
+    return max(top * FINALISTS, LEAST_FINALISTS)
+
+
+def _search(job: SearchedJob, pins: Pins, legal: Layout, top: int, within: float, only_fitting: bool) -> Finding:
+    """What a search finds among some of the legal layouts of its space."""
     started = clock.perf_counter()
-    pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
-    space = _space(job, pins)
-    plain = price_legal(job, _fitting(job, space.legal) if only_fitting and within == np.inf else space.legal)
+    space, wanted = _space(job, pins), _wanted(top)
+    plain = price_legal(job, legal)
     if len(plain) and plain.least > within:
         return Finding(
             layouts=[], estimates=[], runner_up=None, fit=False, unlimited=None, too_slow=plain.least,
@@ -90,7 +127,8 @@ def search(
     priced = len(found) + len(moved)
     held = [moved.layout.row(int(moved.best(1)[0]))] if not offloaded and moved.fastest < found.fastest else []
     found = found.joined(moved) if offloaded else found
-    layouts = [found.layout.row(int(row)) for row in (*found.best(wanted), *free)]
+    best = found.best(wanted)
+    layouts = [found.layout.row(int(row)) for row in (*best, *free)]
     estimates = estimates_of(job, layouts)
     unlimited = (layouts.pop(), estimates.pop()) if layouts else None
     if found.fits.any():
@@ -102,6 +140,7 @@ def search(
         legal=priced, priced=priced, fitting=int(found.fits.sum()), seconds=clock.perf_counter() - started,
         refused={} if len(space.legal) else refusals(job, _base(job, pins)),
         held_back=(held[0], estimates_of(job, held)[0]) if held else None,
+        last_peak=float(found.peak[best[-1]]) if len(best) == wanted else np.inf,
     )  # fmt: skip
 
 
@@ -114,6 +153,12 @@ class _Space:
     size: int
     legal: Layout
     """Those that meet every rule."""
+
+    @cached_property
+    def compute(self) -> LeastCompute:
+        """What computing them takes at the least."""
+        workload, trainer, *_ = self.asked
+        return LeastCompute(workload, trainer, self.legal)
 
 
 _LAST: list[_Space] = []
@@ -132,14 +177,16 @@ def _space(job: Job, pins: Pins) -> _Space:
     return space
 
 
+def least_step(job: Job, pins: Pins | None = None) -> float:
+    """Seconds of a step that no plan of a job undercuts, by its computation alone: found in a few hundredths of the time of a
+    search. Infinite where no layout is legal."""
+    gpu_seconds = _space(job, pins or Pins()).compute.gpu_seconds(job.cluster.hardware)
+    return job.workload.tokens * gpu_seconds / job.cluster.num_gpus
+
+
 def _base(job: Job, pins: Pins) -> Layout:
     """Every layout of a job without memory options but those that the user fixed."""
     return _pinned_options(base_layouts(job, pins), pins, job)
-
-
-def _fitting(job: Job, legal: Layout) -> Layout:
-    """Layouts that some memory option may make fit."""
-    return legal.take(may_fit(job, legal, staying_bytes(job.workload, job.cluster, job.trainer, legal))) if len(legal) else legal
 
 
 def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
@@ -153,13 +200,15 @@ def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
 
 
 def _refined(
-    job: Job, pins: Pins, layouts: list[Layout], estimates: list[Estimate], wanted: int
+    job: SearchedJob, pins: Pins, layouts: list[Layout], estimates: list[Estimate], wanted: int
 ) -> tuple[list[Layout], list[Estimate]]:
     """The ``wanted`` fastest finalists with the best split of layers over the stages, on the timeline of the pipeline, best
     first; what cannot be among them is not walked."""
     variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
     variants += [pair for pair in best_splits(job, pins, layouts) if pair[0] not in layouts]
-    walks = Walks(job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants])
+    walks = Walks(
+        job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants], job.shapes
+    )
     keys = [plan_key(one) for one, _ in variants]
     least = [walks.least(row) for row in range(len(variants))]
     best: dict[tuple[int, ...], tuple[float, int, Estimate]] = {}
@@ -178,7 +227,7 @@ def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layou
     owner, candidates = splits(job, pins, Layout.stack(layouts))
     if not len(owner):
         return []
-    found = estimate(job.workload, job.cluster, job.trainer, candidates)
+    found = SearchedJob.of(job).estimate(candidates)
     time = np.where(fits(job, found), found.step_time, np.inf)
     best = []
     for number in np.unique(owner):
@@ -194,4 +243,4 @@ def plan_key(layout: Layout) -> tuple[int, ...]:
     return tuple(int(getattr(layout, name)) for name in PLAN_FIELDS)
 
 
-__all__ = ["PLAN_FIELDS", "SAFE", "Finding", "Pins", "best_splits", "fits", "plan_key", "search"]
+__all__ = ["PLAN_FIELDS", "SAFE", "Finding", "Pins", "best_splits", "closest", "fits", "least_step", "plan_key", "search"]

@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "cost.price."),
     (3, "cost.memory."),
     (3, "cost.own_terms"),
-    (3, "cost.unique_stages"),
+    (3, "cost.least_compute cost.unique_stages"),
     (3, "cost.estimate"),
     (3, "cost.refine"),
     (4, "serving.serving_layout serving.traffic serving.result"),

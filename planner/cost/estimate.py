@@ -16,6 +16,7 @@ from planner.cost.own_terms import flushes
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import model_passes, stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
+from planner.cost.price.layer_costs import ShapePrices
 from planner.cost.price.stage_times import at_stage, largest_stage
 from planner.cost.state_dtypes import stored_as
 from planner.cost.unique_stages import Gathered, StageTable
@@ -134,11 +135,14 @@ class Estimate:
         return Estimate(**{name: cut(value) for name, value in vars(self).items()})
 
 
-def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Estimate:
-    """Price every candidate; no legality is checked here (planner.rules does)."""
+def estimate(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, shapes: ShapePrices | None = None
+) -> Estimate:
+    """Price every candidate; no legality is checked here (planner.rules does). ``shapes``: those of the same job that were
+    priced for other candidates."""
     rows, layout = len(layout), _every_row(layout)
     trainer = stored_as(workload, trainer)
-    table = StageTable(workload, cluster, trainer, layout)
+    table = StageTable(workload, cluster, trainer, layout, shapes=shapes)
     if rows <= CHUNK:
         return _estimate_chunk(workload, cluster, trainer, layout, table.take(slice(0, rows)))
     pieces = (slice(start, start + CHUNK) for start in range(0, rows, CHUNK))

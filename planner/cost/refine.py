@@ -17,6 +17,7 @@ from planner.cost.own_terms import flushes, until_flush
 from planner.cost.pipeline.partition import Stages, assign_layers, stage_layers
 from planner.cost.pipeline.schedule_walk import StageDurations, stage_rank, walked_time
 from planner.cost.pipeline.schedules import EQUATIONS, pipeline_time, sends_overlap
+from planner.cost.price.layer_costs import ShapePrices
 from planner.cost.price.stage_times import StageTimes
 from planner.cost.unique_stages import StageTable
 from planner.layout import Layout, Schedule, is_v_shaped
@@ -113,14 +114,15 @@ class Walks:
     """Some layouts on their timelines: how long a step is at the least, and how long it is, which only some may be asked for."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate]
-    ) -> None:
+        self, workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate],
+        shapes: ShapePrices | None = None,
+    ) -> None:  # fmt: skip
         self._trainer, self._found = trainer, found
         self._layouts = [assign_layers(workload.model, trainer, layout) for layout in layouts]
         self._pipelines: dict[int, _Pipeline] = {}
         if all(int(layout.pp) == 1 for layout in layouts):
             return
-        table = StageTable(workload, cluster, trainer, Layout.stack(self._layouts))
+        table = StageTable(workload, cluster, trainer, Layout.stack(self._layouts), shapes=shapes)
         for row, layout in enumerate(self._layouts):
             if int(layout.pp) == 1:
                 continue

@@ -18,7 +18,7 @@ from planner.cost.pipeline.schedules import flight_columns, in_flight
 from planner.cost.price import state_traffic
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
-from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
+from planner.cost.price.layer_costs import SHAPE_FIELDS, ShapePrices
 from planner.cost.price.stage_times import StageSeconds, StageTimes, layer_hooks, stage_times, stages_first
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
@@ -125,10 +125,11 @@ class Given:
 class StageTable:
     """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows. ``middle``
     is the number of the middle stage; 0: what stands for all of them, the microbatches in flight of stage 1. Where stages are
-    ``given``, ``send`` is 0: what a hop costs depends on both of its ends."""
+    ``given``, ``send`` is 0: what a hop costs depends on both of its ends. ``shapes``: those of the same job that were priced."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 0, given: Given | None = None
+        self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 0,
+        given: Given | None = None, shapes: ShapePrices | None = None,
     ) -> None:  # fmt: skip
         trainer = stored_as(workload, trainer)
         layout = partition.assign_layers(workload.model, trainer, layout) if given is None else layout
@@ -138,7 +139,7 @@ class StageTable:
         held = _leading_dense(workload, layout, v_shaped, middle) if given is None else given.number
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride, hooked, held)
         stages = _stages_of(workload, contents, content_rows, middle, given)
-        blocks = price_blocks(workload, cluster, trainer, contents)
+        blocks = (shapes or ShapePrices(workload, cluster, trainer)).blocks(contents)
         parameters = partition.stage_parameters(workload, contents, stages, trainer.kernels)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)

@@ -12,8 +12,9 @@ from planner.errors import PlannerError
 from planner.explain import misses_by
 from planner.layout import Layout
 from planner.plan_file import Plan, Prediction, predict
+from planner.priced_layouts import SearchedJob
 from planner.rules import check_workload
-from planner.search import Finding, Pins, search
+from planner.search import Finding, Pins, closest, search
 from planner.timeline.priced_plan import job_of
 
 
@@ -74,9 +75,10 @@ def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1, rate:
     try:
         check_workload(job.workload, job.cluster, job.trainer)
         within = job.workload.tokens / rate if rate else np.inf
-        finding = search(job, pins, top, within, only_fitting=True)
+        job = SearchedJob.of(job)
+        finding = search(job, pins, top, within, only_fitting=rate < np.inf)
         if not finding.fit and finding.too_slow is None:
-            finding = search(job, pins, top, within)  # also the closest attempts
+            finding = closest(job, pins, top, finding)
     except PlannerError as error:
         return Best(resolved=resolved, why_not=str(error), finding=None, prediction=None)
     if finding.too_slow is not None:

@@ -4,7 +4,8 @@ A search has millions of layouts but few distinct shapes of a layer. The blocks 
 a pipeline stage is then a sum of blocks, as every quantity here is additive.
 """
 
-import dataclasses
+from __future__ import annotations
+
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from planner.cost.layer.vision_layer import image_encoder, kept_inputs
 from planner.cost.price.communication import collective_seconds, exposed_seconds, slowdown_of
 from planner.cost.price.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.price.deduplicate import distinct, stacked
+from planner.cost.state_dtypes import stored_as
 from planner.hardware import Slowdown
 from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer
@@ -59,21 +61,82 @@ class Blocks:
 
 def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Blocks:
     """The blocks of every candidate: distinct shapes are priced once, then gathered."""
-    shapes, inverse = distinct(layout, SHAPE_FIELDS, _ep_stride(layout))
-    shard = shard_of(workload, trainer, shapes)
-    stored = dataclasses.replace(shard, layout=shapes.replace(recompute=int(Recompute.NONE)))
-    nothing = np.zeros((len(QUANTITIES), len(shapes)))
-    blocks = {name: _block(_price(*made, stored, cluster), stored) for name, made in ends_of(stored).items()}
-    whole = operators_of(shard)
-    for _, made in whole["images"]:
-        encoder = _block(_price(*made, shard, cluster), shard, kept_inputs(shard))
-        blocks["embedding"] = blocks["embedding"] + encoder
-    for kind in ("dense", "moe"):
-        priced = [(share, _price(*made, shard, cluster)) for share, made in whole[kind]]
-        blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(priced, shard) if priced else nothing
-        if priced and np.any(np.asarray(layout.recompute_layers) > 0):
-            blocks[f"{kind}_stored"] = _mean_layer(priced, stored)
-    return Blocks(**{name: block.take(inverse, axis=1) for name, block in blocks.items()})
+    return ShapePrices(workload, cluster, trainer).blocks(layout)
+
+
+class ShapePrices:
+    """The blocks of one job on one cluster: each shape is priced once, however many batches of candidates ask for it, and
+    shapes that differ in what is recomputed share the seconds of their operators and collectives."""
+
+    def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer) -> None:
+        self._workload, self._cluster, self._trainer = workload, cluster, stored_as(workload, trainer)
+        self._numbers, self._blocks = _Numbers(), dict[str, Floats]()
+        self._bare, self._priced = _Numbers(), dict[str, list[_Priced]]()
+
+    def blocks(self, layout: Layout) -> Blocks:
+        """Those of every candidate."""
+        shapes, inverse = distinct(layout, SHAPE_FIELDS, _ep_stride(layout))
+        rows, new = self._numbers.of(shapes)
+        if len(new) or not self._blocks:
+            more, known = self._summed(shapes.take(new)), self._blocks
+            self._blocks = {name: np.concatenate([known[name], one], axis=1) for name, one in more.items()} if known else more
+        rows = rows[inverse]
+        return Blocks(**{name: block.take(rows, axis=1) for name, block in self._blocks.items()})
+
+    def _summed(self, shapes: Layout) -> dict[str, Floats]:
+        """The blocks of distinct shapes."""
+        shard, none = self._shard(shapes), int(Recompute.NONE)
+        priced, rows = self._operators(shapes.replace(recompute=none, recompute_modules=0))
+        full = np.flatnonzero(np.broadcast_to(np.asarray(shapes.recompute) == int(Recompute.FULL), len(shapes)))
+        stored, ends = (self._shard(some.replace(recompute=none)) for some in (shapes.take(full), shapes))
+        blocks = {name: _block(priced[name][0].of(made, rows), ends) for name, made in ends_of(ends).items()}
+        whole = operators_of(shard)
+        for (_, made), one in zip(whole["images"], priced["images"], strict=True):
+            encoder = _block(one.of(made, rows), shard, kept_inputs(shard))
+            blocks["embedding"] = blocks["embedding"] + encoder
+        for kind in ("dense", "moe"):
+            blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(whole[kind], priced[kind], rows, shard)
+            if len(full) and whole[kind]:
+                kept = _mean_layer(operators_of(stored)[kind], priced[kind], rows[full], stored)
+                blocks[f"{kind}_stored"] = blocks[kind].copy()
+                blocks[f"{kind}_stored"][:, full] = kept
+        return blocks
+
+    def _operators(self, shapes: Layout) -> tuple[dict[str, list[_Priced]], NDArray[np.intp]]:
+        """What each block is made of, with its seconds, where nothing is recomputed; and the row of every shape in it. Kept is
+        that of the last shapes of which some were new."""
+        rows, new = self._bare.of(shapes)
+        if len(new) or not self._priced:
+            self._bare = _Numbers()
+            rows, new = self._bare.of(shapes)
+            shard = self._shard(shapes.take(new))
+            made = {name: [one] for name, one in ends_of(shard).items()}
+            made |= {name: [one for _, one in kinds] for name, kinds in operators_of(shard).items()}
+            self._priced = {name: [_price(*one, shard, self._cluster) for one in kinds] for name, kinds in made.items()}
+        return self._priced, rows
+
+    def _shard(self, shapes: Layout) -> Shard:
+        return shard_of(self._workload, self._trainer, shapes)
+
+
+class _Numbers:
+    """Numbers of shapes, in the order in which they are first asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+
+    def of(self, shapes: Layout) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The number of every shape, and the places of the new ones in the order of their numbers."""
+        table = np.empty((len(shapes), len(SHAPE_FIELDS) + 1), dtype=np.int64)
+        for place, values in enumerate((*(getattr(shapes, name) for name in SHAPE_FIELDS), _ep_stride(shapes))):
+            table[:, place] = values
+        text, width, known, before = table.tobytes(), table.itemsize * table.shape[1], self._known, len(self._known)
+        starts = range(0, width * len(table), width)
+        rows = np.array([known.setdefault(text[start : start + width], len(known)) for start in starts], dtype=np.intp)
+        if len(known) == before:
+            return rows, rows[:0]
+        numbers, first = np.unique(rows, return_index=True)
+        return rows, first[numbers >= before]
 
 
 Made = tuple[list[Operator], list[Collective]]
@@ -116,6 +179,19 @@ class _Priced(NamedTuple):
     serial: bool
     """Its kernels run one after the other, and hide neither launches nor collectives."""
 
+    def of(self, made: Made, rows: NDArray[np.intp]) -> _Priced:
+        """The same operators and collectives as other shapes have them, each with the seconds of a row."""
+        operators, collectives = made
+        work = {name: Work(**{part: _rows_of(one, rows) for part, one in vars(found).items()}) for name, found in self.work.items()}
+        alone = [_rows_of(seconds, rows) for _, seconds, _ in self.collectives]
+        each = [Slowdown(compute=_rows_of(one.compute, rows), communication=_rows_of(one.communication, rows))
+                for _, _, one in self.collectives]  # fmt: skip
+        return self._replace(operators=operators, work=work, collectives=list(zip(collectives, alone, each, strict=True)))
+
+
+def _rows_of(values: Any, rows: NDArray[np.intp]) -> Any:
+    return values if np.ndim(values) == 0 else np.asarray(values).take(rows)
+
 
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
     seconds = collective_seconds(collectives, cluster, len(shard.layout))
@@ -129,9 +205,11 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     return _Priced(operators, work, among_kernels, hardware.compute_units, hardware.serial_launches)
 
 
-def _mean_layer(priced: list[tuple[float, _Priced]], shard: Shard) -> Floats:
+def _mean_layer(kinds: list[tuple[float, Made]], priced: list[_Priced], rows: NDArray[np.intp], shard: Shard) -> Floats:
     """The mean block of the kinds of layers, by their shares; what recompute brings back for one layer is the largest."""
-    tables = [(share, _layer(one, shard)) for share, one in priced]
+    if not kinds:
+        return np.zeros((len(QUANTITIES), len(shard.layout)))
+    tables = [(share, _layer(one.of(made, rows), shard)) for (share, made), one in zip(kinds, priced, strict=True)]
     mean = functools.reduce(np.add, [share * table for share, table in tables])
     row = INDEX["working"]
     mean[row] = functools.reduce(np.maximum, [table[row] for _, table in tables])

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.cost.estimate import PARTS
 from planner.costs import Costs, Rates, costs, kwh_per_million_tokens, rates_of, usd_per_million_tokens
+from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.explain import PART_TEXT, layout_text
 from planner.hardware import HardwareProfile
@@ -69,6 +70,14 @@ class Row:
     fits: bool = False
     why: str
     """What the change does, and why; why nothing fits."""
+    least_step_time_s: float | None = None
+    """Seconds that a step takes at the least, of hardware that was not searched to the end: no plan on it can be the cheapest."""
+    least_usd_per_million_tokens: float | None = None
+    """What that costs."""
+    by_price: bool = False
+    """It answers which hardware is the cheapest."""
+    missed: bool = False
+    """It fits, but misses the goal."""
     layout: Layout | None = None
     """The best layout; None where nothing fits."""
     same_layout: bool = False
@@ -84,6 +93,11 @@ class Row:
     """Totals, where the number of tokens was said."""
 
     @property
+    def searched(self) -> bool:
+        """Whether it fits, and what is best, was looked for."""
+        return self.least_step_time_s is None
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Of all GPUs."""
         return None if self.prediction is None else self.prediction.tokens_per_second_per_gpu * self.num_gpus
@@ -96,10 +110,12 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
-        keys = ("label", "model", "hardware", "num_gpus", "sequence_length", "global_batch_size", "fits", "why", "same_layout",
-                "throughput", "usd_per_million_tokens", "kwh_per_million_tokens", "tokens_per_second")  # fmt: skip
+        keys = ("label", "model", "hardware", "num_gpus", "sequence_length", "global_batch_size", "why", "same_layout",
+                "throughput", "usd_per_million_tokens", "kwh_per_million_tokens", "tokens_per_second", "searched",
+                "least_step_time_s", "least_usd_per_million_tokens")  # fmt: skip
         return {
             **{key: getattr(self, key) for key in keys},
+            "fits": self.fits if self.searched else None,
             "changed": list(self.changed),
             "layout": None if self.layout is None else self.layout.to_dict(),
             "layout_text": None if self.layout is None else layout_text(self.layout),
@@ -114,22 +130,14 @@ def row_of(
 ) -> tuple[Best | None, Row]:
     """Search one variant, unless its best plan is ``known``, and compare it with the base. A job that cannot be trained, or not at
     the ``rate`` in tokens per second, is a row that says why, not an error."""
-    request = variant.request
-    row = Row(
-        label=variant.label, changed=variant.changed, hardware=str(request.hardware),
-        model=request.model if isinstance(request.model, str) else request.model.name, num_gpus=request.num_gpus,
-        sequence_length=request.sequence_length or 0, global_batch_size=request.global_batch_size or 0, why="",
-    )  # fmt: skip
+    row = row_asked(variant)
     try:
         resolved = variant.resolved()
     except PlannerError as error:
         return None, dataclasses.replace(row, why=str(error))
-    found, work = known or best_of(resolved, pins, rate=rate), resolved.job.workload
-    rates = pricing.rates(row.hardware, resolved.job.cluster.hardware)
-    row = dataclasses.replace(
-        row, model=work.model.name, global_batch_size=work.global_batch_size, fits=found.fits, why=_why(variant, found, base),
-        rates=rates,
-    )  # fmt: skip
+    row, work = priced_row(row, resolved, pricing), resolved.job.workload
+    found, rates = known or best_of(resolved, pins, rate=rate), pricing.rates(row.hardware, resolved.job.cluster.hardware)
+    row = dataclasses.replace(row, fits=found.fits, why=_why(variant, found, base))
     one, reached, total = found.prediction, found.tokens_per_second, None
     if one is None or reached is None:
         return found, row
@@ -142,6 +150,22 @@ def row_of(
         same_layout=_same(found, base), usd_per_million_tokens=usd_per_million_tokens(rates, row.num_gpus, reached),
         kwh_per_million_tokens=kwh_per_million_tokens(rates, row.num_gpus, reached),
     )  # fmt: skip
+
+
+def row_asked(variant: Variant) -> Row:
+    """A variant before it is looked at."""
+    request = variant.request
+    return Row(
+        label=variant.label, changed=variant.changed, hardware=str(request.hardware),
+        model=request.model if isinstance(request.model, str) else request.model.name, num_gpus=request.num_gpus,
+        sequence_length=request.sequence_length or 0, global_batch_size=request.global_batch_size or 0, why="",
+    )  # fmt: skip
+
+
+def priced_row(row: Row, resolved: ResolvedJob, pricing: Pricing) -> Row:
+    """With what the job is, and what its hardware costs by the hour."""
+    work, rates = resolved.job.workload, pricing.rates(row.hardware, resolved.job.cluster.hardware)
+    return dataclasses.replace(row, model=work.model.name, global_batch_size=work.global_batch_size, rates=rates)
 
 
 def _same(found: Best, base: Best | None) -> bool:

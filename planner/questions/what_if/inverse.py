@@ -1,9 +1,9 @@
-"""Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
+"""Fewest GPUs, longest sequence, largest micro batch that still do the job."""
 
 import dataclasses
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.cost.parameters import total_parameters
@@ -91,12 +91,6 @@ class Question:
         """Search one variant."""
         self.say(variant.label)
         return row_of(variant, self.first, pins or self.pins, self.pricing, rate)
-
-    def on_hardware(self, name: str) -> Row:
-        """Search the base on one kind of hardware; on its own it is known."""
-        variant = apply(self.base, Value(flag="hardware", text=name))
-        same = (variant.request, variant.figures) == (self.base.request, self.base.figures)
-        return row_of(variant, self.first, self.pins, self.pricing, known=self.first if same else None)[1]
 
     def with_count(self, flag: str, count: int, rate: float = 0.0) -> tuple[Best | None, Row]:
         """Search the base with another whole number of a flag, for plans of at least so many tokens per second."""
@@ -259,33 +253,3 @@ def largest_batch(ask: Question) -> Row:
             best = dataclasses.replace(last, label=f"largest micro batch: {size}")
             ask.keep(best)
     return best or last.none("largest micro batch", last.why)
-
-
-def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
-    """One row per kind of hardware, also of those that the job cannot run on, with the reason: with a deadline on the fewest
-    GPUs that meet it, else on the job's number of GPUs."""
-    for number, name in enumerate(names, 1):
-        at = f"{name}, {number} of {len(names)}"
-
-        def say(text: str, at: str = at) -> None:
-            ask.say(f"{at}: {text}")
-
-        ask.say(at)
-        if ask.goal.days is not None:
-            variant = apply(ask.base, Value(flag="hardware", text=name))
-            row = fewest_gpus(dataclasses.replace(ask, base=variant, say=say, many=True), name)
-        else:
-            row = ask.on_hardware(name)
-        gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
-        missed = ask.goal.missed(row) if row.fits else ""
-        yield dataclasses.replace(row, label=f"{name}{gpus}", why=missed or row.why)
-
-
-def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
-    """Rows in the order: meets the goal, fits, does not fit; in each the cheapest first, those without a price last."""
-
-    def rank(row: Row) -> tuple[int, bool, float]:
-        dollars = row.usd_per_million_tokens
-        return (0 if not goal.missed(row) else 1 if row.fits else 2), dollars is None, dollars or 0.0
-
-    return sorted(rows, key=rank)

@@ -16,15 +16,8 @@ from planner.hardware.names import profile_named
 from planner.keywords import flag_of
 from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
-from planner.questions.what_if.inverse import (
-    Goal,
-    Question,
-    by_cost,
-    cheapest,
-    fewest_gpus,
-    largest_batch,
-    longest_sequence,
-)
+from planner.questions.what_if.cheapest import by_cost, cheapest
+from planner.questions.what_if.inverse import Goal, Question, fewest_gpus, largest_batch, longest_sequence
 from planner.search import Pins
 from planner.trainer_options import read_options
 
@@ -53,6 +46,8 @@ class Asked:
     """Of QUESTIONS."""
     candidates: tuple[str, ...]
     """Hardware that ``cheapest`` looks at."""
+    named: bool = False
+    """It was named: all of it is searched."""
 
     @property
     def sweeps(self) -> dict[str, dict[float, int]]:
@@ -79,8 +74,8 @@ class WhatIf:
     @property
     def warning(self) -> str:
         """A sentence where the rows' prices are of different kinds: then the order may be that of the price lists; else ''."""
-        priced = {row.hardware: row.rates.basis[0] for row in self.rows if row.rates is not None and row.fits}
-        sources = {one.source for one in priced.values() if one.value != "unknown"}
+        prices = [row.rates.price for row in self.rows if row.rates is not None and (row.fits or not row.searched)]
+        sources = {(one.source, one.date) for one in prices if one is not None}
         if len(sources) < 2:
             return ""
         return (
@@ -106,7 +101,7 @@ class WhatIf:
             "rates": {
                 row.hardware: [vars(one) for one in row.rates.basis]
                 for row in self.rows
-                if row.rates is not None and row.fits
+                if row.rates is not None and (row.fits or not row.searched)
             },
             "left_out": list(LEFT_OUT),
             "warning": self.warning,
@@ -144,7 +139,7 @@ def _answers(asked: Asked, say: Callable[[str], None], keep: Callable[[Row], Non
             yield answer(ask)
     found: list[Row] = []
     try:
-        found.extend(cheapest(ask, asked.candidates))
+        found.extend(cheapest(ask, asked.candidates, asked.named))
     finally:  # also those that were found before Ctrl-C
         yield from by_cost(ask.goal, found)
 
@@ -166,10 +161,11 @@ def ask(resolved: ResolvedJob | None, flags: Mapping[str, Any], pins: Mapping[st
         resolved, changes = _job_of(values)
     base = base_variant(resolved)
     candidates: tuple[str, ...] = ()
+    named: list[str] = []
     if "cheapest" in questions:
-        named = [one.text for one in changes if one.flag == "hardware"] or _priced(flags)
+        named = [one.text for one in changes if one.flag == "hardware"]
         changes = [one for one in changes if one.flag != "hardware"]
-        candidates = tuple(dict.fromkeys([resolved.hardware, *named]))
+        candidates = tuple(dict.fromkeys([resolved.hardware, *(named or _priced(flags))]))
     variants = [apply(base, one) for one in changes]
     if flags.get("together"):
         first = {one.flag: one for one in reversed(changes)}
@@ -183,7 +179,7 @@ def ask(resolved: ResolvedJob | None, flags: Mapping[str, Any], pins: Mapping[st
         )
     return Asked(
         resolved=resolved, base=base, variants=tuple(variants), pins=Pins(values=dict(pins or {})), goal=goal,
-        questions=questions, pricing=_pricing(flags, tokens), candidates=candidates,
+        questions=questions, pricing=_pricing(flags, tokens), candidates=candidates, named=bool(named),
     )  # fmt: skip
 
 

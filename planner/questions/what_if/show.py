@@ -12,6 +12,7 @@ from planner.costs import LEFT_OUT
 from planner.explain import layout_text
 from planner.questions.what_if.changed_rows import Row
 from planner.questions.what_if.numbers import WhatIf
+from planner.questions.what_if.show_cheapest import print_cheapest, print_price_lists
 from planner.terminal.pictures import new_figure, write_picture
 from planner.terminal.tables import percent, seconds, table
 from planner.units import KILO, format_count
@@ -33,16 +34,24 @@ def print_what_if(console: Console, found: WhatIf) -> None:
         said = ", ".join(f"{one.what} {one.value} ({one.flag})" for one in resolved.assumptions)
         console.print(Text(f"Assumed: {said}", style="dim"))
     console.print()
-    console.print(rows_table(rows, narrow=console.width < 100))
+    cards = [row for row in rows if row.by_price]
+    changes = [row for row in rows if not row.by_price]
+    if not cards or len(changes) > 1:  # else the base's own row among the cards says it
+        console.print(rows_table(changes, narrow=console.width < 100))
+    if cards:
+        print_cheapest(console, cards, rows[0], money)
+        console.print()
     if tokens is not None:
-        console.print(costs_table(rows, tokens))
+        alone = cards and len(changes) == 1
+        console.print(costs_table([*([] if alone else changes), *(row for row in cards if row.costs is not None)], tokens))
     if found.warning:
         console.print(Text(found.warning, style="yellow"))
         console.print()
-    print_reasons(console, rows)
+    print_price_lists(console, cards)
+    if not cards or len(changes) > 1:
+        print_reasons(console, changes)
     for flag, members in found.sweeps(LEAST_SWEEP).items():
         _print_sweep(console, flag, members)
-    console.print()
     print_basis(console, rows, with_energy=tokens is not None)
 
 
@@ -118,8 +127,11 @@ def _print_sweep(console: Console, flag: str, members: Sequence[tuple[float, Row
 
 
 def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> None:
-    """Where prices and power come from, one line per kind of hardware, and what is left out."""
+    """Where prices and power come from, one line per kind of hardware, and what is left out; the prices of cards that are
+    compared have stood in their table."""
     documents: dict[str, list[str]] = {}
+    listed = {row.hardware for row in rows if row.by_price}
+    limits: dict[str, list[str]] = {}
     priced = {row.hardware: row.rates for row in reversed(rows) if row.rates is not None and row.fits}
     for name in dict.fromkeys(row.hardware for row in rows if row.hardware in priced and row.fits):
         price, power, share, pue = priced[name].basis
@@ -128,11 +140,17 @@ def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> Non
         others = [one.usd_per_hour for one in priced[name].other_prices]
         if others:
             text += f"; other dated prices of the profile: {min(others):g} to {max(others):g} USD"
-        console.print(Text(text, style="dim"))
-        if with_energy:
-            text = f"   {power.value}; share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})"
+        if name not in listed:
             console.print(Text(text, style="dim"))
+        if with_energy:
+            factors = f"share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})"
+            if name in listed:
+                limits.setdefault(factors, []).append(f"{name} {power.value.partition(',')[0]}")
+            else:
+                console.print(Text(f"   {power.value}; {factors}", style="dim"))
             documents.setdefault(power.source, []).append(name)
+    for factors, boards in limits.items():
+        console.print(Text(f"Power limits of the boards: {', '.join(boards)}; {factors}", style="dim"))
     for source, names in documents.items():
         console.print(Text(f"Power of {', '.join(names)}: {source}", style="dim"))
     if with_energy:

@@ -1,0 +1,116 @@
+"""The cheapest hardware: cards by what they cost at the least, searched as long as one may cost less than those before it."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.costs import usd_per_million_tokens
+from planner.defaults import ResolvedJob
+from planner.errors import PlannerError
+from planner.questions.what_if.changed_rows import Row, priced_row, row_asked, row_of
+from planner.questions.what_if.changes import Value, Variant, apply
+from planner.questions.what_if.inverse import Goal, Question, fewest_gpus
+from planner.rules import check_workload
+from planner.search import least_step
+
+
+def cheapest(ask: Question, names: Sequence[str], every: bool) -> Iterator[Row]:
+    """One row per kind of hardware, also of those that the job cannot run on, with the reason: with a deadline on the fewest
+    GPUs that meet it, else on the job's number of GPUs.
+
+    Unless ``every`` one is asked for, those that cannot be the cheapest are not searched: their computation alone costs as much as
+    the cheapest that was found, or their fastest layout without memory options does. Their rows say what they cost at the least.
+    """
+    bounded = not every and ask.goal.days is None
+    cards = [_Card.of(ask, name) if bounded else _Card(name=name) for name in names]
+    lowest = math.inf
+    for number, card in enumerate(sorted(cards, key=lambda one: one.least) if bounded else cards, 1):
+        at = f"{card.name}, {number} of {len(names)}"
+
+        def say(text: str, at: str = at) -> None:
+            ask.say(f"{at}: {text}")
+
+        ask.say(at)
+        if ask.goal.days is not None:
+            variant = apply(ask.base, Value(flag="hardware", text=card.name))
+            row = fewest_gpus(dataclasses.replace(ask, base=variant, say=say, many=True), card.name)
+        else:
+            row = _on_hardware(ask, card, lowest if bounded else math.inf)
+        if row.usd_per_million_tokens is not None:
+            lowest = min(lowest, row.usd_per_million_tokens)
+        gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
+        missed = ask.goal.missed(row) if row.fits else ""
+        yield dataclasses.replace(row, label=f"{card.name}{gpus}", why=missed or row.why, missed=bool(missed), by_price=True)
+
+
+def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
+    """Rows in the order: meets the goal, fits, was not searched, does not fit; in each the cheapest first, those without a price
+    last."""
+
+    def rank(row: Row) -> tuple[int, bool, float]:
+        dollars = row.usd_per_million_tokens if row.searched else row.least_usd_per_million_tokens
+        group = 2 if not row.searched else 3 if not row.fits else 1 if goal.missed(row) else 0
+        return group, dollars is None, dollars or 0.0
+
+    return sorted(rows, key=rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Card:
+    """Hardware, and what a job costs on it at the least."""
+
+    name: str
+    least: float = 0.0
+    """USD per million tokens; 0 = not known, or already searched."""
+    resolved: ResolvedJob | None = None
+    """The job on it, where there is such a bound."""
+
+    @classmethod
+    def of(cls, ask: Question, name: str) -> "_Card":
+        """With the cost of its computation alone."""
+        variant = apply(ask.base, Value(flag="hardware", text=name))
+        if _is_base(ask, variant):
+            return cls(name=name)
+        try:
+            resolved = variant.resolved()
+            job = resolved.job
+            check_workload(job.workload, job.cluster, job.trainer)
+            least = _dollars(ask, resolved, least_step(job, ask.pins))
+        except PlannerError:  # its row says why
+            return cls(name=name)
+        return cls(name=name) if least is None else cls(name=name, least=least, resolved=resolved)
+
+
+def _on_hardware(ask: Question, card: _Card, lowest: float) -> Row:
+    """The base on one kind of hardware, on its own it is known; searched no further than its plans may cost less than the
+    ``lowest``, USD per million tokens."""
+    variant, resolved = apply(ask.base, Value(flag="hardware", text=card.name)), card.resolved
+    if resolved is None or not math.isfinite(lowest):
+        known = ask.first if _is_base(ask, variant) else None
+        return row_of(variant, ask.first, ask.pins, ask.pricing, known=known)[1]
+    job, why = resolved.job, "by its computation alone"
+    step = least_step(job, ask.pins)
+    if card.least < lowest:
+        rate = (_dollars(ask, resolved, job.workload.tokens) or 0.0) / lowest  # a step of so many seconds: one token a second
+        found, row = row_of(variant, ask.first, ask.pins, ask.pricing, rate=rate)
+        if found is None or found.finding is None or found.finding.too_slow is None:
+            return row
+        step, why = found.finding.too_slow, "with any layout"
+    dollars = _dollars(ask, resolved, step) or 0.0
+    row = priced_row(row_asked(variant), resolved, ask.pricing)
+    return dataclasses.replace(
+        row, least_step_time_s=step, least_usd_per_million_tokens=dollars,
+        why=f"not searched: {why} it costs at least {dollars:.3g} USD per million tokens",
+    )  # fmt: skip
+
+
+def _is_base(ask: Question, variant: Variant) -> bool:
+    return (variant.request, variant.figures) == (ask.base.request, ask.base.figures)
+
+
+def _dollars(ask: Question, resolved: ResolvedJob, step: float) -> float | None:
+    """USD per million tokens where a step takes so many seconds; None without a price."""
+    job = resolved.job
+    rates = ask.pricing.rates(resolved.hardware, job.cluster.hardware)
+    return usd_per_million_tokens(rates, job.cluster.num_gpus, job.workload.tokens / step)
