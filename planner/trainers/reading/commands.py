@@ -260,9 +260,14 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
     return None
 
 
+def _file_of(value: Any) -> str:
+    """The file that an option names; what a variable adds behind it may be options, and is none."""
+    return str(value[0]) if isinstance(value, list) and value else str(value)
+
+
 def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
-    named = [str(found.settings.pop(one)) for one in options_that_name if one in found.settings]
+    named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
     named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
     data: dict[str, Any] = {}
     for name in named:
