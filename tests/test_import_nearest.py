@@ -92,3 +92,64 @@ def test_a_file_that_variables_name_is_asked_for_in_plain_text(tmp_path: Path) -
     with pytest.raises(OpenQuestionsError) as error:
         read(file, None, Given())
     assert "'recipes/${MODEL}/sft.yaml', which is not there" in str(error.value)
+
+
+def test_dpo_of_megatron_is_no_language_model_step(tmp_path: Path) -> None:
+    words = (
+        "torchrun --nproc_per_node 8 PROGRAM --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 "
+        "--max-position-embeddings 512 --micro-batch-size 2 --global-batch-size 16 --bf16 --vocab-size 32000"
+    )
+    with pytest.raises(PlannerError, match="dpo_training.py trains with DPO, whose step is not modelled in Megatron"):
+        read(_file(tmp_path, words.replace("PROGRAM", "dpo_training.py")), None, Given())
+    assert read(_file(tmp_path, words.replace("PROGRAM", "train.py")), None, Given()).num_gpus == 8
+
+
+BRANCHES = (
+    f"NUM_GPUS=${{NUM_GPUS:-1}}\nif [ $NUM_GPUS -gt 1 ]; then\n  accelerate launch --num_processes $NUM_GPUS --use_deepspeed "
+    f"--deepspeed_config_file ds.json train.py {TRAINER}\nelse\n  python train.py {TRAINER}\nfi\n"
+)
+
+
+def test_gpus_are_the_number_that_a_script_branches_on(tmp_path: Path) -> None:
+    _file(tmp_path, json.dumps({"zero_optimization": {"stage": 2}}), "ds.json")
+    file = _file(tmp_path, BRANCHES)
+    four, one = (read(file, None, Given(num_gpus=count)) for count in (4, 1))
+    assert (four.trainer, four.fields["zero"], four.fields["dp"]) == ("deepspeed", 2, 4)
+    assert (one.trainer, one.fields["zero"], one.fields["dp"]) == ("fsdp", 0, 1)
+    assert not any("NUM_GPUS" in said for said in four.unread)
+    nodes = _file(tmp_path, f"NNODES=2\n{BRANCHES}")  # of a node, and not of the job
+    assert read(nodes, None, Given(num_gpus=4)).trainer == "fsdp"
+
+
+DPO = """from trl import DPOConfig, DPOTrainer, HfArgumentParser
+args, = HfArgumentParser((DPOConfig,)).parse_args_into_dataclasses()
+ref_model = REFERENCE
+trainer = DPOTrainer(args.model_name_or_path, ref_model, args=args, precompute_ref_log_probs=KNOWN)
+"""
+
+
+def test_dpo_without_a_reference_model_in_memory(tmp_path: Path) -> None:
+    words = f"accelerate launch --num_processes 2 --use_deepspeed --zero_stage 3 run_dpo.py {TRAINER} --gradient_checkpointing True"
+    found = []
+    for reference, known in (("None", "True"), ("args.model_name_or_path", "True"), ("None", "False")):
+        _file(tmp_path, DPO.replace("REFERENCE", reference).replace("KNOWN", known), "run_dpo.py")
+        found.append(read(_file(tmp_path, words), None, Given()))
+    assert [(one.objective, one.fields["micro_batch_size"]) for one in found] == [("lm", 2), ("dpo", 1), ("dpo", 1)]
+    assert any("not in memory" in one for one in found[0].notes)
+    also = read(_file(tmp_path, f"{words} --precompute_ref_log_probs True"), None, Given())
+    assert also.objective == "dpo" and any("too long" in one for one in also.notes)
+
+
+def test_of_a_key_that_is_given_twice_and_decides_nothing_the_last_counts(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen3-8B\nlearning_rate: 1e-4\nmicro_batch_size: 2\nsequence_len: 2048\nlearning_rate: 2e-4\n"
+    found = read(_file(tmp_path, text, "a.yml"), None, Given(num_gpus=1))
+    assert found.fields["micro_batch_size"] == 2
+    assert any("the last counts = 'learning_rate'" in one for one in found.unread)
+    with pytest.raises(PlannerError, match="is given twice"):
+        read(_file(tmp_path, f"{text}micro_batch_size: 4\n", "a.yml"), "axolotl", Given(num_gpus=1))
+
+
+def test_sections_of_ones_own_are_not_taken_for_llama_factory(tmp_path: Path) -> None:
+    text = "model:\n  name: a\ndeepspeed:\n  stage: 2\n"
+    with pytest.raises(PlannerError, match="sections of its own"):
+        read(_file(tmp_path, text, "a.yaml"), None, Given())

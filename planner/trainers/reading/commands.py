@@ -260,6 +260,10 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
     return None
 
 
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+"""What --set says of the shell, whose words the command has by now."""
+
+
 def _file_of(value: Any) -> str:
     """The file that an option names; what a variable adds behind it may be options, and is none."""
     return str(value[0]) if isinstance(value, list) and value else str(value)
@@ -283,4 +287,6 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             ask(str(path), waiting)
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
-    return Settings(path, said.filled({**data, **found.settings}), said=said)
+    given = {**data, **found.settings}
+    keys = {name: value for name, value in said.settings.items() if name in given or not _VARIABLE.fullmatch(name)}
+    return Settings(path, said.with_settings(keys).filled(given), said=said)
