@@ -153,3 +153,53 @@ def test_sections_of_ones_own_are_not_taken_for_llama_factory(tmp_path: Path) ->
     text = "model:\n  name: a\ndeepspeed:\n  stage: 2\n"
     with pytest.raises(PlannerError, match="sections of its own"):
         read(_file(tmp_path, text, "a.yaml"), None, Given())
+
+
+def test_a_step_that_is_called_sft_is_one_whatever_stands_beside_it(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_seq_length: 512\nbf16: true\nbeta: 0.1\n"
+    given = Given(num_gpus=1)
+    found = [read(_file(tmp_path, f"{text}algorithm: {word}\n", "a.yaml"), None, given).objective for word in ("sft", "dpo")]
+    assert found == ["lm", "dpo"]
+
+
+def test_torchtitan_stages_by_their_layers(tmp_path: Path) -> None:
+    text = TITAN.replace("parallel_degree = 2", "parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'")
+    for each, first, chunks in ((4, 0, 2), (3, 1, 3), (2, 0, 4)):  # 32 layers, of which the ends count more
+        stages = f"pipeline_parallel_layers_per_stage = {each}\npipeline_parallel_first_stage_less_layers = {first}\n"
+        stages += f"pipeline_parallel_last_stage_less_layers = {first}\n[activation_checkpoint]"
+        found = read(_file(tmp_path, text.replace("[activation_checkpoint]", stages), "a.toml"), None, Given(num_gpus=8))
+        assert found.fields["vpp"] == chunks
+
+
+def test_a_program_that_downloads_is_no_training(tmp_path: Path) -> None:
+    file = _file(tmp_path, "python tools/download_assets.py --repo_id a/b\npython -m pytest tests -q\n")
+    with pytest.raises(PlannerError, match="no command that trains was found"):
+        read(file, "transformers", Given())
+    trained = f"torchrun --nproc_per_node 2 own/merge_and_tune.py {TRAINER}\n"
+    file = _file(tmp_path, f"python tools/download_assets.py --repo_id a/b\n{trained}")
+    assert read(file, None, Given()).num_gpus == 2
+
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 16 --bf16 --vocab-size 32000"
+)
+
+
+def test_master_weights_in_fp16_are_one_question_with_the_rest(tmp_path: Path) -> None:
+    states = "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype fp16 --exp-avg-sq-dtype fp16"
+    text = f"{MEGATRON.replace(' --vocab-size 32000', '')} {states} --main-params-dtype fp16"
+    file = _file(tmp_path, text)
+    with pytest.raises(OpenQuestionsError, match=r"--set vocab_size.*--set main_params_dtype=fp32 \(.*2 bytes more") as error:
+        read(file, None, Given())
+    assert {one.name for one in error.value.questions} == {"main_params_dtype", "vocab_size"}
+    found = read(file, None, Given(settings={"main_params_dtype": "fp32", "vocab_size": "32000"}))
+    assert found.optimizer == "adam_bf16"
+
+
+def test_a_length_of_a_forks_own_is_asked_for(tmp_path: Path) -> None:
+    file = _file(tmp_path, f"{MEGATRON} --seq-length-train 1024")
+    with pytest.raises(OpenQuestionsError, match=r"--sequence-length S \(--seq-length-train is 1024, and --seq-length 2048\)"):
+        read(file, None, Given())
+    assert read(file, None, Given(sequence_length=1024)).sequence_length == 1024
+    assert read(_file(tmp_path, f"{MEGATRON} --seq-length-train 2048"), None, Given()).sequence_length == 2048

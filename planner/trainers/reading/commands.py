@@ -69,7 +69,7 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     if modules:  # a batch makes it a training, whatever its program is called
         batches = [one for one in script.commands if _batch_place(one) >= 0]
         known = [one for one in found if _batch_place(one[0]) >= 0]
-        found = known or [(one, _batch_place(one)) for one in batches] or found
+        found = known or [(one, _batch_place(one)) for one in batches] or [one for one in found if _may_train(one[0].words[one[1]])]
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
     first, place = found[0]
@@ -102,6 +102,19 @@ def _training(commands: Iterable[Command], program: str, mode: str, modules: boo
         if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
             found.append((command, place))
     return found
+
+
+def _may_train(program: str) -> bool:
+    """Whether a program may be a training, by its name."""
+    name = program.rpartition("/")[2].lower()
+    return _ELSE.search(name) is None or _TRAINS.search(name) is not None
+
+
+_ELSE = re.compile(
+    r"download|prefetch|convert|preproc|prepare|infer|generat|(^|[/_.])eval|merge|upload|plot|compare|vllm|serv(e|ing)|bench|smoke|tokeniz|pytest|unittest"
+)
+_TRAINS = re.compile(r"train|tun(e|ing)|sft|dpo|lora")
+"""Words of programs that do something else, and of those that train all the same."""
 
 
 def _batch_place(command: Command) -> int:

@@ -379,6 +379,8 @@ def _objective(given: Settings, script: str) -> str:
         grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
         also = "; --from rl:trl reads it as an RL plan" if grpo else ""
         raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
+    if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
+        return "lm"
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -21,7 +21,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tensor_parallel_degree": 1, "context_parallel_degree": 1, "pipeline_parallel_degree": 1,
         "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1, "pipeline_parallel_microbatches": None,
         "num_pp_microbatches": 1,
-        "pipeline_parallel_layers_per_stage": None, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
+        "pipeline_parallel_layers_per_stage": None, "pipeline_parallel_first_stage_less_layers": 1,
+        "pipeline_parallel_last_stage_less_layers": 1, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
         "enable_async_tensor_parallel": False, "expert_tensor_parallel_degree": None, "expert_parallel_comm_backend": "standard",
         "enable_sequence_parallel": True, "disable_loss_parallel": False,
     },
@@ -86,7 +87,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
-    schedule, chunks, split = _pipeline(path, parallel, pp)
+    schedule, chunks, split = _pipeline(path, parallel, pp, spec)
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
@@ -210,7 +211,7 @@ def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
     return known[name.lower()]
 
 
-def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedule, int, dict[str, int]]:
+def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int, model: ModelSpec | None) -> tuple[Schedule, int, dict[str, int]]:
     """Schedule, virtual stages per rank, and the uneven ends."""
     if pp == 1:
         return Schedule.ONE_F_ONE_B, 1, {}
@@ -221,7 +222,12 @@ def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedul
             f"{path}: parallelism.pipeline_parallel_schedule is {shown(name)}; the planner prices {', '.join(SCHEDULES.values())}"
         )
     schedule = names[name.lower()]
-    stages = parallel["module_fqns_per_model_part"]
+    stages, each = parallel["module_fqns_per_model_part"], parallel["pipeline_parallel_layers_per_stage"]
+    if stages is None and each is not None and model is not None:  # embedding and head count as layers  [pipeline_parallel.py]
+        ends = sum(whole_number(parallel[f"pipeline_parallel_{end}_stage_less_layers"], f"{path}: {end}_stage_less_layers", least=0)
+                   for end in ("first", "last"))  # fmt: skip
+        count = -(-(model.num_layers + ends) // whole_number(each, f"{path}: parallelism.pipeline_parallel_layers_per_stage"))
+        return schedule, quotient(count, pp, f"{path}: virtual stages of {each} layers by the pipeline degree"), {}
     if stages is None:
         return schedule, 1 if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B) else 2, {}
     counts = [sum(str(module).startswith("layers.") for module in stage) for stage in stages]
