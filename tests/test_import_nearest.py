@@ -203,3 +203,42 @@ def test_a_length_of_a_forks_own_is_asked_for(tmp_path: Path) -> None:
         read(file, None, Given())
     assert read(file, None, Given(sequence_length=1024)).sequence_length == 1024
     assert read(_file(tmp_path, f"{MEGATRON} --seq-length-train 2048"), None, Given()).sequence_length == 2048
+
+
+DTYPES = """import argparse
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--fp16", action="store_true")
+args = parser.parse_args()
+if args.bf16:
+    dtype = torch.bfloat16
+elif args.fp16:
+    dtype = torch.float16
+else:
+    dtype = torch.float32
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", torch_dtype=dtype)
+Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=1, bf16=args.bf16))
+"""
+
+
+def test_a_dtype_that_options_of_the_command_choose(tmp_path: Path) -> None:
+    _file(tmp_path, DTYPES, "own_train.py")
+    words = "torchrun --nproc_per_node 2 own_train.py --per_device_train_batch_size 1 --gradient_checkpointing --max_length 512"
+    found = [read(_file(tmp_path, f"{words} {option}"), None, Given()).precision for option in ("--bf16", "")]
+    assert found == ["bf16_true", "fp32"]
+
+
+def test_the_all_reduce_of_megatron_that_runs_beside_the_gradient_decides_nothing(tmp_path: Path) -> None:
+    for name in ("--async-tensor-model-parallel-allreduce", "--no-async-tensor-model-parallel-allreduce"):
+        assert read(_file(tmp_path, f"{MEGATRON} {name}"), None, Given()).num_gpus == 8
+
+
+def test_the_activation_of_megatrons_yaml_is_that_of_its_switch(tmp_path: Path) -> None:
+    text = "language_model:\n  num_layers: 4\n  hidden_size: 768\n  num_attention_heads: 8\n  activation_func: swiglu\n"
+    text += "model_parallel:\n  bf16: true\nseq_length: 512\nmicro_batch_size: 1\nglobal_batch_size: 8\npadded_vocab_size: 1024\n"
+    model = read(_file(tmp_path, text, "a.yaml"), None, Given(num_gpus=8)).model
+    assert model is not None and (model.activation, model.ffn_size) == ("silu", 2048)  # 4 h 2 / 3 in units of 64
+    plain = read(_file(tmp_path, text.replace("swiglu", "gelu"), "a.yaml"), None, Given(num_gpus=8)).model
+    assert plain is not None and (plain.activation, plain.ffn_size) == ("gelu", 3072)
