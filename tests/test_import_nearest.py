@@ -237,7 +237,8 @@ def test_the_all_reduce_of_megatron_that_runs_beside_the_gradient_decides_nothin
 
 def test_the_activation_of_megatrons_yaml_is_that_of_its_switch(tmp_path: Path) -> None:
     text = "language_model:\n  num_layers: 4\n  hidden_size: 768\n  num_attention_heads: 8\n  activation_func: swiglu\n"
-    text += "model_parallel:\n  bf16: true\nseq_length: 512\nmicro_batch_size: 1\nglobal_batch_size: 8\npadded_vocab_size: 1024\n"
+    text += "model_parallel:\n  tensor_model_parallel_size: 1\n  bf16: true\n"
+    text += "seq_length: 512\nmicro_batch_size: 1\nglobal_batch_size: 8\npadded_vocab_size: 1024\n"
     model = read(_file(tmp_path, text, "a.yaml"), None, Given(num_gpus=8)).model
     assert model is not None and (model.activation, model.ffn_size) == ("silu", 2048)  # 4 h 2 / 3 in units of 64
     plain = read(_file(tmp_path, text.replace("swiglu", "gelu"), "a.yaml"), None, Given(num_gpus=8)).model
