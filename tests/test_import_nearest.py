@@ -243,3 +243,14 @@ def test_the_activation_of_megatrons_yaml_is_that_of_its_switch(tmp_path: Path) 
     assert model is not None and (model.activation, model.ffn_size) == ("silu", 2048)  # 4 h 2 / 3 in units of 64
     plain = read(_file(tmp_path, text.replace("swiglu", "gelu"), "a.yaml"), None, Given(num_gpus=8)).model
     assert plain is not None and (plain.activation, plain.ffn_size) == ("gelu", 3072)
+
+
+def test_an_architecture_of_a_forks_own_is_asked_for_with_the_rest(tmp_path: Path) -> None:
+    words = "--experimental-attention-variant gated_delta_net --seq-length-train 1024 --use-precision-aware-optimizer"
+    own = _file(tmp_path, f"{MEGATRON.replace('--vocab-size 32000', '')} {words} --main-params-dtype fp16")
+    with pytest.raises(OpenQuestionsError, match="experimental-attention-variant is an architecture") as asked:
+        read(own, None, Given())
+    assert all(one in str(asked.value) for one in ("--model NAME", "--sequence-length S", "--set main_params_dtype=fp32"))
+    assert "vocab_size" not in str(asked.value)  # the preset says it
+    given = Given(model="qwen2.5-7b", sequence_length=1024, settings={"main_params_dtype": "fp32"})
+    assert read(own, None, given).sequence_length == 1024
