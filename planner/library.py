@@ -164,12 +164,13 @@ def _of_library(path: Path, _changed: int) -> bytes:
     return pickle.dumps(parse_yaml(read_text(path), _told(path), scan=False))
 
 
-def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:
-    """The mapping in a text in YAML; ``scan`` = look at its nesting and size first. Raises PlannerError."""
+def parse_yaml(text: str, where: str, *, scan: bool = True, last: bool = False) -> dict[str, Any]:
+    """The mapping in a text in YAML; ``scan`` = look at its nesting and size first; ``last`` = of a key that is given twice the
+    last value counts, as PyYAML takes it. Raises PlannerError."""
     try:
         if scan:
             _scan(text, where)
-        data = yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_BASE if last else _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark is not None else ""
@@ -180,6 +181,16 @@ def parse_yaml(text: str, where: str, *, scan: bool = True) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {kind_of(data)}")
     return data
+
+
+def given_twice(text: str) -> list[str]:
+    """Keys that stand in the mapping of a text in YAML, which is valid, with more than one value."""
+    node = yaml.compose(text, Loader=_BASE)
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    seen: dict[str, set[str]] = {}
+    for key, value in pairs:
+        seen.setdefault(str(key.value), set()).add(yaml.serialize(value, Dumper=_DUMPER))
+    return sorted(key for key, values in seen.items() if len(values) > 1)
 
 
 def _scan(text: str, where: str) -> None:

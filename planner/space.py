@@ -196,7 +196,7 @@ def recompute_options(job: Job, pins: Pins) -> list[MemoryOption]:
         return []
     known = module_mask(list(legal.recompute_modules))
     sets = [mask for mask in _module_sets(model, job.trainer) if mask & known == mask]
-    shares = (0.25, 0.5, 0.75, 1.0) if legal.recompute_layers else (1.0,)
+    shares = (0.25, 0.5, 0.75, 1.0) if legal.recompute_layers else (0.25, 0.5, 1.0) if legal.every_nth_layer else (1.0,)
     return [MemoryOption(recompute=Recompute.SELECTIVE, recompute_modules=mask) for mask in sets] + [
         MemoryOption(recompute=Recompute.FULL, recompute_layers_share=share) for share in shares
     ]

@@ -115,6 +115,7 @@ class Legal:
     tp_with_linear_attention = _named("allows", "tp_with_linear_attention")
     cp_with_linear_attention = _named("allows", "cp_with_linear_attention")
     any_microbatches = _named("allows", "any_microbatches")
+    every_nth_layer = _named("allows", "every_nth_layer")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
     offload_saved_tensors = _named("offload", "saved_tensors")

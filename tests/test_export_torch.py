@@ -133,7 +133,7 @@ mode = 'none'
         ("a.toml", "[parallelism\n", "not a TOML file"),
         ("a.toml", UNKNOWN_SCHEDULE, "schedule is 'X'"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree is 0; it must be a whole number"),
-        ("a.toml", "[training]\nseq_len = 4096\n", "say --set activation_checkpoint.selective_ac_option=op"),
+        ("a.toml", "[activation_checkpoint]\nselective_ac_option='x'\n", "say --set activation_checkpoint.selective_ac_option=op"),
         ("a.json", "{", "a.json: line 1: not JSON"),
         ("a.sh", "torchrun train.py", "not a torchtitan configuration"),
     ],

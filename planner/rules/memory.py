@@ -37,7 +37,10 @@ def _recompute(job: Job, x: Any) -> Iterator[Any]:
     unknown = x.recompute_modules & ~module_mask(list(modules))
     selective = x.recompute == Recompute.SELECTIVE
     named = np.where(selective, (x.recompute_modules != 0) & (unknown == 0), x.recompute_modules == 0)
-    partly = (x.recompute == Recompute.FULL) & job.legal.recompute_layers & (layers <= job.model.num_layers)
+    held = np.maximum(job.model.num_layers // np.maximum(x.pp, 1), 1)
+    every = np.maximum(held // np.maximum(layers, 1), 1)
+    nth = job.legal.every_nth_layer & (held // every == layers)
+    partly = (x.recompute == Recompute.FULL) & (job.legal.recompute_layers | nth) & (layers <= job.model.num_layers)
     yield np.isin(x.recompute, known("recompute", modes)) & named & ((layers == 0) | partly)
     yield (
         f"recompute {chosen('recompute', x.recompute)} with modules {', '.join(module_names(int(x.recompute_modules))) or 'none'} "

@@ -66,7 +66,10 @@ def _own_length(path: Path) -> int | None:
 def _require_own(path: Path, data: dict[str, Any]) -> None:
     """Raises PlannerError for the file of a scheduler whose commands start LLaMA-Factory."""
     if not OWN & data.keys():
-        started = re.search(r"(?:llamafactory-cli\s+train|src/train(?:_bash)?\.py)\s+([\w./-]+\.(?:ya?ml|json))", read_text(path))
+        text = read_text(path)
+        if re.search(r"llamafactory|src/train", text) is None:
+            raise PlannerError(f"{path}: its settings stand in sections of its own, and none is one of LLaMA-Factory's")
+        started = re.search(r"(?:llamafactory-cli\s+train|src/train(?:_bash)?\.py)\s+([\w./-]+\.(?:ya?ml|json))", text)
         file = started[1] if started else "the file that its command names"
         raise PlannerError(f"{path}: it starts LLaMA-Factory and holds none of its settings; import {file}")
 

@@ -15,6 +15,8 @@ RENAMED = {
     "overlapped_distributed_optimizer": "use_distributed_optimizer", "causal_lm": "untie_embeddings_and_output_weights",
     "no_tie_embed_logits": "untie_embeddings_and_output_weights", "t5_swiglu": "swiglu",
 }  # fmt: skip
+ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "gelu": ""}
+"""activation_func of Megatron's YAML -> its switch on command lines.  [training/yaml_arguments.py]"""
 CP_ALGORITHMS = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p", "kvallgather_cp_algo": "all_gather"}
 """--context-parallel-algo of MindSpeed -> Megatron's communication."""
 RECOMPUTED = {"recompute_activation_function": "moe_act", "recompute_norm": "layernorm"}
@@ -43,6 +45,9 @@ def translate(found: Arguments, gpus: int | None) -> None:
         return
     if found.get("glu_activation") == "swiglu":
         found["swiglu"] = bool(found.pop("glu_activation"))
+    if str(found.get("activation_func")).lower() in ACTIVATIONS:
+        word = ACTIVATIONS[str(found.pop("activation_func")).lower()]
+        found |= {word: True} if word else {}
     if any(found.get(one) for one in ("RMSNorm", "use_rms_norm")) or found.get("norm_dtype") == "RMSNorm":
         found.pop("RMSNorm", None)
         found.pop("use_rms_norm", None)

@@ -23,11 +23,12 @@ from planner.trainers.megatron.arguments import (
 from planner.trainers.megatron.forks import adapters, translate
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
-from planner.trainers.megatron.trainer_words import optimizer_of, precision_of, trainer_of, zero_of
+from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
+OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ds_sequence_parallel_size")
@@ -85,6 +86,8 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
+    _other_length(found, given)
+    _low_masters(found)
     _open(found, given, gpus)
     assert model is not None
     _dynamic(found)
@@ -108,6 +111,22 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, vocab_size=found.rows,
         lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
     )  # fmt: skip
+
+
+def _other_length(found: Arguments, given: Given) -> None:
+    """Asks how long sequences are where a fork has an argument of its own for it that says another length."""
+    own = [one for one in found if OWN_LENGTH.fullmatch(one) and str(found[one]) != str(found.get("seq_length", found[one]))]
+    if own and given.sequence_length is None:
+        about = f"{found.spelled(own[0])} is {found[own[0]]}, and --seq-length {found['seq_length']}"
+        found.questions.append(Question(name="--sequence-length S", about=about))
+
+
+def _low_masters(found: Arguments) -> None:
+    """Asks for the nearest master weights that a plan knows, with what that answer costs."""
+    kind = str(found.get("main_params_dtype", "fp32"))
+    if found.get("use_precision_aware_optimizer") and not found.dumped and STATE_TYPES.get(kind, kind) == "fp16":
+        about = "master weights in fp16 are not modelled; in fp32 each that a rank holds takes 2 bytes more than it does"
+        found.questions.append(Question(name="main_params_dtype", about=about, choices=("fp32",)))
 
 
 def _dynamic(found: Arguments) -> None:

@@ -16,12 +16,13 @@ from planner.trainers.megatron.arguments import (
     of_sections,
     of_words,
 )
-from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.given import ARGUMENTS, CONFIG_FILE, Given, OtherStepError, Question, ask
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.expansion import Value
 from planner.trainers.reading.shell.starting import included_gpus
 from planner.trainers.reading.shell.text import CLOSE, shown_text
+from planner.trainers.reading.training_arguments import NOT_LM
 from planner.trainers.reading.values import read_text
 
 LEAST = 3
@@ -61,6 +62,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     for name in [one for one in found if LAUNCHERS.fullmatch(one)]:
         del found[name]
     found.program = best[-1].words[0] if _PROGRAM.fullmatch(best[-1].words[0] if best[-1].words else "") else ""
+    _require_language_model(where, found.program)
     found.documents = "\n".join(text for _, text in script.documents)
     launched = [one.words for one in script.commands if _deciding(one.words) >= min(most, LEAST)]
     found.num_gpus = gpus_of(script, launched[-1] if launched else [])
@@ -69,6 +71,15 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
     ask_for_gaps(found, script, _said(given))
     _one_for_arguments(found, script)
     return found
+
+
+def _require_language_model(where: str, program: str) -> None:
+    """Raises PlannerError for a program whose step is another one by its name: DPO of Megatron holds a second model."""
+    words = re.split(r"[^a-z0-9]+", program.rpartition("/")[2].removesuffix(".py").lower())
+    step = next((name for word in words if (name := {**NOT_LM, "dpo": "DPO", "distill": "distillation"}.get(word))), None)
+    if step is not None:
+        said = f"{program} trains with {step}, whose step is not modelled in Megatron; pre-training and fine-tuning are"
+        raise OtherStepError(f"{where}: {said}")
 
 
 def _over_yaml(found: Arguments, directory: Path | None, given: Given) -> None:

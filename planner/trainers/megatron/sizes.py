@@ -66,10 +66,11 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         found.questions.append(Question(name="--model NAME", about=about))
         return None
     if (other or PROGRAMS.match(found.program)) and said is None:
-        why = found.spelled(other[0]) if other else found.program
-        raise PlannerError(
-            f"{found.where}: {why} is an architecture that its sizes do not tell; name the nearest preset with --model"
-        )
+        why = f"{found.spelled(other[0]) if other else found.program} is an architecture that its sizes do not tell"
+        if found.dumped or PROGRAMS.match(found.program):
+            raise PlannerError(f"{found.where}: {why}; name the nearest preset with --model")
+        found.questions.append(Question(name="--model NAME", about=f"{why}; the nearest preset"))
+        return None
     if str(found.get("num_experts")) in ("0", "1", "['1']"):
         found.pop("num_experts")
     if found.get("num_experts") and (found.get("deepspeed") or found.get("deepspeed_config")):

@@ -23,7 +23,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if name is not None and name not in readers:
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)
-    said = given or Given()
+    said = _counted(path, text, given or Given())
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
@@ -45,6 +45,23 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if (own := _through_its_program(path, said)) is not None:
         return own
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
+
+
+def _counted(path: Path, text: str, said: Given) -> Given:
+    """What is said, with the number of GPUs for the variable that a script of one node takes it from: its branches follow."""
+    named = OWN_NUMBER.search(text) if said.num_gpus and path.suffix.removeprefix(".").lower() in SHELL else None
+    if named is None or named[1] in said.settings or NODES.search(text):
+        return said
+    said.used.add(named[1])
+    return said.with_settings({**said.settings, named[1]: str(said.num_gpus)})
+
+
+OWN_NUMBER = re.compile(
+    r"^[ \t]*(?:export +)?((?:NUM_|N_?)?(?:GPUS?|PROC(?:ESSE)?S?)(?:_NUM|_COUNT)?)=[\"']?\$\{\1:-\d+\}", re.MULTILINE
+)
+"""NUM_GPUS=${NUM_GPUS:-8}: what the user is free to say, and --gpus says."""
+NODES = re.compile(r"nnodes|num_?nodes|num_machines|nhosts", re.IGNORECASE)
+"""Words of scripts for several nodes, where such a number is that of a node."""
 
 
 def _run(path: Path, text: str, said: Given) -> str:

@@ -69,7 +69,7 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
     if modules:  # a batch makes it a training, whatever its program is called
         batches = [one for one in script.commands if _batch_place(one) >= 0]
         known = [one for one in found if _batch_place(one[0]) >= 0]
-        found = known or [(one, _batch_place(one)) for one in batches] or found
+        found = known or [(one, _batch_place(one)) for one in batches] or [one for one in found if _may_train(one[0].words[one[1]])]
     if not found:
         raise PlannerError(f"{path}: no command that trains was found in this script")
     first, place = found[0]
@@ -102,6 +102,19 @@ def _training(commands: Iterable[Command], program: str, mode: str, modules: boo
         if place is not None and not any(one in ("pip", "git", "echo") for one in command.words[:place]):
             found.append((command, place))
     return found
+
+
+def _may_train(program: str) -> bool:
+    """Whether a program may be a training, by its name."""
+    name = program.rpartition("/")[2].lower()
+    return _ELSE.search(name) is None or _TRAINS.search(name) is not None
+
+
+_ELSE = re.compile(
+    r"download|prefetch|convert|preproc|prepare|infer|generat|(^|[/_.])eval|merge|upload|plot|compare|vllm|serv(e|ing)|bench|smoke|tokeniz|pytest|unittest"
+)
+_TRAINS = re.compile(r"train|tun(e|ing)|sft|dpo|lora")
+"""Words of programs that do something else, and of those that train all the same."""
 
 
 def _batch_place(command: Command) -> int:
@@ -260,9 +273,18 @@ def _sharding(path: Path, launcher: _Launcher, settings: dict[str, Any]) -> Shar
     return None
 
 
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+"""What --set says of the shell, whose words the command has by now."""
+
+
+def _file_of(value: Any) -> str:
+    """The file that an option names; what a variable adds behind it may be options, and is none."""
+    return str(value[0]) if isinstance(value, list) and value else str(value)
+
+
 def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
-    named = [str(found.settings.pop(one)) for one in options_that_name if one in found.settings]
+    named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
     named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
     data: dict[str, Any] = {}
     for name in named:
@@ -278,4 +300,6 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
             ask(str(path), waiting)
         data |= file_settings(file, "settings of a training")
     data |= {key.lstrip("+~"): parsed(value) for key, _, value in (word.partition("=") for word in found.words if "=" in word)}
-    return Settings(path, said.filled({**data, **found.settings}), said=said)
+    given = {**data, **found.settings}
+    keys = {name: value for name, value in said.settings.items() if name in given or not _VARIABLE.fullmatch(name)}
+    return Settings(path, said.with_settings(keys).filled(given), said=said)

@@ -10,6 +10,7 @@ from typing import Any
 from planner import library
 from planner.defaults import Request, resolve
 from planner.explicit import complete, price_plan
+from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.rules import check
@@ -93,9 +94,20 @@ def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) ->
         values["model"] = dataclasses.replace(_spec(values["model"]), vocab_size=reading.vocab_size, published_parameters=0.0)
     resolved = resolve(Request(**values, **{name: getattr(reading, name) for name in WORKLOAD}))
     layout, assumed = complete(resolved.job, dict(reading.fields))
+    if said.get("global_batch_size") is None:
+        _ask_for_a_batch_that_divides(layout, resolved.job.workload.global_batch_size)
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
+
+
+def _ask_for_a_batch_that_divides(layout: Layout, batch: int) -> None:
+    """A batch of the file that its replicas cannot share out, as trainers refuse it at their start too, or drop a part of it."""
+    each = int(layout.micro_batch_size) * int(layout.dp)
+    if batch % each:
+        nearest = max(1, round(batch / each)) * each
+        said = f"{batch} by the file, which micro batch {layout.micro_batch_size} x dp {layout.dp} does not divide"
+        ask("the configuration", [dataclasses.replace(NEEDED["global_batch_size"], about=f"{said}; {nearest}, or other --gpus")])
 
 
 def _spec(model: Any) -> ModelSpec:

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Question
@@ -128,6 +129,7 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
+    states, paged = _states(job.optimizer, trainer)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
     if not job.lora_rank:
@@ -135,22 +137,24 @@ def reading(job: FineTuning) -> Reading:
     return Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
         sequence_length=job.sequence_length,
-        global_batch_size=batch, precision=precision, optimizer=job.optimizer, num_gpus=gpus, lora_rank=job.lora_rank,
+        global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
         lora_targets=job.lora_targets if job.lora_rank else "all",
         lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
-        questions=job.questions, notes=(*found, *noted, *job.notes, *_sharding_note(job, gpus)),
+        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus)),
     )  # fmt: skip
 
 
 _ONE_RANK = re.compile(r"\w*(parallel|[st]p)\w*size = '?1'?")
 """A split over one rank, which splits nothing."""
+_FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
+"""Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""
 
 
 def require_priced(reading: Reading, where: str) -> None:
     """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
-    names = [one.partition(" = ")[0] for one in reading.unread if not _ONE_RANK.fullmatch(one)]
+    names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]
     if wrong:
         raise not_priced(where, wrong, wrong)
@@ -181,10 +185,23 @@ def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
     return "nf4", (f"weights of {job.model} lie in 4 bits: priced as nf4",)
 
 
-def _sharding_note(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
+def _states(optimizer: str, trainer: str) -> tuple[str, tuple[str, ...]]:
+    """(the optimizer as the trainer has it, what was taken for what): DeepSpeed shards states of bitsandbytes like others."""
+    plain = optimizer.removeprefix("paged_")
+    known = load_trainer(trainer).stored.optimizer_bytes
+    if optimizer in known or plain == optimizer or plain not in known:
+        return optimizer, ()
+    note = "paged states are priced on the GPU: memory comes out too high, by those states at most"
+    return plain, (note,)
+
+
+def _sharding_notes(job: FineTuning, gpus: int | None) -> tuple[str, ...]:
+    notes = []
     if job.sharding.kind == "ddp" and (gpus or 0) > 1:
-        return ("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)",)
-    return ()
+        notes.append("neither deepspeed nor fsdp is named: every GPU holds the whole model (plain data parallel)")
+    if any(_FEWER_BITS.fullmatch(one) for one in job.sharding.unread):
+        notes.append("what ZeRO++ sends in 4 or 8 bits is priced in 16: communication comes out too long, up to 4 times")
+    return tuple(notes)
 
 
 def _of_the_node(shard: Sharding, gpus: int, dp: int) -> dict[str, int]:
@@ -194,8 +211,6 @@ def _of_the_node(shard: Sharding, gpus: int, dp: int) -> dict[str, int]:
 
 
 def _options(trainer: str) -> dict[str, Sequence[str]]:
-    from planner.trainer import load_trainer
-
     return {name: tuple(values) for name, values in load_trainer(trainer).choices.options.items()}
 
 

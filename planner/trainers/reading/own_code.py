@@ -98,8 +98,19 @@ def own_code(program: Program, decided: bool) -> dict[str, Any]:
         found |= model_arguments(program, sure or loads, False, [])
     if switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS)):
         found["gradient_checkpointing"] = True
+    if _precomputes(program):
+        found["without_reference"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
     return known | _own_adapters(program, decided)
+
+
+def _precomputes(program: Program) -> bool:
+    """DPO whose trainer is given no reference model and has its log probabilities already.  [TRL, DPOTrainer.__init__]"""
+    made = [(program.keywords(one), one.args[1:2]) for one in program.calls("DPOTrainer")]
+    return any(
+        words.get("precompute_ref_log_probs") is True and words.get("ref_model") is None
+        and all(program.value(one) is None for one in second) for words, second in made
+    )  # fmt: skip
 
 
 def _require_language_model(program: Program) -> None:

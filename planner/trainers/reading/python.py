@@ -21,7 +21,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class _Bound:
+class Bound:
     """A value that a name is given."""
 
     value: ast.expr | None
@@ -44,8 +44,8 @@ class Script:
     def __post_init__(self) -> None:
         self.tree = self.whole(python_text.tree_of(self.path))
         self._home: dict[int, _Function | None] = {}
-        self._names: dict[tuple[int, str], list[_Bound]] = {}
-        self._attributes: dict[str, list[_Bound]] = {}
+        self._names: dict[tuple[int, str], list[Bound]] = {}
+        self._attributes: dict[str, list[Bound]] = {}
         self.functions: dict[str, _Function] = {}
         self.only: tuple[str, ...] | None = None
         self._fields: dict[str, list[ast.expr | None]] = {}
@@ -155,7 +155,7 @@ class Script:
                 elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
                     self._fields.setdefault(one.targets[0].id, []).append(one.value)
         for target, value in targets(node):
-            bound = _Bound(value, node.lineno if isinstance(node, ast.stmt) else 0, sure, home)
+            bound = Bound(value, node.lineno if isinstance(node, ast.stmt) else 0, sure, home)
             if isinstance(target, ast.Name):
                 self._names.setdefault((id(home), target.id), []).append(bound)
             elif isinstance(target, ast.Attribute):
@@ -209,7 +209,7 @@ class Script:
                 return given[0]
             home = self._home.get(id(home))
 
-    def _decided(self, some: list[_Bound], name: str) -> Any:
+    def _decided(self, some: list[Bound], name: str) -> Any:
         """The value of the last assignment where it is sure, or what all of them say."""
         start = max((i for i, one in enumerate(some) if one.sure), default=0)
         values = [gap([name]) if one.value is None else self._value(one.value) for one in some[start:]]

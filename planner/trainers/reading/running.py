@@ -2,10 +2,12 @@
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Script
+from planner.trainers.reading.python import Bound, Script
 from planner.trainers.reading.python_text import is_main, last_name
 from planner.trainers.reading.shell.text import is_open
 
@@ -28,22 +30,37 @@ class Running(Script):
     def runs(self, call: ast.Call, depth: int = 0) -> bool | None:
         """Whether a call is made; None = its conditions are not known."""
         tests, home = self._under.get(id(call), ((), ""))
+        sure = self._holds(tests)
+        if sure is False:
+            return False
+        callers = super().calls(home) if home and depth < DEEPEST else []
+        above = [self.runs(one, depth + 1) for one in callers if self._under.get(id(one), ((), ""))[1] != home]
+        if above and not any(one is not False for one in above):
+            return False
+        return True if sure and (not above or True in above) else None
+
+    def _holds(self, tests: tuple[tuple[ast.expr, bool], ...]) -> bool | None:
+        """Whether conditions are met; None = not known."""
         sure = True
         for test, wanted in tests:
             if (has := _of_every_model(test)) is not None:
                 if has is not wanted:
                     return False
                 continue
-            value = self.value(test)
+            value = self._value(test)
             if isinstance(value, str) and is_open(value):
                 sure = False
             elif bool(value) is not wanted:
                 return False
-        callers = super().calls(home) if home and depth < DEEPEST else []
-        above = [self.runs(one, depth + 1) for one in callers if self._under.get(id(one), ((), ""))[1] != home]
-        if above and not any(one is not False for one in above):
-            return False
-        return True if sure and (not above or True in above) else None
+        return True if sure else None
+
+    def _decided(self, some: list[Bound], name: str) -> Any:
+        """The same, of assignments whose conditions are met or not known; the last counts as sure where they are met."""
+        met = [True if one.sure else self._holds(self._under.get(id(one.value), ((), ""))[0]) for one in some]
+        kept = [one for one, holds in zip(some, met, strict=True) if holds is not False]
+        if len(some) > 1 and kept and kept[-1].value is not None and [one for one in met if one is not False][-1]:
+            kept[-1] = replace(kept[-1], sure=True)
+        return super()._decided(kept or some, name)
 
 
 def _of_every_model(test: ast.expr) -> bool | None:
@@ -57,11 +74,11 @@ def _of_every_model(test: ast.expr) -> bool | None:
 
 
 def _conditions(tree: ast.Module) -> Iterator[tuple[int, _Under]]:
-    """(id of a call, (conditions that it stands under, function that it stands in))."""
+    """(id of an expression, (conditions that it stands under, function that it stands in))."""
     waiting: list[tuple[ast.AST, _Under]] = [(tree, ((), ""))]
     while waiting:
         node, (tests, home) = waiting.pop()
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.expr):
             yield id(node), (tests, home)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             home = node.name

@@ -152,13 +152,25 @@ JSON = (".json", ".conf", ".config", ".jsonc")
 """Endings of files that hold JSON."""
 
 
+TWICE = "of keys that are given twice the last counts"
+"""Under it the names of such keys are listed with what is not read: PyYAML, with which trainers read such files, says nothing."""
+_NO_MATTER = re.compile(
+    r"learning_rate|lr\w*|weight_decay|warmup\w*|num_(train_)?epochs|max_steps|seed|(val|eval|save|saves|logging|wandb|hub)_\w+"
+    r"|output_dir|run_name|report_to|push_to_hub"
+)
+"""Keys that change neither time nor memory: of others one value is meant, and which is not said."""
+
+
 def file_settings(path: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file; ``what`` it should be. Raises PlannerError."""
     if path.suffix.lower() in JSON:
         return json_mapping(path, read_text(path), what)
     try:
         return library.read_yaml(path)
-    except PlannerError:
+    except PlannerError as error:
+        keys = library.given_twice(read_text(path)) if "is given twice" in str(error) else []
+        if keys and all(_NO_MATTER.fullmatch(one) for one in keys):
+            return {**library.parse_yaml(read_text(path), str(path), last=True), TWICE: ", ".join(keys)}
         text = re.sub(r"^([ ]*[\w.-]{1,80}:[ ]+)(\{\w{1,80}\}[^\s{}]{1,300})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
         return library.parse_yaml(text, str(path))  # a place that is left to be filled in, without quotes
 

@@ -68,6 +68,8 @@ FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_langua
 """Switches of programs that keep the language model as it is."""
 METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method", "algorithm")
 """What programs call the step that they train with: sft, dpo or one of their own."""
+PAIRS_ALONE = "pairs are read as two sequences each: the reference model is not in memory, its log probabilities are there before"
+PASSED_BEFORE = "the reference model's pass, done before the training, is priced in every step too: the step comes out too long"
 STEP_WORDS = re.compile(r"(train\w*_)?(objective|stage|task|trainer|mode|loss_?(type|fn)?)(_type|_name)?|rl_\w+|adv_estimator")
 """What programs call something that may be the step too, where its value says so."""
 OWN_OPTIMIZER = re.compile(r"(?:own_|my_)?optim(?:izer)?(?:_?(?:type|name|class))?|opt_type")
@@ -138,6 +140,10 @@ def parse(
     own_loop = given.usual.get("shards_itself") is True
     found, asked = said_or_asked(given, sharding, launched=(bool(script) and not own_loop) or num_gpus == 1)
     micro, pieces = _micro(given)
+    if objective == "dpo" and given.flag("without_reference"):  # both sequences of a pair in one pass, and no other model
+        objective, micro, notes = "lm", 2 * micro, (*notes, PAIRS_ALONE)
+    elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
+        notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
     reading = fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
@@ -373,6 +379,8 @@ def _objective(given: Settings, script: str) -> str:
         grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
         also = "; --from rl:trl reads it as an RL plan" if grpo else ""
         raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
+    if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
+        return "lm"
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -79,6 +79,7 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     """Tables of TOML, until 0.2, and with the names of 2024; ``data`` as the file nests them. Raises PlannerError."""
     found = _plain(data)
     experimental = data.get("experimental") if isinstance(data.get("experimental"), Mapping) else {}
+    old = bool({"batch_size", "data_parallel_degree", *_OLD_PARALLEL} & found["training"].keys())
     for section in (found["training"], dict(experimental or {})):
         if "data_parallel_degree" in section:  # before there were replicas
             section["data_parallel_shard_degree"] = section.pop("data_parallel_degree")
@@ -98,13 +99,11 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     checkpoint = _table(data, "activation_checkpoint")
     other["recompute"] = _mode(path, checkpoint.get("mode", "selective"))
     if other["recompute"] == Recompute.SELECTIVE and str(checkpoint.get("selective_ac_option", "2")) != "op":
-        other["layers"] = str(checkpoint.get("selective_ac_option", "2"))
+        other["layers"], other["version"] = str(checkpoint.get("selective_ac_option", "2")), "0.1" if old else "0.2"
     model = _table(data, "model")
     names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
-    other["model"] = _model(
-        [str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", ""))
-    )
+    other["model"] = _model([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
@@ -382,7 +381,7 @@ def _over(path: Path, data: dict[str, Any], registered: Sections, given: Given) 
     """Sections that flags say over those of a function."""
     found = tables(path, given.filled(data))
     said = data.keys() | ({"precision"} if "precision" in found["other"] else set())
-    names = {"activation_checkpoint": ("recompute", "layers"), "optimizer": ("optimizer",), "compile": ("compile",),
+    names = {"activation_checkpoint": ("recompute", "layers", "version"), "optimizer": ("optimizer",), "compile": ("compile",),
              "precision": ("precision",)}  # fmt: skip
     kept = {name: found["other"][name] for one in said & names.keys() for name in names[one] if name in found["other"]}
     return {**{name: found[name] for name in ("parallelism", "training")}, "other": kept}

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
-from planner.model import load_model
+from planner.model import ModelSpec, load_model
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -21,7 +21,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tensor_parallel_degree": 1, "context_parallel_degree": 1, "pipeline_parallel_degree": 1,
         "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1, "pipeline_parallel_microbatches": None,
         "num_pp_microbatches": 1,
-        "pipeline_parallel_layers_per_stage": None, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
+        "pipeline_parallel_layers_per_stage": None, "pipeline_parallel_first_stage_less_layers": 1,
+        "pipeline_parallel_last_stage_less_layers": 1, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
         "enable_async_tensor_parallel": False, "expert_tensor_parallel_degree": None, "expert_parallel_comm_backend": "standard",
         "enable_sequence_parallel": True, "disable_loss_parallel": False,
     },
@@ -86,8 +87,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         shard = quotient(gpus or 1, replicate * tp * cp * pp, f"{path}: GPUs by the degrees that are given")
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
-    schedule, chunks, split = _pipeline(path, parallel, pp)
-    recompute = other.get("recompute", Recompute.SELECTIVE)
+    schedule, chunks, split = _pipeline(path, parallel, pp, spec)
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
@@ -99,8 +99,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp else 0, "micro_batch_size": micro,
         "num_microbatches": quotient(batch, micro * dp, f"{path}: the global batch by micro batches of all replicas"),
-        "sequence_parallel": int(tp > 1), "zero": 3 if kept == "always" else 2, "recompute": int(recompute),
-        "recompute_modules": int(Module.EVERY_SECOND_MATMUL) if recompute == Recompute.SELECTIVE else 0,
+        "sequence_parallel": int(tp > 1), "zero": 3 if kept == "always" else 2, **_recompute(other, spec, pp, chunks),
         "offload_parameters": int(str(training["enable_cpu_offload"]).lower() != "false"),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
@@ -119,10 +118,23 @@ def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any]
         raise PlannerError(f"{path}: parallelism.expert_tensor_parallel_degree is {shown(etp)}; a plan of torchtitan has 1 only")
     if tp > 1 and str(parallel["enable_sequence_parallel"]).lower() == "false":
         raise PlannerError(f"{path}: parallelism.enable_sequence_parallel is false; a plan of torchtitan has it with tp > 1")
-    if "layers" not in other:
+    if re.fullmatch(r"[1-9]\d{0,3}", other.get("layers", "1")):
         return []
-    about = f"every {other['layers']}. layer is recomputed, the default until 0.2; a plan of torchtitan knows op, per operation"
-    return [Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op",))]
+    about = f"it is {shown(other['layers'])}; op, or n for every n-th layer"
+    return [Question(name="activation_checkpoint.selective_ac_option", about=about, choices=("op", "2"))]
+
+
+def _recompute(other: Mapping[str, Any], model: ModelSpec | None, pp: int, chunks: int) -> dict[str, int]:
+    """Every n-th layer of a rank is full recompute of that many.  [distributed/activation_checkpoint.py, _apply_layer_sac]"""
+    how = other.get("recompute", Recompute.SELECTIVE)
+    if "layers" not in other:
+        modules = int(Module.EVERY_SECOND_MATMUL) if how == Recompute.SELECTIVE else 0
+        return {"recompute": int(how), "recompute_modules": modules}
+    every, held = int(other["layers"]), max((model.num_layers if model else 0) // pp, 1)
+    covered = held // every // chunks * chunks
+    if every == 1 or not covered:
+        return {"recompute": int(Recompute.FULL if every == 1 else Recompute.NONE)}
+    return {"recompute": int(Recompute.FULL), "recompute_layers": covered}
 
 
 def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -130,7 +142,8 @@ def _trainer(parallel: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     said["tp_overlap"] = "on" if str(parallel["enable_async_tensor_parallel"]).lower() == "true" else ""
     backend = str(parallel["expert_parallel_comm_backend"])
     said["expert_dispatch"] = backend if backend in ("deepep", "hybridep") else ""
-    return spell("torchtitan", {name: value for name, value in said.items() if value})
+    version = f"@{other['version']}" if "layers" in other else ""
+    return spell(f"torchtitan{version}", {name: value for name, value in said.items() if value})
 
 
 def _batch(
@@ -198,7 +211,7 @@ def _optimizer(path: Path, other: Mapping[str, Any]) -> str:
     return known[name.lower()]
 
 
-def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedule, int, dict[str, int]]:
+def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int, model: ModelSpec | None) -> tuple[Schedule, int, dict[str, int]]:
     """Schedule, virtual stages per rank, and the uneven ends."""
     if pp == 1:
         return Schedule.ONE_F_ONE_B, 1, {}
@@ -209,7 +222,12 @@ def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedul
             f"{path}: parallelism.pipeline_parallel_schedule is {shown(name)}; the planner prices {', '.join(SCHEDULES.values())}"
         )
     schedule = names[name.lower()]
-    stages = parallel["module_fqns_per_model_part"]
+    stages, each = parallel["module_fqns_per_model_part"], parallel["pipeline_parallel_layers_per_stage"]
+    if stages is None and each is not None and model is not None:  # embedding and head count as layers  [pipeline_parallel.py]
+        ends = sum(whole_number(parallel[f"pipeline_parallel_{end}_stage_less_layers"], f"{path}: {end}_stage_less_layers", least=0)
+                   for end in ("first", "last"))  # fmt: skip
+        count = -(-(model.num_layers + ends) // whole_number(each, f"{path}: parallelism.pipeline_parallel_layers_per_stage"))
+        return schedule, quotient(count, pp, f"{path}: virtual stages of {each} layers by the pipeline degree"), {}
     if stages is None:
         return schedule, 1 if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B) else 2, {}
     counts = [sum(str(module).startswith("layers.") for module in stage) for stage in stages]
