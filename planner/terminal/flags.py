@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -208,15 +209,29 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
 
 
 @contextlib.contextmanager
-def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on standard error while a person waits; nothing when piped. The body may call it with further text."""
+def progress(text: str, every: float | None = None) -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error while a person waits; when piped a line in ``every`` seconds, without it nothing. The body may
+    call it with further text."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield _lines(text, every) if every else lambda _: None
         return
     from rich.console import Console
 
     with Console(stderr=True).status(text) as status:
         yield lambda more: status.update(f"{text}: {more}")
+
+
+def _lines(text: str, every: float) -> Callable[[str], None]:
+    """Says the last text as a line of its own, at most once in so many seconds."""
+    last = time.monotonic()
+
+    def say(more: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            print(f"{text}: {more}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def this_program(without: set[str], without_with_value: set[str]) -> list[str]:
