@@ -48,6 +48,8 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     if flag is not None:
         help_text = getattr(flags[flag], "help", None) or ""
         text = f"No such option '{error.option_name}'. Did you mean '{flag}'? {help_text}".rstrip()
+    elif word == "check" and error.ctx is not None and error.ctx.info_name == "profile":
+        text = "No such option '--check': plan first-day --output first-day measures and checks all of a machine in half an hour."
     elif error.option_name in ("--model", "--gpus") and takes_plan(error.ctx):
         text = f"No such option '{error.option_name}': the plan file says it. {plan_file_text(error.ctx)}"
     else:
