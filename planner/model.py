@@ -19,6 +19,8 @@ POSITIONS = ("rope", "learned", "alibi", "none")
 NORMS = ("rmsnorm", "layernorm")
 ACTIVATIONS = ("silu", "gelu", "relu", "relu2")
 Size = Annotated[int, within(1, 10**9)]
+Layers = Annotated[int, within(1, 10_000)]
+"""Ten times the deepest transformer that was trained [DeepNet, arXiv 2203.00555]; exports write a line for each."""
 SizeOrNone = Annotated[int, within(0, 10**9)]
 Parameters = Annotated[float, Rule(most=1e18, kept=True, says="a number of parameters")]
 
@@ -29,7 +31,7 @@ class Transformer:
 
     name: Name
     """What the model is called in plans and reports."""
-    num_layers: Size
+    num_layers: Layers
     """L: transformer layers, multi-token-prediction modules not counted."""
     hidden_size: Size
     """h: width of the residual stream."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import fresh
 from made_machine import H100, MadeGpus, row
 
 from planner import detect
@@ -230,7 +231,40 @@ def test_two_ranks_on_one_gpu_are_refused_when_they_meet() -> None:
     assert isinstance(said, list) and "the ranks have different devices: rank 0 (a) has H100, rank 1 (a) has A100" in _unlike(said)
 
 
+LAZY = """
+import os, sys, tempfile
+import torch.distributed as dist
+from planner.lab.launch import meeting
+
+def work(rank, world, path):
+    dist.init_process_group("gloo", store=dist.FileStore(path, world), rank=rank, world_size=world)
+    found = [None] * world
+    dist.all_gather_object(found, rank)
+    dist.barrier()
+    assert found == list(range(world))
+    names = [os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{one}")]
+    dist.barrier()
+    os._exit(int(sum(name.startswith("socket") for name in names)))
+
+meeting.MESH = int(sys.argv[1])
+meeting.allow_connections(16)
+path, ranks = tempfile.mktemp(), []
+for rank in range(16):
+    if not (child := os.fork()):
+        work(rank, 16, path)
+    ranks.append(child)
+print(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks))
+"""
+
+
+def test_many_ranks_are_not_connected_all_with_all() -> None:
+    """16 ranks: a mesh has a socket for each other rank; connected when first used, some log2 of them."""
+    mesh, lazy = (int(fresh(LAZY, most)) for most in ("16", "15"))
+    assert mesh >= 15 and lazy <= 10
+
+
 def test_open_files_are_enough_or_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "0")
     limits, raised = [(1024, 4096)], []
     monkeypatch.setattr("planner.lab.launch.meeting.resource.getrlimit", lambda _: limits[0])
     monkeypatch.setattr("planner.lab.launch.meeting.resource.setrlimit", lambda _, pair: raised.append(pair))

@@ -246,6 +246,16 @@ def test_commands_of_plan_files_say_where_one_comes_from(words: tuple[str, ...])
     assert "plan.yaml" not in printed("import")
 
 
+def test_what_is_missing_is_named_with_a_line_that_works() -> None:
+    like = "plan export plan.yaml --to megatron --output run/"
+    assert f"Error: --output missing, like: {like}" in printed("export", "plan.yaml", "--to", "megatron")
+    assert f"Error: the plan file, --to, --output missing, like: {like}" in printed("export")
+    lines = {"compare": "today.yaml plan.yaml", "import": "run.sh --output today.yaml", "calibrate": "a.yaml b.yaml"}
+    for command, line in lines.items():
+        assert f"It is used like: plan {command} {line}" in printed(command)
+    assert "plan first-day --output first-day measures and checks" in printed("profile", "--check")
+
+
 def test_groups_name_what_a_word_was_meant_for_and_have_help() -> None:
     assert "It is a model: plan serve --model llama-8b --gpus 8." in printed("serve", "llama-8b")
     assert "Nearest: estimate" in printed("rl", "estimat")

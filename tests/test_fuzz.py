@@ -125,6 +125,12 @@ def test_predictions_of_a_plan_are_above_zero(key: str, value: Any) -> None:
         plan_from_dict(put(plans()[0], ("estimate", key), value))
 
 
+def test_no_model_has_a_million_layers() -> None:
+    """Found by fuzz: plan 20261189502. An export writes a line for each layer, which took more than 20 s."""
+    with pytest.raises(PlannerError, match="num_layers is 662941; it must be a whole number from 1 to 10000"):
+        plan_from_dict(put(plans()[0], ("workload", "model", "num_layers"), 662941))
+
+
 def test_a_server_that_cannot_hold_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by fuzz: plan 56268. No layout of the training changes what a server holds: none is searched for."""
     monkeypatch.setattr(nearest, "search", None)

@@ -93,6 +93,17 @@ def opened(chrome: Any, width: int = 1440, scheme: str = "light", media: str = "
         time.sleep(0.05)
 
 
+CUT = """
+return [...document.querySelectorAll('.drawing svg')].flatMap(svg => {
+  const room = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('.role-mark text')].filter(one => {
+    const box = one.getBoundingClientRect(), shown = parseFloat(one.getAttribute('opacity') ?? '1') > 0;
+    return shown && box.width > 0 && (box.right > room.right + 2 || box.left < room.left - 2);
+  }).map(one => one.textContent);
+})"""
+"""Texts beside the marks of charts that leave the picture."""
+
+
 def requests(chrome: Any) -> list[str]:
     """Every address that the page asked for; the browser's own start page asks for others."""
     events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
@@ -171,6 +182,9 @@ def test_dark_light_narrow_and_print(driver: Any) -> None:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", printed)
     assert driver.execute_script(colours)[0] == "rgb(255, 255, 255)", "paper is white in dark mode too"
     assert driver.execute_script("return getComputedStyle(document.querySelector('nav')).display") == "none"
+    for width in (390, 720, 1000):
+        opened(driver, width=width)
+        assert driver.execute_script(CUT) == [], width
     opened(driver, width=420)
     wide = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     assert driver.execute_script(wide) == [420, 420], "nothing but charts and tables scrolls sideways"
@@ -284,9 +298,9 @@ def test_the_page_of_a_serve_plan(driver: Any, tmp_path: Path) -> None:
     driver.address = f"file://{file}"
     driver.get_log("browser")
     try:
-        for width in (1440, 400):
+        for width in (1440, 720, 390):
             opened(driver, width)
-            assert driver.get_log("browser") == []
+            assert driver.get_log("browser") == [] and driver.execute_script(CUT) == [], width
             assert not driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
         opened(driver)
         count = "return document.querySelectorAll('#' + arguments[0] + ' ' + arguments[1]).length"
@@ -317,7 +331,7 @@ def test_the_pages_of_mixed_and_rl_plans(driver: Any, tmp_path: Path, of: str) -
     try:
         for width, scheme in ((1440, "light"), (400, "dark")):
             opened(driver, width, scheme=scheme)
-            assert driver.get_log("browser") == []
+            assert driver.get_log("browser") == [] and driver.execute_script(CUT) == [], width
             assert not driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
             drawn = driver.execute_script("return document.querySelectorAll('.drawing svg, .drawing canvas').length")
             assert drawn == len(made.charts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -209,6 +210,33 @@ def test_ranks_alone_end_within_their_limits_and_keep_what_they_found() -> None:
     assert died == "rank 2: its process was ended by SIGKILL during the first half"
     assert failed.startswith("rank 3 failed here: ValueError: no such thing") and stopped == "stopped"
     assert lines["RAISED"] == f"PlannerError {hung}" and lines["TOOK"] == "True"
+
+
+FAR = """
+import time
+from tests.proofs import parity
+from planner.lab.run.workers import Manner, measure_all
+
+def work(split, rank, say):
+    for done in (0.25, 0.5, 1.0):
+        time.sleep(0.6)
+        say("progress", (done, f"{done} of rank {rank}"))
+    return rank
+
+said = []
+measure_all([(rank, parity.combination("llama", dp=8)) for rank in (0, 1)],
+            Manner(work=work, at_once=1, fork=True, where="here"), say=said.append)
+print("SAID", " | ".join(said))
+"""
+
+
+@needs_torch
+def test_a_validation_says_how_far_all_of_it_is_and_how_long_the_rest_takes() -> None:
+    said = script(FAR)["SAID"].split(" | ")
+    assert said[0] == "12 % done; rank 0, 0.25 of rank 0" and said[-1].startswith("100 % done, about")
+    left = re.fullmatch(r"25 % done, about ([\d.]+) s left; rank 0, 0.5 of rank 0", said[1])
+    assert left and 3.0 < float(left[1]) < 8.0
+    assert [one.split(" %")[0] for one in said] == ["12", "25", "50", "62", "75", "100"]
 
 
 WATCHED = """

@@ -65,9 +65,9 @@ def export(
         click.echo("\n".join(target_lines()))
         return
     if file is None or to is None or output is None:
-        raise click.UsageError(
-            "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
-        )
+        given = {"the plan file": file, "--to": to, "--output": output}
+        missing = ", ".join(name for name, value in given.items() if value is None)
+        raise click.UsageError(f"{missing} missing, like: plan export plan.yaml --to megatron --output run/")
     made = _written(file, to, output, launcher, cluster, force)
     for warning in made.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)

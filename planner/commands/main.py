@@ -51,6 +51,12 @@ STOPPED = 130
 """Exit code after Ctrl-C."""
 
 
+LIKE = {
+    "import": "plan import run.sh --output today.yaml",
+    "compare": "plan compare today.yaml plan.yaml",
+    "calibrate": "plan calibrate a.yaml b.yaml c.yaml --output my-cluster.yaml",
+}
+"""Said where a file or a flag is missing, of commands whose files are no plans, or several."""
 MEANT = {
     "--sequence-length": "context context-length ctx seq seq-len seq-length seqlen max-length max-seq-length cutoff-len",
     "--global-batch-size": "batch batch-size gbs global-batch train-batch-size",
@@ -126,6 +132,8 @@ class PlanGroup(click.Group):
         except click.MissingParameter as error:
             from planner.terminal.flags import plan_file_text, takes_plan
 
+            if error.ctx is not None and (like := LIKE.get(error.ctx.info_name or "")):
+                raise click.UsageError(f"{error.format_message()} It is used like: {like}", error.ctx) from None
             if not (isinstance(error.param, click.Argument) and takes_plan(error.ctx)):
                 raise
             raise click.UsageError(f"{error.format_message()} {plan_file_text(error.ctx)}", error.ctx) from None

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,6 +48,8 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     if flag is not None:
         help_text = getattr(flags[flag], "help", None) or ""
         text = f"No such option '{error.option_name}'. Did you mean '{flag}'? {help_text}".rstrip()
+    elif word == "check" and error.ctx is not None and error.ctx.info_name == "profile":
+        text = "No such option '--check': plan first-day --output first-day measures and checks all of a machine in half an hour."
     elif error.option_name in ("--model", "--gpus") and takes_plan(error.ctx):
         text = f"No such option '{error.option_name}': the plan file says it. {plan_file_text(error.ctx)}"
     else:
@@ -208,15 +211,29 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
 
 
 @contextlib.contextmanager
-def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on standard error while a person waits; nothing when piped. The body may call it with further text."""
+def progress(text: str, every: float | None = None) -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error while a person waits; when piped a line in ``every`` seconds, without it nothing. The body may
+    call it with further text."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield _lines(text, every) if every else lambda _: None
         return
     from rich.console import Console
 
     with Console(stderr=True).status(text) as status:
         yield lambda more: status.update(f"{text}: {more}")
+
+
+def _lines(text: str, every: float) -> Callable[[str], None]:
+    """Says the last text as a line of its own, at most once in so many seconds."""
+    last = time.monotonic()
+
+    def say(more: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            print(f"{text}: {more}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def this_program(without: set[str], without_with_value: set[str]) -> list[str]:

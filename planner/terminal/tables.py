@@ -201,7 +201,7 @@ def equal_text(plans: list[Plan]) -> str:
         return ""
     which = "Plan 2 counts" if len(near) == 1 else f"Plans 2 {'and' if len(near) == 2 else 'to'} {near[-1]} count"
     return (
-        f"{which} as equal to 1: less than {percent(ties.equal_gap)} apart, and nearer than that fewer than "
+        f"{which} as equal to 1: less than {percent(math.expm1(ties.equal_gap))} apart, and nearer than that fewer than "
         f"{100 * RIGHT:.0f} % of measured pairs were ordered rightly."
     )
 

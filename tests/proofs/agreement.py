@@ -97,7 +97,8 @@ def measure(one: Row) -> dict[str, Any]:
     [found] = measure_ranks(split, [one.stage * (split.world // split.pp)])
     assert found is not None
     return {
-        "plan": one.text, "held": {name: found.most.held[name] for name in BOUNDS if name != "peak"}, "peak": found.most.total,
+        "plan": one.text, "held": {name: found.most.held[name] for name in BOUNDS if name in found.most.held},
+        "peak": found.most.total,
         "microbatches": found.microbatches, "layers_run": found.layers_run, "seconds": round(found.seconds, 1),
     }  # fmt: skip
 

@@ -22,7 +22,8 @@ without a pipeline (zero 3: weights gathered are the layer's and the next one's;
     last layer   a + its transient + r U + new gradients              + w (U + E)
     embedding    w E + max(r E, r U)                                  + G
     and G more everywhere from the second microbatch on. With replicas what was all-reduced stays until the next pass.
-pipeline (schedules keep weights gathered, and add up unsharded gradients in r bytes: r N + w N, until the last pass)
+pipeline (schedules keep weights gathered, of many virtual stages a few, and add up unsharded gradients in r bytes: r N + w N,
+until the last pass)
     backward     A - output + transient + receive buffers, before the first gradients (all k in flight) and with all
                  of them (k, where a microbatch has been through)
     embedding    A - one microbatch + w E whole
@@ -209,7 +210,10 @@ def state_parts(
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
-        "gathered": (gathered_parameters(workload, parameters) - outside * parameters.expert * layer) * on,
+        "gathered": _gathered_at_once(
+            trainer, layout, (gathered_parameters(workload, parameters) - outside * parameters.expert * layer) * on,
+            (head + first) * gathered * on,
+        ),
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
         "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
         "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),
@@ -224,6 +228,16 @@ def state_parts(
         "copied": copied * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
+
+
+def _gathered_at_once(trainer: Trainer, layout: Layout, weights: Floats, ends: Floats) -> Floats:
+    """Of a stage's gathered weights what is there at its peak: ends + (W - ends) min(1, k / v), of v virtual stages at most k.
+
+    Embedding and head are, as the peak lies in the pass of the virtual stage that has them.  [torch 2.13, _add_unshard_reshard]
+    """
+    virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
+    most = trainer.stored.gathered_virtual_stages or np.inf
+    return ends + (weights - ends) * np.minimum(most / virtual, 1.0)
 
 
 def _further_parts(

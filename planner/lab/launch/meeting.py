@@ -28,6 +28,8 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "NCCL_DEBUG": "WARN",
 }  # fmt: skip
 """Where the user has set nothing: errors end the process, the last collectives are kept for a dump, NCCL says what is wrong."""
+MESH = 64
+"""Ranks up to which gloo may connect all with all at the start: eight nodes."""
 OPEN_FILES = 256
 """Of a rank besides its connections to the others, which are as many as there are ranks: libraries, devices, the network."""
 
@@ -106,14 +108,20 @@ def own_gpu(place: Place, count: int) -> int:
 
 
 def allow_connections(world: int) -> None:
-    """Raises this process's limit of open files as far as it may; gloo connects every rank with every other. Raises PlannerError
-    where it may not go far enough."""
+    """Raises this process's limit of open files as far as it may. Raises PlannerError where it may not go far enough.
+
+    gloo connects every rank with every other when a group forms, at a thousand ranks a million connections through one store
+    [pytorch/gloo issue 419]. Above MESH ranks each connects when it first sends: its collectives need some log2 of all
+    [torch 2.8, ProcessGroupGloo.hpp; 48 ranks: 11 sockets a rank in place of 48, 2026-11-28]. What the user has set stays.
+    """
+    if world > MESH:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = float("inf") if hard == resource.RLIM_INFINITY else hard
     needed = world + OPEN_FILES
     if most < needed:
         raise PlannerError(
-            f"each of {world} ranks is connected with every other one and needs about {needed} open files; the limit here is "
+            f"each of {world} ranks may be connected with every other one and needs about {needed} open files; the limit here is "
             f"{hard}: ulimit -Hn {needed} (or LimitNOFILE of the service that starts the ranks)"
         )
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -7,6 +7,7 @@ groups because they work on parts of tokens.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -304,6 +305,12 @@ SAC_IGNORED_OPS.update(
 )
 
 
+@cache
+def _always_kept(function: Any) -> bool:
+    """By its name; asked for every operation of a layer."""
+    return any(name in str(function) for name in ("flash_attention", "reduce_scatter_tensor", "all_to_all_single"))
+
+
 def every_second_matmul() -> Any:
     """Contexts of selective recompute: attention, reduce-scatters, all-to-alls and every other matrix product are kept.
 
@@ -317,8 +324,7 @@ def every_second_matmul() -> Any:
         if function in products:
             seen[ctx.is_recompute] += 1
             return CheckpointPolicy.MUST_SAVE if seen[ctx.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
-        kept = any(name in str(function) for name in ("flash_attention", "reduce_scatter_tensor", "all_to_all_single"))
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if _always_kept(function) else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 

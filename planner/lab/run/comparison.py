@@ -77,9 +77,11 @@ def attention_said(priced: str, ran: Iterable[str]) -> list[str]:
     return [f"attention ran as torch's {' and '.join(names)} kernel; it is priced as {priced}"] if names else []
 
 
-def memory_row(what: str, predicted: float, measured: float) -> dict[str, Any]:
-    """One line of the table, GiB; the error is predicted / measured - 1."""
-    error = predicted / measured - 1.0 if measured else (0.0 if abs(predicted) < 1.0 else float("inf"))
+def memory_row(what: str, predicted: float, measured: float, added: float = 0.0) -> dict[str, Any]:
+    """One line of the table, GiB; the error is predicted / measured - 1, less bytes that were added to what was measured because
+    they are known: of many receive buffers they would hide any error."""
+    rest, seen = predicted - added, measured - added
+    error = rest / seen - 1.0 if seen else (0.0 if abs(rest) < 1.0 else float("inf"))
     bound = BOUNDS.get(what)
     compared = error < 1e9 and what != "temporary"  # predicted as its part of the peak, measured at its own highest moment
     return {
@@ -89,12 +91,13 @@ def memory_row(what: str, predicted: float, measured: float) -> dict[str, Any]:
 
 
 def rank_memory(
-    asked: Question, rank: int, stage: int, measured: dict[str, float], at_peak: dict[str, int]
+    asked: Question, rank: int, stage: int, measured: dict[str, float], at_peak: dict[str, int], added: float = 0.0
 ) -> dict[str, Any]:
-    """Memory of one rank as every level writes it; ``measured`` has bytes of the categories that were seen, and of the peak."""
+    """Memory of one rank as every level writes it; ``measured`` has bytes of the categories that were seen, and of the peak, in
+    which ``added`` are those of microbatches that were not run."""
     predicted = predicted_memory(asked, stage)
     names = [name for name in (*NAMES.values(), "host", "peak") if name in measured]
-    rows = [memory_row(name, predicted[name], measured[name]) for name in names]
+    rows = [memory_row(name, predicted[name], measured[name], added * (name == "peak")) for name in names]
     split = asked.split
     if split.linear and split.fused and split.recompute != "selective":
         said = {"note": MADE_AGAIN.format(split.linear)}
@@ -111,7 +114,7 @@ def tracked_rank(asked: Question, measured: Any) -> dict[str, Any]:
     most = measured.most
     seen = {**most.held, **({"host": measured.host_bytes} if measured.host_bytes else {}), "peak": most.total}
     return {
-        **rank_memory(asked, measured.rank, measured.stage, seen, most.parts),
+        **rank_memory(asked, measured.rank, measured.stage, seen, most.parts, measured.unseen_receive_bytes),
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
         "layers_run": measured.layers_run, "traffic": compared_traffic(asked, measured),

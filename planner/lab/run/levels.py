@@ -27,7 +27,7 @@ from planner.plan_file import Plan, plan_from_dict
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced, price
 from planner.trainer import Trainer, load_trainer
-from planner.units import KIB, format_bytes, format_seconds
+from planner.units import GIB, KIB, format_bytes, format_seconds
 from planner.workload import LOW_PRECISIONS, Workload
 
 START = 120.0
@@ -43,6 +43,11 @@ PREDICTED = 10.0
 LONGER = "; if {what} only needs longer, raise --timeout"
 """Said of what has hung."""
 
+OTHER_MEMORY = (
+    "memory is that of torchtitan, predicted and measured alike: the {size} that the plan names are what {trainer} needs, and are "
+    "not compared here (--trainer megatron or --trainer-log on its GPUs does that)"
+)
+"""Said of a plan of another trainer, whose peak is not in the tables."""
 POSITIONS = ("first", "middle", "last")
 """The cost model's three kinds of stages, by ``timeline.passes.stage_kind``."""
 
@@ -85,7 +90,7 @@ def question(plan: Plan) -> Question:
         changes.append(f"trainer torchtitan instead of {trainer.name}, whose memory the torch model has not")
         trainer = load_trainer("torchtitan")
         layout, more = _as_torchtitan(layout)
-        changes += more
+        changes += [*more, OTHER_MEMORY.format(size=format_bytes(plan.prediction.memory_peak_gib * GIB), trainer=plan.trainer)]
     cluster = plan.cluster()
     try:
         on_device = layout.replace(offload_optimizer=0)  # states on the host are run whichever trainer has them, and so is fp8

@@ -7,6 +7,7 @@ is left. All else is temporary: gathered weights, gradients on their way, buffer
 """
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ from planner.lab.run.host_states import HostStates, local
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensors that hold another one and no memory."""
 WAIT = torch.ops._c10d_functional.wait_tensor.default
+DEVICE = torch.ops.prim.device.default
 LOSS_GRADIENTS = ("planner.loss_gradient", "nll_loss_backward", "_log_softmax_backward_data")
 """Operations of the backward pass whose results, gradients of logits, count as activations."""
 CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "temporary")
@@ -75,6 +77,13 @@ def overall(points: Iterable[Most]) -> Most:
 def operation_of(name: str) -> str:
     """One of ours for torch's name of a collective; "" = none."""
     return next((word for start, word in OPERATIONS.items() if name.lstrip("_").startswith(start)), "")
+
+
+@functools.cache
+def _kind(func: Any) -> tuple[bool, bool]:
+    """Whether an operation is a collective, and whether it makes gradients of logits."""
+    collective = func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+    return collective, any(name in str(func) for name in LOSS_GRADIENTS)
 
 
 def optimizer_states(optimizer: Any) -> list[Any]:
@@ -129,6 +138,8 @@ class MemoryTracker(TorchDispatchMode):
         self._grown(*CATEGORIES)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # asked for before nearly every operation, and makes nothing
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
         if func is WAIT:  # gives back what it waited for; on fake tensors it would be a second buffer
@@ -136,14 +147,15 @@ class MemoryTracker(TorchDispatchMode):
                 func(*args)
             return args[0]
         out = func(*args, **(kwargs or {}))
-        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+        communicates, of_loss = _kind(func)
+        if communicates:
             self._count(operation_of(func._opname), pytree.tree_leaves((args, kwargs)), out)
         if not ForwardPass.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
             self._grown("activations")
-        activations = ForwardPass.depth or any(name in str(func) for name in LOSS_GRADIENTS)
-        for tensor in pytree.tree_leaves(out):
+        category = "activations" if ForwardPass.depth or of_loss else "temporary"
+        for tensor in (out,) if isinstance(out, torch.Tensor) else pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
-                self._see(tensor, "activations" if activations else "temporary")
+                self._see(tensor, category)
         return out
 
     @contextlib.contextmanager
@@ -179,7 +191,8 @@ class MemoryTracker(TorchDispatchMode):
         return resize
 
     def _see(self, tensor: Any, category: str) -> None:
-        if self._blind or tensor.device.type == "meta":
+        device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device  # the latter is an operation of its own
+        if self._blind or device.type == "meta":
             return
         storage = tensor.untyped_storage()
         key = storage._cdata

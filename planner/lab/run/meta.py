@@ -56,7 +56,7 @@ def run(task: Task) -> dict[str, Any]:
     count = "1 rank" if len(wanted) == 1 else f"{len(wanted)} ranks"
     stated = f"{format_seconds(limit)} for each ({FAKE:.0f} times --timeout), then it is named and ended"
     print(f"{count} on fake tensors. Limit: {stated}", file=sys.stderr, flush=True)
-    with progress(f"level meta: {count}") as say:
+    with progress(f"level meta: {count}", every=30.0) as say:
         every = measure_ranks(task.asked.split, wanted, limit=limit, say=say, lost=gone.append)
     found = result(task.asked, [one for one in every if one is not None]) | {"limits": {"rank_seconds": limit}}
     if not gone:
@@ -82,7 +82,7 @@ def measure_ranks(
     lost: Callable[[Lost], object] | None = None,
 ) -> list[Measured | None]:  # fmt: skip
     """The step of each rank, in processes of their own; of a deep stage the line through two shallow ones (depth.py)."""
-    manner = Manner(work=measure, at_once=os.cpu_count() or 1, fork=True, where="on fake tensors", limit=limit)
+    manner = Manner(work=measure, at_once=len(os.sched_getaffinity(0)), fork=True, where="on fake tensors", limit=limit)
     deep = {rank: depths(split, rank * split.pp // split.world) for rank in ranks}
     jobs = [(rank, job) for rank, pair in deep.items() for job in (pair[:2] if pair else (split,))]
     every, found = iter(measure_all(jobs, manner, say=say, lost=lost)), []
@@ -222,10 +222,20 @@ class RankAlone:
         count = self._passes[number]
         if where == -1:
             self.tracker.at((number, count, "behind", 0))
-        output.register_hook(lambda _: self.tracker.at((number, count, "backward", where)))
+        output.register_hook(partial(self._back, (number, count, "backward", where)))
+        self._progress()
+
+    def _back(self, point: tuple[int, int, str, int | None], _: torch.Tensor) -> None:
+        """The backward pass of a layer begins."""
+        self.tracker.at(point)
+        self._progress()
+
+    def _progress(self) -> None:
+        """One more pass of a layer; forward and backward ones, as most of the time is the latter's."""
         self._layers_done += 1
-        layers = sum(len(part.layers) for part in self.run.parts) * self.split.num_microbatches
-        self.tell("progress", f"stage {self.run.rank['pp']}: {self._layers_done} of {layers} layers")
+        passes = 2 * sum(len(part.layers) for part in self.run.parts) * self.split.num_microbatches
+        words = f"stage {self.run.rank['pp']}: {self._layers_done} of {passes} passes of layers"
+        self.tell("progress", (self._layers_done / passes, words))
 
     def _name_gradients(self) -> None:
         self.tracker.assign("gradients", [p.grad for p in self.kept if p.grad is not None])

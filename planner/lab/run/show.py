@@ -288,7 +288,10 @@ def _rank(ranks: list[dict[str, Any]], *, worst: bool) -> Iterator[RenderableTyp
     more = one.get("receive_buffers_added_gib")
     if more:
         others = format_bytes(more * GIB)
-        yield f"{one['microbatches_run']} microbatches were run; the receive buffers of the others, {others}, are added."
+        yield (
+            f"{one['microbatches_run']} microbatches were run, which show the peak; the receive buffers of the others, {others}, "
+            "are added. The error of the peak is of the rest."
+        )
 
 
 def _size(value: float) -> str:

@@ -20,9 +20,11 @@ from planner.units import format_seconds
 PR_SET_PDEATHSIG = 1
 """A process gets a signal when its parent ends  [man prctl]."""
 
+TELLING = 0.05
+"""Share of the work that must be done before it says how long the rest takes."""
 
 Tell = Callable[[str, Any], object]
-"""How a rank reports to the process that started it, a kind and its content: ``progress`` (how far it is, in words), ``begin``
+"""How a rank reports to the process that started it, a kind and its content: ``progress`` (share done, and in words), ``begin``
 (what comes next, and after how many seconds it has hung), ``kept`` (what it has found so far: it outlives the process)."""
 
 
@@ -81,6 +83,8 @@ class _Running:
     """When it has hung, on the monotonic clock."""
     phase: str = "its step"
     kept: Any = None
+    share: float = 0.0
+    """Of its work that is done."""
 
     def lost(self, kind: str, sentence: str) -> Lost:
         """Why it does not come to its end."""
@@ -96,7 +100,7 @@ def measure_all(
     A rank that hangs, fails or is lost raises PlannerError; with ``lost`` it is reported there, its result is None and the
     others run on, but for an interruption, after which no more is started. ``begun`` gets every phase of a rank.
     """
-    pool, waiting = _Pool(manner, say, lost, begun), list(enumerate(jobs))
+    pool, waiting = _Pool(manner, say, lost, begun, len(jobs)), list(enumerate(jobs))
     try:
         with termination_interrupts():
             while waiting or pool.running:
@@ -122,8 +126,11 @@ def measure_all(
 class _Pool:
     """The processes and what they found."""
 
-    def __init__(self, manner: Manner, say: Callable[[str], object], lost: Any, begun: Callable[[str], object]) -> None:
-        self.manner, self.say, self.lost, self.begun = manner, say, lost, begun
+    def __init__(
+        self, manner: Manner, say: Callable[[str], object], lost: Any, begun: Callable[[str], object], jobs: int
+    ) -> None:
+        self.manner, self.say, self.lost, self.begun, self.jobs = manner, say, lost, begun, jobs
+        self.started = time.monotonic()
         self.context: Any = multiprocessing.get_context("fork" if manner.fork else "spawn")
         self.running: dict[Any, _Running] = {}
         """By the pipe that is heard."""
@@ -165,7 +172,8 @@ class _Pool:
             self.lose(pipe, "died", f"rank {one.rank}: its process {ended} during {one.phase}")
             return
         if kind == "progress":
-            self.say(f"rank {one.rank}, {content}")
+            one.share, words = content
+            self.say(f"{self.far()}; rank {one.rank}, {words}")
         elif kind == "begin":
             one.phase, one.limit = content
             one.until = time.monotonic() + one.limit
@@ -178,6 +186,13 @@ class _Pool:
             self.found[one.number] = content
             del self.running[pipe]
             one.process.join()
+
+    def far(self) -> str:
+        """How much of all is done, and what that promises of the rest: the jobs are much alike."""
+        done = (len(self.found) + len(self.gone) + sum(one.share for one in self.running.values())) / self.jobs
+        spent = time.monotonic() - self.started
+        left = f", about {format_seconds(spent / done * (1.0 - done))} left" if done > TELLING and spent > 1.0 else ""
+        return f"{100.0 * min(done, 1.0):.0f} % done{left}"
 
     def lose(self, pipe: Any, kind: str, sentence: str) -> None:
         """Ends a rank. Raises PlannerError where nobody wants to know of it."""

@@ -204,7 +204,7 @@ def memory_chart(about: Subject) -> Chart:
     largest = max(worst.memory, key=lambda name: worst.memory[name])
     margin = limit - worst.peak / GIB
     left = f"a margin of {shown(margin, 'gib')}" if margin >= 0 else f"{shown(-margin, 'gib')} too much"
-    where = f"Stage {worst.rank} of {len(ranks)} needs most," if len(ranks) > 1 else "A GPU needs"
+    where = f"Of stages 0 to {len(ranks) - 1} stage {worst.rank} needs most," if len(ranks) > 1 else "A GPU needs"
     reading = (
         f"{where} {shown(worst.peak / GIB, 'gib')} against {shown(limit, 'gib')} usable: {left}. The largest part is "
         f"{COMPONENT_TEXT[largest]} with {shown(worst.memory[largest] / GIB, 'gib')}"

@@ -83,7 +83,7 @@ def _print_flips(console: Console, one: Reading) -> None:
 
 
 def _print_equal(console: Console, found: Sensitivity) -> None:
-    gap = percent(found.ties.equal_gap)
+    gap = percent(math.expm1(found.ties.equal_gap))
     console.print(Text(f"Plans within the model's error of the choice (less than {gap} slower)", style="italic"))
     if not found.equal:
         console.print("None: the next plan is predicted further behind than that.")
