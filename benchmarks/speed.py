@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ MIXED_MODELS = (
 )  # fmt: skip
 MIXED_BATCH = 1024
 SERVE = [sys.executable, "-m", "cli", "serve", "--model", "llama-70b", "--gpus", "8"]
-SERVED = (
+SERVED: tuple[tuple[str, int, str, dict[str, Any]], ...] = (
     ("llama-3.1-8b", 8, "h100-sxm", {}), ("llama-3.1-70b", 8, "h100-sxm", {}), ("llama-3.1-405b", 256, "b200-sxm", {}),
     ("mixtral-8x7b", 64, "h200-sxm", {}), ("qwen3-32b", 256, "b200-sxm", {}), ("qwen3-235b-a22b", 256, "b200-sxm", {}),
     ("qwen3-235b-a22b", 1024, "gb200", {}), ("deepseek-v3", 1024, "h200-sxm", {}), ("gpt-oss-120b", 1024, "b200-sxm", {}),
