@@ -36,22 +36,24 @@ def print_what_if(console: Console, found: WhatIf) -> None:
     console.print()
     cards = [row for row in rows if row.by_price]
     changes = [row for row in rows if not row.by_price]
-    if not cards or len(changes) > 1:  # else the base's own row among the cards says it
+    alone = bool(cards) and len(changes) == 1  # the base's own row among the cards says it
+    if not alone:
         console.print(rows_table(changes, narrow=console.width < 100))
     if cards:
         print_cheapest(console, cards, rows[0], money)
         console.print()
     if tokens is not None:
-        alone = cards and len(changes) == 1
         console.print(costs_table([*([] if alone else changes), *(row for row in cards if row.costs is not None)], tokens))
     if found.warning:
         console.print(Text(found.warning, style="yellow"))
         console.print()
     print_price_lists(console, cards)
-    if not cards or len(changes) > 1:
+    if not alone:
         print_reasons(console, changes)
     for flag, members in found.sweeps(LEAST_SWEEP).items():
         _print_sweep(console, flag, members)
+    if not alone:
+        console.print()
     print_basis(console, rows, with_energy=tokens is not None)
 
 
