@@ -250,7 +250,8 @@ def test_what_is_missing_is_named_with_a_line_that_works() -> None:
     like = "plan export plan.yaml --to megatron --output run/"
     assert f"Error: --output missing, like: {like}" in printed("export", "plan.yaml", "--to", "megatron")
     assert f"Error: the plan file, --to, --output missing, like: {like}" in printed("export")
-    for command, line in (("compare", "today.yaml plan.yaml"), ("import", "run.sh --output today.yaml"), ("calibrate", "a.yaml b.yaml")):
+    lines = {"compare": "today.yaml plan.yaml", "import": "run.sh --output today.yaml", "calibrate": "a.yaml b.yaml"}
+    for command, line in lines.items():
         assert f"It is used like: plan {command} {line}" in printed(command)
     assert "plan first-day --output first-day measures and checks" in printed("profile", "--check")
 
