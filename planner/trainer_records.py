@@ -162,8 +162,6 @@ class Stored:
     is not ``full``."""
     whole_table_gradient: bool
     """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
-    gathered_virtual_stages: Annotated[int, within(0, 99)]
-    """Virtual stages whose gathered weights a pipeline's schedule holds at most: it drops and gathers the others again; 0 = all."""
     weighted_experts: bool
     """Outputs of routed experts are kept for the gradient of the routing weights that multiply them."""
     recompute_stops_early: bool

@@ -109,6 +109,10 @@ class OwnTerms:
         ``record_stream_bytes``) gives blocks back and allocates them anew."""
         return 0.0
 
+    def most_gathered(self) -> int:
+        """Virtual stages whose gathered weights a pipeline's schedule holds at most; 0 = all."""
+        return 0
+
     def frozen_gradients(self) -> float:
         """Bytes per frozen parameter of gradients that sharded data parallelism makes all the same, and keeps whole on every rank
         while microbatches are accumulated."""

@@ -22,18 +22,14 @@ without a pipeline (zero 3: weights gathered are the layer's and the next one's;
     last layer   a + its transient + r U + new gradients              + w (U + E)
     embedding    w E + max(r E, r U)                                  + G
     and G more everywhere from the second microbatch on. With replicas what was all-reduced stays until the next pass.
-pipeline (schedules keep weights gathered, of many virtual stages a few, and add up unsharded gradients in r bytes: r N + w N,
-until the last pass)
+pipeline (weights stay gathered, of many virtual stages a few; unsharded gradients add up: r N + w N, until the last pass)
     backward     A - output + transient + receive buffers, before the first gradients (all k in flight) and with all
                  of them (k, where a microbatch has been through)
     embedding    A - one microbatch + w E whole
     end          r (largest of the units that come first)
-    Where weight gradients come later, a microbatch keeps all its activations meanwhile, and the output gradient of every
-    linear layer.
-
+    Where weight gradients come later, a microbatch keeps all its activations and the output gradient of every linear layer.
 Attention that holds more in its backward pass than its gradients (``OwnTerms.attention_gradient_bytes``) has that on top of what is
 left of its layer: all but the inner tensors of the MLP.
-
 The gradient of a row-wise split embedding is whole on every rank of tensor parallelism (``whole_table_gradient``).
 [torch 2.13, _fully_shard: _fsdp_param_group, _fsdp_collectives; distributed.pipelining, stage: fwd_cache,
 backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
@@ -52,6 +48,7 @@ from planner.cost.pipeline.partition import (
     Stages,
     column,
     experts_outside,
+    gathered_at_once,
     gathered_bytes,
     gathered_parameters,
     layer_bytes,
@@ -210,10 +207,7 @@ def state_parts(
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
-        "gathered": _gathered_at_once(
-            trainer, layout, (gathered_parameters(workload, parameters) - outside * parameters.expert * layer) * on,
-            (head + first) * gathered * on,
-        ),
+        "gathered": (gathered_parameters(workload, parameters) - outside * parameters.expert * layer) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
         "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
         "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),
@@ -227,17 +221,9 @@ def state_parts(
         "received": stage_output_bytes(workload, layout) * micro * _received(layout, stages) * pipelined,
         "copied": copied * reduced * learned, **_further_parts(workload, trainer, layout, stages, head),
     }  # fmt: skip
+    most = sum(term.most_gathered() for term in trainer.terms)
+    parts["gathered"] = gathered_at_once(most, layout, parts["gathered"], (head + first) * gathered * on)
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
-
-
-def _gathered_at_once(trainer: Trainer, layout: Layout, weights: Floats, ends: Floats) -> Floats:
-    """Of a stage's gathered weights what is there at its peak: ends + (W - ends) min(1, k / v), of v virtual stages at most k.
-
-    Embedding and head are, as the peak lies in the pass of the virtual stage that has them.  [torch 2.13, _add_unshard_reshard]
-    """
-    virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
-    most = trainer.stored.gathered_virtual_stages or np.inf
-    return ends + (weights - ends) * np.minimum(most / virtual, 1.0)
 
 
 def _further_parts(

@@ -10,7 +10,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
 from planner.cost.state_dtypes import frozen_element, frozen_other
-from planner.layout import Layout, is_v_shaped
+from planner.layout import Layout, Schedule, is_v_shaped
 from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -337,3 +337,12 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
     linear = linear + copies * (workload.frozen_weights != "fp8")
     share = parameters.linear / np.maximum(parameters.dense, 1.0)
     return share * linear + (1.0 - share) * other, np.full((1, 1), linear if trainer.kernels.linear_experts else other)
+
+
+def gathered_at_once(most: int, layout: Layout, weights: Floats, ends: Floats) -> Floats:
+    """Of a stage's gathered weights what is there at its peak: ends + (W - ends) min(1, k / v), of v virtual stages at most k.
+
+    Embedding and head are, as the peak lies in the pass of the virtual stage that has them.  [torch 2.13, _add_unshard_reshard]
+    """
+    virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
+    return ends + (weights - ends) * np.minimum((most or np.inf) / virtual, 1.0)

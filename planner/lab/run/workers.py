@@ -191,7 +191,7 @@ class _Pool:
         """How much of all is done, and what that promises of the rest: the jobs are much alike."""
         done = (len(self.found) + len(self.gone) + sum(one.share for one in self.running.values())) / self.jobs
         spent = time.monotonic() - self.started
-        left = f", about {format_seconds(spent / done * (1.0 - done))} left" if done > TELLING and spent > 1.0 else ""
+        left = f", about {spent / done * (1.0 - done):.0f} s left" if done > TELLING and spent > 1.0 else ""
         return f"{100.0 * min(done, 1.0):.0f} % done{left}"
 
     def lose(self, pipe: Any, kind: str, sentence: str) -> None:

@@ -24,6 +24,12 @@ class Terms(OwnTerms):
 
     repeats_key_values: bool = False
     """Key and value heads are repeated for all query heads before attention: context parallelism exchanges so many."""
+    gathered_virtual_stages: int = 0
+    """Virtual stages whose gathered weights a schedule holds at most: it drops and gathers the others again; 0 = all."""
+
+    def most_gathered(self) -> int:
+        """As its schedules say."""
+        return self.gathered_virtual_stages
 
     def layer(
         self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
