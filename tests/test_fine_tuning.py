@@ -22,6 +22,7 @@ from planner.commands.main import main as cli
 from planner.cost.estimate import Estimate, estimate
 from planner.cost.parameters import total_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
+from planner.cost.state_dtypes import stored_as
 from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
 from planner.errors import PlannerError
 from planner.layout import Layout
@@ -184,7 +185,8 @@ def test_a_pair_is_two_sequences_and_a_forward_pass_more() -> None:
     one, two = job("gqa", "trl", objective="dpo"), job("gqa", "trl")
     layout = Layout(dp=8, zero=3, num_microbatches=4)
     found = price_blocks(one.workload, one.cluster, one.trainer, layout)
-    usual = price_blocks(two.workload, two.cluster, two.trainer, layout.replace(micro_batch_size=2))
+    loss = stored_as(one.workload, two.trainer)  # DPO reads all logits
+    usual = price_blocks(two.workload, two.cluster, loss, layout.replace(micro_batch_size=2))
     for part in ("dense", "head", "embedding"):
         pair, sequences = getattr(found, part), getattr(usual, part)
         for name in ("forward", "launches_forward", "dgrad", "wgrad", "recompute", "flop"):

@@ -196,7 +196,7 @@ def test_unknown_architecture_sentences() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"num_layers": 0}, "num_layers is 0; it must be a whole number from 1 to 1000000000"),
+        ({"num_layers": 0}, "num_layers is 0; it must be a whole number from 1 to 10000"),
         ({"hidden_size": -64}, "hidden_size is -64; it must be a whole number from 1 to 1000000000"),
         ({"vocab_size": 2 * 10**9}, "vocab_size is 2000000000; it must be a whole number from 1 to 1000000000"),
         ({"ffn_size": 10**400}, "ffn_size is 1" + 56 * "0" + "...; it must be a whole number"),

@@ -14,7 +14,7 @@ def print_serving_fit(console: Console, found: ServingFit) -> None:
     names = {
         "step": "a step", "sequence": "a sequence in it", "streamed": "of that, the response with its token",
         "relayed": "its token from stage to stage", "launch": "a kernel outside a graph", "exposed": "of that, idle on the GPU",
-        "prompt_token": "a prompt token", "first_token": "a request before its first token",
+        "response": "a response of the server", "prompt_token": "a prompt token", "first_token": "a request before its first token",
     }  # fmt: skip
     lines = [
         (names[name], seconds(before), seconds(found.engine.host[name])) for name, before in found.base.host.items()
