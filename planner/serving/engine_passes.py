@@ -35,7 +35,7 @@ class Engine:
         self.seldom = np.maximum(np.asarray(layout.receive_interval, dtype=np.float64), self.hold)
         """Decodes between two passes that may take prompts."""
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
-        self.speed = traffic.speculation.tokens_per_step if traffic.speculation else 1.0
+        self.speed = traffic.tokens_per_step
         self.streamed = traffic.client != "process" or traffic.load != "offline"
         """Whether tokens are sent as they come: who asks for throughput alone, inside the engine's process, takes whole answers."""
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)

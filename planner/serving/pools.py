@@ -192,9 +192,8 @@ def sent_at_most(served: Served, decode: ServingLayout, traffic: Traffic) -> Any
     host = served.engine.host
     if host["response"] <= 0.0 or traffic.stream <= 0.0:
         return np.inf
-    tokens = traffic.stream * (traffic.speculation.tokens_per_step if traffic.speculation else 1.0)
     cut = host["prompt_token"] * traffic.input.mean if traffic.client == "http" else 0.0
-    return decode.replicas / (traffic.output.mean * host["response"] / tokens + cut)
+    return decode.replicas / (traffic.output.mean * host["response"] / (traffic.stream * traffic.tokens_per_step) + cut)
 
 
 def slowed(rate: Any, stop: Any) -> Any:

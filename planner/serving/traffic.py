@@ -105,6 +105,11 @@ class Traffic:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def tokens_per_step(self) -> float:
+        """What one step yields of a sequence."""
+        return self.speculation.tokens_per_step if self.speculation else 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:

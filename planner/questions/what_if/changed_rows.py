@@ -136,11 +136,13 @@ def row_of(
     except PlannerError as error:
         return None, dataclasses.replace(row, why=str(error))
     row, work = priced_row(row, resolved, pricing), resolved.job.workload
-    found, rates = known or best_of(resolved, pins, rate=rate), pricing.rates(row.hardware, resolved.job.cluster.hardware)
+    found = known or best_of(resolved, pins, rate=rate)
     row = dataclasses.replace(row, fits=found.fits, why=_why(variant, found, base))
     one, reached, total = found.prediction, found.tokens_per_second, None
     if one is None or reached is None:
         return found, row
+    rates = row.rates
+    assert rates is not None  # those of a row that was priced
     if pricing.tokens is not None:
         total = costs(
             rates, num_gpus=row.num_gpus, step_time_s=one.step_time_s, tokens=pricing.tokens, tokens_per_step=work.tokens

@@ -63,6 +63,8 @@ class _Card:
     name: str
     least: float = 0.0
     """USD per million tokens; 0 = not known, or already searched."""
+    step: float = 0.0
+    """Seconds of a step that costs so much."""
     resolved: ResolvedJob | None = None
     """The job on it, where there is such a bound."""
 
@@ -76,10 +78,11 @@ class _Card:
             resolved = variant.resolved()
             job = resolved.job
             check_workload(job.workload, job.cluster, job.trainer)
-            least = _dollars(ask, resolved, least_step(job, ask.pins))
+            step = least_step(job, ask.pins)
+            least = _dollars(ask, resolved, step)
         except PlannerError:  # its row says why
             return cls(name=name)
-        return cls(name=name) if least is None else cls(name=name, least=least, resolved=resolved)
+        return cls(name=name) if least is None else cls(name=name, least=least, step=step, resolved=resolved)
 
 
 def _on_hardware(ask: Question, card: _Card, lowest: float) -> Row:
@@ -89,10 +92,10 @@ def _on_hardware(ask: Question, card: _Card, lowest: float) -> Row:
     if resolved is None or not math.isfinite(lowest):
         known = ask.first if _is_base(ask, variant) else None
         return row_of(variant, ask.first, ask.pins, ask.pricing, known=known)[1]
-    job, why = resolved.job, "by its computation alone"
-    step = least_step(job, ask.pins)
+    step, why = card.step, "by its computation alone"
     if card.least < lowest:
-        rate = (_dollars(ask, resolved, job.workload.tokens) or 0.0) / lowest  # a step of so many seconds: one token a second
+        tokens = resolved.job.workload.tokens
+        rate = (_dollars(ask, resolved, tokens) or 0.0) / lowest  # a step of so many seconds: one token a second
         found, row = row_of(variant, ask.first, ask.pins, ask.pricing, rate=rate)
         if found is None or found.finding is None or found.finding.too_slow is None:
             return row

@@ -228,12 +228,12 @@ class ServeJob:
     def stream_interval(self, pool: Pool) -> int:
         """Steps whose tokens a response holds: as planned, or so many that the process that makes a server's responses is busy at
         most half of the time."""
-        if self.plan.traffic.stream:
-            return math.ceil(self.plan.traffic.stream)
-        if self.plan.prediction is None or pool.name == "prefill":
+        traffic, found = self.plan.traffic, self.plan.prediction
+        if traffic.stream:
+            return math.ceil(traffic.stream)
+        if found is None or pool.name == "prefill":
             return 1
-        tokens = self.speculation.tokens_per_step if self.speculation else 1.0
-        rate = self.plan.prediction.output_tokens_per_second / pool.engines / tokens
+        rate = found.output_tokens_per_second / pool.engines / traffic.tokens_per_step
         return max(math.ceil(2.0 * rate * self.engine.host["response"]), 1)
 
     def memory_share(self, pool: Pool) -> float | None:

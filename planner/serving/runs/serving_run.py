@@ -166,7 +166,7 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         raise PlannerError(f"load: {kind} without a value")
     hit = row.get("options").get("prefix_cache_hit")
     hit = float(hit) if isinstance(hit, (int, float)) and not isinstance(hit, bool) and 0 <= hit < 0.999 else 0.0
-    speculation = _speculation(row)
+    speculation, pools = _speculation(row), pools_of(row)
     said = f"{said}, draft of one token, 85 % accepted".lstrip(", ") if speculation else said
     traffic = Traffic(
         **lengths,
@@ -174,9 +174,9 @@ def traffic_of(row: ServingRow, split: Split) -> tuple[Traffic, str]:
         value=float(value),
         prefix_hit=hit,
         speculation=speculation,
-        waves=_waves(row, kind, value),
-        client=pools_of(row).get("client", method_of(row).get("client", "http")),
-        stream=pools_of(row).get("stream", 0.0),
+        waves=_waves(row, kind, value, pools),
+        client=pools.get("client", method_of(row).get("client", "http")),
+        stream=pools.get("stream", 0.0),
     )
     return traffic, said
 
@@ -186,12 +186,12 @@ def _speculation(row: ServingRow) -> Speculation | None:
     return None if said in ("none", "off", "false") else MTP
 
 
-def _waves(row: ServingRow, kind: str, value: float) -> float | None:
+def _waves(row: ServingRow, kind: str, value: float, pools: Mapping[str, Any]) -> float | None:
     """Requests sent over those in flight, as the row or the method of its source says."""
     if kind != "concurrency":
         return None
     requests = row.get("load.requests")
-    waves = requests / value if requests else pools_of(row).get("waves", method_of(row).get("waves"))
+    waves = requests / value if requests else pools.get("waves", method_of(row).get("waves"))
     return None if waves is None else max(float(waves), 1.0)
 
 
