@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner import plan_file
     from planner.advice import Advice
     from planner.api.token_budget import Training
+    from planner.assumption import Assumption
     from planner.defaults import ResolvedJob
     from planner.gains import Gain
-    from planner.plan_file import Assumption, Prediction
+    from planner.plan_file import Prediction
     from planner.search import Finding
     from planner.trainers.bundle.folder import ExportFiles
 
@@ -182,12 +183,13 @@ class Plan(Result):
 
     def show(self, console: Console) -> None:
         """Print step time, memory and assumptions on a console of rich."""
-        from planner.terminal import tables as table
+        from planner.terminal import plan_tables as table
+        from planner.terminal.tables import assumptions_table
 
         table.print_prediction(console, self.file)
         if self.assumed:
             console.print()
-            console.print(table.assumptions_table(self.assumed))
+            console.print(assumptions_table(self.assumed))
 
     def save(self, path: File) -> None:
         """Write the plan file, whole or not at all. Raises PlannerError."""
@@ -356,7 +358,8 @@ class Plans(Result, Sequence[Plan]):
         from rich.markup import escape
 
         from planner.explain import layout_text
-        from planner.terminal import tables as table
+        from planner.terminal import plan_tables as table
+        from planner.terminal.tables import assumptions_table
 
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
         console.print(
@@ -393,7 +396,7 @@ class Plans(Result, Sequence[Plan]):
                 "No single change of those tried makes it fit: combine a smaller model, more GPUs and adapters."
             )
         console.print()
-        console.print(table.assumptions_table(self.assumed))
+        console.print(assumptions_table(self.assumed))
         console.print(
             f"[dim]{finding.searched:,} layouts, {finding.legal:,} looked at and legal, {finding.priced:,} priced, "
             f"{finding.fitting:,} fit; {finding.seconds:.2f} s[/dim]"
