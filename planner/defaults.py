@@ -31,9 +31,9 @@ from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_ba
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
 NO_FLASH_ATTENTION = ("Volta", "Turing")
+"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
 """Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
-"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,7 @@ from planner.errors import listed
 from planner.explain import COMPONENT_TEXT, PART_TEXT, host_text, layout_text, recompute_text
 from planner.layout import NAMES, Layout
 from planner.plan_file import Plan, Prediction
+from planner.rules import Job
 from planner.search import SAFE
 from planner.terminal.tables import percent, plain_table, seconds, table
 from planner.ties import RIGHT, shipped_ties
@@ -218,6 +220,16 @@ def trained(work: Workload) -> str:
     """Adapters in the title of a job, which says nothing where every weight is trained."""
     whole = f" beside trained {listed(LORA_WHOLE[work.lora_whole], 'and')}" if work.lora_whole != "none" else ""
     return f"adapters of rank {work.lora_rank}{whole} on a base in {work.frozen_weights}, " if work.lora_rank else ""
+
+
+def job_text(job: Job) -> str:
+    """The job above its plans, in a line of markup."""
+    work, cluster = job.workload, job.cluster
+    return (
+        f"[bold]{escape(work.model.name)}[/bold] on {cluster.num_gpus} x {escape(cluster.hardware.name)}, "
+        f"sequences of {work.sequence_length} tokens, {samples(work)} per step, "
+        f"{work.precision}, {work.optimizer}, {trained(work)}trainer {escape(job.trainer.label)}"
+    )
 
 
 def print_prediction(console: Console, plan: Plan) -> None:
