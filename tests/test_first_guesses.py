@@ -226,7 +226,7 @@ def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("word", "flag"),
     [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus"),
-     ("--qlora", "--frozen-weights"), ("--load-in-4bit", "--frozen-weights")],
+     ("--qlora", "--frozen-weights"), ("--load-in-4bit", "--frozen-weights"), ("-g", "--gpus"), ("-m", "--model")],
 )  # fmt: skip
 def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -> None:
     assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
