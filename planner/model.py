@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
-from planner.errors import PlannerError, UnknownNameError
+from planner.errors import PlannerError, UnknownNameError, nearest_first
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.model_constants import Constants, constants_of_preset
 from planner.model_names import aliases, preset_called, preset_of, quantised_as
@@ -384,9 +384,10 @@ def _read_hub(name: str) -> ModelSpec:
     try:
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
+        nearest = nearest_first(name.rpartition("/")[2].lower(), library.names("models"))[:3]
         raise PlannerError(
-            f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; "
-            "install it, or give a preset or the path of a config.json"
+            f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; install it, or give "
+            f"the path of its config.json, or a preset (nearest: {', '.join(nearest)})"
         ) from None
     try:
         logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries are no news
