@@ -180,12 +180,12 @@ class _Flow:
         self.prompts = self._prompts()
 
     def decode(self, rows: Any, batch: Floats, context: Floats) -> Floats:
-        """D for some rows of the layouts, batch and context columns of the same length."""
-        layout = self.layout.take(rows)
-        engine = Engine(self.served, layout, self.engine.traffic)
+        """D for some rows of the layouts, or all (None), batch and context columns of the same length."""
+        layout = self.layout if rows is None else self.layout.take(rows)
+        engine = self.engine if rows is None else Engine(self.served, layout, self.engine.traffic)
         batch = np.maximum(batch, 1e-6)
         work = Pass(batch=batch, context=context, queries=engine.drafted, clock=engine.clock(batch, 0.0))
-        time = step_time(self.served, layout, work)
+        time = step_time(self.served, layout, work, engine.linear)
         hosts = np.ceil(np.asarray(layout.engine_gpus) / self.served.hardware.gpus_per_node)
         host = self.host.sample * batch * self.speed + self.host.hosts_step * hosts * (hosts > 1.0)
         if self.served.engine.graphs.pieces:
@@ -200,7 +200,7 @@ class _Flow:
         budget = np.asarray(self.layout.max_tokens, dtype=float) * np.asarray(self.layout.attn_dp, dtype=float)
         packed = np.maximum(np.minimum(budget, fresh) / length, 1e-3)
         work = Pass(batch=1e-6, context=length, prompts=packed / np.asarray(self.layout.attn_dp), prompt_tokens=length)
-        whole = np.asarray(step_time(self.served, self.layout, work).total)
+        whole = np.asarray(step_time(self.served, self.layout, work, self.engine.linear).total)
         return whole * fresh / (packed * length)
 
     def _active(self, answers: AnswerLengths) -> tuple[AnswerLengths, float]:
@@ -230,12 +230,11 @@ class _Flow:
         batch = (running / np.maximum(some, 1e-12)).clip(min=1.0) * active
         priced = self.decode(rows, batch.reshape(-1), self._context(ages * active).reshape(-1)).reshape(count, points)
         time = (priced * some).sum(axis=1) * width / self.speed
-        full = np.arange(count)
         age = answers.squared / (2.0 * answers.mean)
-        rate = self.decode(full, places * active, np.full(count, self._context(age * active)))
+        rate = self.decode(None, places * active, np.full(count, self._context(age * active)))
         time = time + (each - followed) * answers.mean / places * rate / self.speed
         longer = np.maximum(answers.longest_of(self.work.sampled) - answers.longest_of(each), 0.0)
-        alone = self.decode(full, np.full(count, 1.0), np.full(count, self._context(answers.most * active)))
+        alone = self.decode(None, np.full(count, 1.0), np.full(count, self._context(answers.most * active)))
         return np.asarray(time + longer * alone / self.speed)
 
     def _followed(self, answers: AnswerLengths, number: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -268,5 +267,5 @@ class _Flow:
         batch = np.minimum(self.places, self.each * (1.0 + lead) * running)
         age = answers.squared / (2.0 * answers.mean)
         count = len(self.each)
-        one = self.decode(np.arange(count), batch * active, np.full(count, self._context(age * active)))
+        one = self.decode(None, batch * active, np.full(count, self._context(age * active)))
         return np.asarray(self.each * answers.mean / batch * one / self.speed)
