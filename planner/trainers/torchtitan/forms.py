@@ -330,7 +330,8 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
                 continue
             value = values[0] if values else "true"
             if is_open(value) or under:
-                questions |= {} if "." in key else {one: name for one in (roots(value) or [*under, key]) if one not in questions}
+                asked = () if "." in key else roots(value) or [one for one in under if one] or [key]
+                questions |= {one: name for one in asked if one not in questions}
                 continue
             inner: Any = parsed(value)
             for part in reversed(key.split(".")):

@@ -1,0 +1,143 @@
+"""What import reads since draw 31: files that an engine takes, words of forks, launchers; with files of our own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.given import Given, OpenQuestionsError
+
+MEGATRON = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 --vocab-size 32000 "
+    "--micro-batch-size 2 --global-batch-size 16 --deepspeed --deepspeed_config ds.json"
+)
+FACTORY = (
+    "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 1024\nper_device_train_batch_size: 2\n"
+    "gradient_accumulation_steps: 4\nbf16: true\n"
+)
+
+
+def _file(folder: Path, text: str, name: str = "run.sh") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def _asked(file: Path, given: Given | None = None) -> str:
+    with pytest.raises(OpenQuestionsError) as error:
+        read(file, None, given or Given())
+    return str(error.value)
+
+
+def test_the_file_of_deepspeed_decides_for_megatron_deepspeed(tmp_path: Path) -> None:
+    words = f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON}"
+    file = _file(tmp_path, f"{words} --bf16")
+    assert "--set deepspeed_config=FILE (DeepSpeed's, it is 'ds.json', which is not there" in _asked(file)
+    assert read(file, None, Given(settings={"zero_stage": "2"})).fields["zero"] == 2
+    assert read(_file(tmp_path, f"{words} --bf16 --zero-stage 3", "b.sh"), None, Given()).fields["zero"] == 3
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    _file(tmp_path, json.dumps({"zero_optimization": zero, "fp16": {"enabled": True}}), "ds.json")
+    found = read(file, None, Given())
+    assert (found.precision, found.fields["zero"], found.fields["offload_optimizer"]) == ("fp16", 2, 100)
+    assert any("fp16 by DeepSpeed's configuration, which goes before --bf16" in one for one in found.notes)
+    _file(tmp_path, json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 1}}), "ds.json")
+    assert "--global-batch-size B (DeepSpeed's configuration says 64, --global-batch-size 16)" in _asked(file)
+    assert read(file, None, Given(global_batch_size=64)).global_batch_size == 64
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_of_deepspeed_that_sed_makes_of_a_template(tmp_path: Path, there: bool) -> None:
+    if there:
+        text = '{"train_batch_size": BATCH, "zero_optimization": {"stage": ZERO_STAGE}, "fp16": {"enabled": HALF}}'
+        _file(tmp_path, text, "template.json")
+    edit = 'sed "s/BATCH/16/" template.json | sed "s/ZERO_STAGE/${STAGE}/" | sed "s#HALF#true#g" > ds.json'
+    file = _file(tmp_path, f"STAGE=1\n{edit}\ntorchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} --fp16\n")
+    assert read(file, None, Given()).fields["zero"] == 1
+
+
+def test_resource_sets_of_jsrun_are_gpus(tmp_path: Path) -> None:
+    launcher = "jsrun --nrs 6 --tasks_per_rs 1 --gpu_per_rs 1 --rs_per_host 6"
+    file = _file(tmp_path, f"{launcher} python pretrain_gpt.py {MEGATRON} --fp16")
+    found = read(file, None, Given(settings={"zero_stage": "0"}))
+    assert found.num_gpus == 6 and not any("rs" in one for one in found.unread)
+
+
+def test_a_gated_layer_of_a_fork_is_refused(tmp_path: Path) -> None:
+    words = f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} --zero-stage 0 --fp16"
+    with pytest.raises(PlannerError, match="--swi-glu decides memory"):
+        read(_file(tmp_path, f"{words} --swi-glu"), None, Given())
+    assert read(_file(tmp_path, f"{words} --no-bias-swiglu-fusion"), None, Given()).num_gpus == 8
+
+
+def test_deepspeed_of_a_recipe_goes_before_fsdp_of_its_launcher(tmp_path: Path) -> None:
+    _file(tmp_path, "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_offload_params: true\n", "fsdp.yaml")
+    _file(tmp_path, json.dumps({"zero_optimization": {"stage": 2}}), "ds.json")
+    accelerate = "# accelerate launch --config_file fsdp.yaml src/train.py OTHER/a.yaml\n"
+    own = f"{FACTORY}deepspeed: ds.json\n"
+    launched = read(_file(tmp_path, own + accelerate.replace("OTHER", "full"), "full/a.yaml"), None, Given())
+    assert (launched.trainer, launched.fields["zero"], launched.num_gpus) == ("deepspeed", 2, 4)
+    here = "# FORCE_TORCHRUN=1 llamafactory-cli train full/a.yaml 2>&1 | tee log\n"
+    other = read(_file(tmp_path, own + here + accelerate.replace("OTHER", "lora"), "full/a.yaml"), None, Given())
+    assert other.num_gpus is None and other.trainer == "deepspeed"
+
+
+def test_unsloth_of_llama_factory_keeps_activations_on_the_host(tmp_path: Path) -> None:
+    found = read(_file(tmp_path, f"{FACTORY}use_unsloth: true\n", "a.yaml"), None, Given(num_gpus=1))
+    assert found.fields["offload_activations"] == 1 and not found.questions
+    without = f"{FACTORY}use_unsloth: true\ndisable_gradient_checkpointing: true\n"
+    assert read(_file(tmp_path, without, "a.yaml"), None, Given(num_gpus=1)).fields["offload_activations"] == 0
+
+
+def test_a_switch_of_a_fork_of_llama_factory_is_a_question(tmp_path: Path) -> None:
+    file = _file(tmp_path, f"{FACTORY}use_fisher: true\nuse_swanlab: true\n", "a.yaml")
+    assert [one.name for one in read(file, None, Given(num_gpus=1)).questions] == ["use_fisher"]
+    assert not read(file, None, Given(num_gpus=1, settings={"use_fisher": "false"})).questions
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+[parallelism]
+tensor_parallel_degree = 2
+"""
+
+
+def test_eight_bits_of_a_fork_of_torchtitan_are_refused(tmp_path: Path) -> None:
+    own = TITAN.replace("[parallelism]", "te_float8_autocast = FLAG\n[parallelism]")
+    with pytest.raises(PlannerError, match="training.te_float8_autocast decides memory"):
+        read(_file(tmp_path, own.replace("FLAG", "true"), "a.toml"), None, Given(num_gpus=8))
+    assert read(_file(tmp_path, own.replace("FLAG", "false"), "a.toml"), None, Given(num_gpus=8)).precision == "bf16"
+
+
+def test_what_a_loop_decides_is_one_question_each(tmp_path: Path) -> None:
+    _file(tmp_path, TITAN, "a.toml")
+    loop = (
+        'for AC in none full; do for NAME in plain low; do\nif [ $NAME == "low" ]; then\n  MORE="--float8.enable_float8_linear"\n'
+        'else\n  MORE="--training.compile"\nfi\ntorchrun --nproc_per_node 8 train.py --job.config_file a.toml $MORE '
+        "--activation_checkpoint.mode $AC\ndone; done\n"
+    )
+    file = _file(tmp_path, loop)
+    assert {one.split("=")[0] for one in _asked(file).split("--set ")[1:]} == {"NAME", "AC"}
+    found = read(file, None, Given(settings={"NAME": "low", "AC": "none"}))
+    assert (found.precision, found.num_gpus) == ("fp8", 8)
+
+
+def test_arguments_of_a_trainer_that_nothing_trains_with(tmp_path: Path) -> None:
+    text = (
+        "from transformers import AutoModelForCausalLM, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')\n"
+        "optimizer = make_optimizer(model, TrainingArguments(output_dir='a', learning_rate=1e-5))\n"
+    )
+    with pytest.raises(PlannerError, match="builds arguments of a trainer and starts no training"):
+        read(_file(tmp_path, text, "look.py"), None, Given(num_gpus=1))
+
+
+def test_the_rank_of_adapters_as_peft_calls_it(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 1024\nbf16: true\nuse_peft: true\nr: 4\n"
+    file = _file(tmp_path, f"{text}gradient_checkpointing: true\ngradient_accumulation_steps: 1\n", "sft.yaml")
+    assert read(file, None, Given(num_gpus=1)).lora_rank == 4
