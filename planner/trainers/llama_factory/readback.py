@@ -1,5 +1,6 @@
 """LLaMA-Factory: the YAML or JSON of llamafactory-cli."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.values import read_text
@@ -29,7 +30,7 @@ QUIET = re.compile(
     r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
     r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
-    r"|ref_model|use_fast_tokenizer|use_swanlab|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
+    r"|ref_model|use_(fast_tokenizer|swanlab|kv_cache|exp2|messages_format|cpu|legacy_prediction_loop|auth_token|reentrant|mps_device|ipex)|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
 )
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
@@ -107,7 +108,8 @@ def parse(
     double = given.flag("double_quantization", True)
     if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
         num_gpus, script = workers, True
-    split, asked = said_or_asked(given, sharding, launched=script or num_gpus == 1)
+    kept, unsloth = not given.flag("disable_gradient_checkpointing"), given.flag("use_unsloth")
+    split, asked = said_or_asked(given, sharding, launched=script or unsloth or num_gpus == 1)
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
     muon = "muon" if given.flag("use_muon") else None
@@ -116,7 +118,7 @@ def parse(
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
         sequence_length=given.size("cutoff_len", _own_length(given.path) or length), precision=precision, half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
-        recompute=not given.flag("disable_gradient_checkpointing"), offload_activations=given.flag("use_unsloth_gc"),
+        recompute=kept, offload_activations=given.flag("use_unsloth_gc") or (unsloth and kept),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
@@ -124,7 +126,11 @@ def parse(
     )  # fmt: skip
     reading = fine_tuning.reading(found)
     fine_tuning.require_priced(reading, str(given.path))
-    return reading
+    own = [one.partition(" = ")[0] for one in reading.unread if re.fullmatch(r"use_\w+ = True", one)]
+    about = "a switch of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
+    return dataclasses.replace(reading, questions=(*reading.questions, *(
+        Question(name=one, about=about, choices=("false",)) for one in own
+    )))  # fmt: skip
 
 
 def _options(given: Settings) -> dict[str, str]:

@@ -185,7 +185,8 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     """How a job is split by its launcher, by the configuration of accelerate or by its own arguments; where none says it, plain
     data parallel if it is known how the job is ``launched``, else that and a question."""
     found = sharding or accelerate_named(given)
-    if found is None or found.kind == "ddp" or (found.kind == "deepspeed" and isinstance(given.data.get("deepspeed"), str)):
+    own = isinstance(given.data.get("deepspeed"), str) and found is not None and found.kind in ("deepspeed", "fsdp")
+    if found is None or found.kind == "ddp" or own:
         found = _over(found, from_arguments(given))
     about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
@@ -194,7 +195,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
 
 def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
     """What the arguments of a program say over its launcher, which counts processes: deepspeed and fsdp are set up whatever
-    the configuration of accelerate says.  [transformers, training_args.py]"""
+    the configuration of accelerate says, and deepspeed before fsdp.  [transformers, training_args.py; accelerate, state.py]"""
     if launched is None or own is None:
         return own or launched
     return dataclasses.replace(
@@ -225,6 +226,8 @@ def _launched_with(path: Path) -> str | None:
         return None
     guides = [folder / "README.md" for folder in (path.parent, path.parent.parent)]
     texts = [path, *sorted(path.parent.glob("*.sh"))[:20], *(one for one in guides if one.is_file())]
+    if _launched_otherwise(path):
+        texts.remove(path)
     for one in texts:
         text = re.sub(r"\\\n[ #]*", " ", read_text(one))
         for command in re.findall(r"accelerate +launch[^\n]*", text):
@@ -233,6 +236,14 @@ def _launched_with(path: Path) -> str | None:
             if (found := re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)) is not None:
                 return found[1]
     return None
+
+
+def _launched_otherwise(path: Path) -> bool:
+    """Whether a comment of a recipe starts it by another command than accelerate's, which then starts another file."""
+    ends = ["/".join(path.parts[one:]) for one in range(1, len(path.parts) - 1)]
+    lines = [line for line in re.sub(r"\\\n[ #]*", " ", read_text(path)).splitlines() if line.lstrip().startswith("#")]
+    named = [line for line in lines if re.search(r"[\w-]+ ", line) and any(word in ends for word in line.split())]
+    return bool(named) and not any("accelerate" in line for line in named)
 
 
 def _parallelism(given: Settings) -> dict[str, int]:

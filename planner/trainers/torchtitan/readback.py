@@ -12,7 +12,7 @@ from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.values import left_over, quotient, read_text, uneven, whole_number
+from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, uneven, whole_number
 from planner.trainers.torchtitan.forms import Sections, sections
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -41,6 +41,12 @@ QUIET = ("context_parallel_load_balancer", "context_parallel_rotate_method", "sp
          "pipeline_parallel_expert_parallel_overlap")  # fmt: skip
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
+DECIDES = re.compile(
+    r"float8|fp[48]|mxfp|[48]_?bit|quant|lora|galore|offload|frozen|freeze|(recompute|checkpoint)|parallel_(degree|size)|micro_?batch"
+    r"|accumulation|batch_size|teacher|distill|(^|[._])ema([._]|$)|dtype|precision"
+)
+"""Words of a fork's own keys of these sections that decide memory, precision or degrees."""
+
 
 def read(path: Path, said: Given | None = None) -> Reading:
     """The layout of a torchtitan configuration; the number of GPUs where data_parallel_shard_degree is -1. Raises PlannerError."""
@@ -66,6 +72,9 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     ]
 
     _require_language_model(path, unread)
+    said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
+    if wrong := [one for one in said_yes if DECIDES.search(one)]:
+        raise not_priced(str(path), wrong, wrong)
 
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
