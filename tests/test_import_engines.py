@@ -141,3 +141,79 @@ def test_the_rank_of_adapters_as_peft_calls_it(tmp_path: Path) -> None:
     text = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 1024\nbf16: true\nuse_peft: true\nr: 4\n"
     file = _file(tmp_path, f"{text}gradient_checkpointing: true\ngradient_accumulation_steps: 1\n", "sft.yaml")
     assert read(file, None, Given(num_gpus=1)).lora_rank == 4
+
+
+TRAIN = (
+    "--model_name_or_path Qwen/Qwen3-8B --gradient_accumulation_steps 4 --bf16 True --model_max_length 1024 --deepspeed zero2 "
+    "--gradient_checkpointing True"
+)
+LORA = "--stage sft --do_train --finetuning_type lora --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --bf16"
+
+
+def test_options_by_their_beginnings_are_taken_as_argparse_takes_them(tmp_path: Path) -> None:
+    program = (
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\nHfArgumentParser((TrainingArguments,))\n"
+        "Trainer()\n"
+    )
+    _file(tmp_path, program, "train.py")
+    file = _file(tmp_path, f"deepspeed --num_gpus 4 train.py {TRAIN} --per_device_train_batch 2\n")
+    found = read(file, None, Given())
+    assert (found.fields["micro_batch_size"], found.global_batch_size) == (2, 32)
+    _file(tmp_path, f"{program}per_device_train_batch = 'another option'\n", "train.py")
+    assert read(file, None, Given()).fields["micro_batch_size"] == 8
+
+
+def test_a_model_class_of_the_project_is_asked_for(tmp_path: Path) -> None:
+    _file(tmp_path, "class Qwen3ForCausalLM(Base):\n    pass\n", "layers.py")
+    program = (
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\nfrom WHERE import Qwen3ForCausalLM\n"
+        "args = HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses()[0]\n"
+        "Trainer(model=Qwen3ForCausalLM.from_pretrained(args.model_name_or_path), args=args).train()\n"
+    )
+    file = _file(tmp_path, f"deepspeed --num_gpus 4 train.py {TRAIN} --per_device_train_batch_size 2\n")
+    _file(tmp_path, program.replace("WHERE", "layers"), "train.py")
+    assert "train.py builds Qwen3ForCausalLM of its project" in _asked_later(file)
+    assert not read(file, None, Given(model="qwen3-8b")).questions
+    _file(tmp_path, program.replace("WHERE", "transformers"), "train.py")
+    assert not read(file, None, Given()).questions
+
+
+def _asked_later(file: Path) -> str:
+    return "; ".join(str(one) for one in read(file, None, Given()).questions)
+
+
+def test_the_vocabulary_of_gpt2_is_not_taken_for_another_tokenizer(tmp_path: Path) -> None:
+    words = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 40 --hidden-size 5120 --num-attention-heads 40 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 64 --bf16 --tokenizer-type KIND"
+    )
+    other = _file(tmp_path, words.replace("KIND", "GPTSentencePieceTokenizer"))
+    assert "GPTSentencePieceTokenizer is not GPT-2's, whose 50257 gpt3-13b" in _asked(other)
+    found = read(_file(tmp_path, words.replace("KIND", "GPT2BPETokenizer"), "b.sh"), None, Given())
+    assert found.model is not None and found.model.vocab_size == 50257
+
+
+def test_the_length_of_an_older_llama_factory_than_the_one_beside_it(tmp_path: Path) -> None:
+    _file(tmp_path, "    cutoff_len: int = field(\n    default=2048,\n)\n", "src/llm/hparams/data_args.py")
+    file = _file(tmp_path, f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {LORA}\n")
+    _file(tmp_path, "", "src/train.py")
+    assert read(file, None, Given()).sequence_length == 1024
+    _file(tmp_path, "", "src/train_bash.py")
+    assert read(file, None, Given()).sequence_length == 2048
+
+
+def test_gpus_of_a_launcher_and_gpus_shown_that_disagree_are_asked_for(tmp_path: Path) -> None:
+    yaml = "distributed_type: MULTI_GPU\nnum_machines: MACHINES\nnum_processes: 16\nmixed_precision: bf16\n"
+    command = f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --config_file a.yaml src/train.py {LORA}\n"
+    _file(tmp_path, yaml.replace("MACHINES", "2"), "a.yaml")
+    file = _file(tmp_path, command)
+    assert "--gpus N (16 by its launcher, 8 on a node, and 4 are shown to it)" in _asked_later(file)
+    _file(tmp_path, yaml.replace("MACHINES", "4"), "a.yaml")
+    assert read(file, None, Given()).num_gpus == 16
+
+
+def test_the_first_of_several_trainings_is_named_in_a_note(tmp_path: Path) -> None:
+    _file(tmp_path, FACTORY, "a.yaml")
+    _file(tmp_path, FACTORY.replace("stage: sft", "stage: dpo"), "b.yaml")
+    file = _file(tmp_path, "torchrun --nproc_per_node 4 src/train.py a.yaml\ntorchrun --nproc_per_node 4 src/train.py b.yaml\n")
+    assert "of 2 commands that train, the first is read" in read(file, None, Given()).notes

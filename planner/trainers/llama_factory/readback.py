@@ -7,11 +7,11 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
-from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.values import read_text
 
@@ -50,9 +50,23 @@ def read(path: Path, said: Given) -> Reading:
         _require_own(path, data)
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
-    gpus = said.num_gpus or found.num_gpus or found.visible
-    length = OLD_LENGTH if found.program.endswith("train_bash.py") else LENGTH
-    return parse(with_files(path, found, said), gpus, found.sharding, script=True, length=length)
+    there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
+    old = found.program.endswith("train_bash.py") and there == [False, True]  # what lies beside it is newer than the command
+    settings = with_files(path, found, said)
+    reading = parse(settings, _gpus(said, found), found.sharding, script=True, length=OLD_LENGTH if old else None)
+    return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
+
+
+def _gpus(said: Given, found: Launch) -> int | None:
+    """GPUs of a command; asked for where its launcher counts others on a node than it shows."""
+    shard = found.sharding
+    if said.num_gpus or found.num_gpus or shard is None or shard.num_gpus is None or found.visible is None:
+        return said.num_gpus or found.num_gpus or found.visible
+    several = shard.gpus_per_node not in (None, shard.num_gpus)
+    if several and shard.gpus_per_node != found.visible:
+        about = f"{shard.num_gpus} by its launcher, {shard.gpus_per_node} on a node, and {found.visible} are shown to it"
+        said.questions.append(Question(name="--gpus N", about=about))
+    return shard.num_gpus if several else found.visible
 
 
 def _own_length(path: Path) -> int | None:
@@ -83,9 +97,11 @@ def _own_section(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(
-    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False, length: int = LENGTH
-) -> Reading:
-    """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names. Raises PlannerError."""
+    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False,
+    length: int | None = None,
+) -> Reading:  # fmt: skip
+    """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names; ``length`` that its version takes
+    where nothing is said. Raises PlannerError."""
     for name, what in FOREIGN.items():
         if given.flag(name) if name != "mixture_of_depths" else given.get(name):
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
@@ -116,7 +132,8 @@ def parse(
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
-        sequence_length=given.size("cutoff_len", _own_length(given.path) or length), precision=precision, half_weights=half,
+        sequence_length=given.size("cutoff_len", length or _own_length(given.path) or LENGTH), precision=precision,
+        half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
         recompute=kept, offload_activations=given.flag("use_unsloth_gc") or (unsloth and kept),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
