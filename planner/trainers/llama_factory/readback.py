@@ -51,7 +51,8 @@ def read(path: Path, said: Given) -> Reading:
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
-    old = found.program.endswith("train_bash.py") and there == [False, True]  # what lies beside it is newer than the command
+    newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
+    old = found.program.endswith("train_bash.py") and newer
     settings = with_files(path, found, said)
     reading = parse(settings, _gpus(said, found), found.sharding, script=True, length=OLD_LENGTH if old else None)
     return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
