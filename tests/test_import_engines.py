@@ -217,3 +217,36 @@ def test_the_first_of_several_trainings_is_named_in_a_note(tmp_path: Path) -> No
     _file(tmp_path, FACTORY.replace("stage: sft", "stage: dpo"), "b.yaml")
     file = _file(tmp_path, "torchrun --nproc_per_node 4 src/train.py a.yaml\ntorchrun --nproc_per_node 4 src/train.py b.yaml\n")
     assert "of 2 commands that train, the first is read" in read(file, None, Given()).notes
+
+
+def test_words_that_decide_memory_are_refused_in_every_front_end(tmp_path: Path) -> None:
+    axolotl = "base_model: Qwen/Qwen3-8B\nadapter: lora\nmicro_batch_size: 2\nsequence_len: 1024\nlora_target_linear: true\n"
+    file = _file(tmp_path, f"{axolotl}peft_use_dora: true\n", "axolotl.yaml")
+    with pytest.raises(PlannerError, match="peft_use_dora decides memory"):
+        read(file, "axolotl", Given(num_gpus=1))
+    known = "quantize_moe_experts: true\nmodel_quantization_config: Mxfp4Config\nmodel_quantization_config_kwargs:\n  dequantize: "
+    assert read(_file(tmp_path, f"{axolotl}{known}true\n", "axolotl.yaml"), "axolotl", Given(num_gpus=1)).lora_rank == 8
+    with pytest.raises(PlannerError, match="model_quantization_config decides|model_quantization_config.* decide"):
+        read(_file(tmp_path, f"{axolotl}{known}false\n", "axolotl.yaml"), "axolotl", Given(num_gpus=1))
+
+
+def test_a_file_that_merges_adapters_trains_nothing(tmp_path: Path) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nadapter_name_or_path: saves\nfinetuning_type: lora\nexport_dir: out\n"
+    with pytest.raises(PlannerError, match="export_dir without do_train"):
+        read(_file(tmp_path, text, "export.yaml"), "llama-factory", Given(num_gpus=1))
+    assert read(_file(tmp_path, f"{text}do_train: true\n", "a.yaml"), "llama-factory", Given(num_gpus=1)).lora_rank == 8
+
+
+def test_weights_alone_on_the_host_by_a_name_of_axolotl(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen3-8B\nmicro_batch_size: 2\nsequence_len: 1024\ndeepspeed: deepspeed_configs/NAME\n"
+    file = _file(tmp_path, text.replace("NAME", "zero3_bf16_cpuoffload_params.json"), "axolotl.yaml")
+    with pytest.raises(PlannerError, match="keeps weights on the host and states on the GPU"):
+        read(file, "axolotl", Given(num_gpus=8))
+    file = _file(tmp_path, text.replace("NAME", "zero3_bf16_cpuoffload_all.json"), "axolotl.yaml")
+    assert read(file, "axolotl", Given(num_gpus=8)).fields["offload_parameters"] == 1
+
+
+def test_settings_of_a_program_of_its_own_are_no_recipe_of_trl(tmp_path: Path) -> None:
+    text = "model: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\nmax_length: 1024\nlearning_rate: 1e-5\nloss: sft\n"
+    with pytest.raises(PlannerError, match="it says model where a recipe of TRL says model_name_or_path"):
+        read(_file(tmp_path, text, "sft.yaml"), "trl", Given(num_gpus=1))

@@ -108,6 +108,8 @@ def parse(
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
     if given.get("tensor_model_parallel_size") is not None or given.get("pipeline_model_parallel_size") is not None:
         raise PlannerError(f"{given.path}: LLaMA-Factory over Megatron is not read; import the arguments of Megatron")
+    if given.get("export_dir") is not None and not given.flag("do_train"):
+        raise PlannerError(f"{given.path}: export_dir without do_train: it merges adapters, and nothing is trained")
     if given.flag("do_predict") and not given.flag("do_train"):
         raise PlannerError(f"{given.path}: do_predict without do_train: nothing is trained")
     kind = str(given.get("finetuning_type", "lora"))
@@ -143,7 +145,6 @@ def parse(
         objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    fine_tuning.require_priced(reading, str(given.path))
     own = [one.partition(" = ")[0] for one in reading.unread if re.fullmatch(r"use_\w+ = True", one)]
     about = "a switch of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
     return dataclasses.replace(reading, questions=(*reading.questions, *(

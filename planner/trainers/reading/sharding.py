@@ -36,6 +36,7 @@ PRESETS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
 (deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
+BOTH = "which is not modelled: offload both or neither"
 OR_SAY = (
     "or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or --set fsdp=no_shard where every GPU holds the whole model"
 )
@@ -81,8 +82,10 @@ class Sharding:
 
 
 def preset(name: str) -> Sharding | None:
-    """The DeepSpeed configuration that a name stands for."""
+    """The DeepSpeed configuration that a name stands for. Raises PlannerError for one of axolotl's that is not modelled."""
     parts = Path(name.lower()).parts
+    if parts and parts[-1] == "zero3_bf16_cpuoffload_params.json":
+        raise PlannerError(f"{name} of axolotl keeps weights on the host and states on the GPU; {BOTH}")
     found = next((PRESETS[key] for key in ("/".join(parts[-2:]), parts[-1] if parts else "") if key in PRESETS), None)
     return None if found is None else Sharding(kind="deepspeed", fields=found)
 
@@ -145,9 +148,7 @@ def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict
     if "nvme" in (optimizer, weights):
         raise PlannerError(f"{given.path}: DeepSpeed offloads to nvme, which is not modelled; device cpu is")
     if weights != "none" and optimizer == "none":
-        raise PlannerError(
-            f"{given.path}: weights are offloaded and optimizer states are not, which is not modelled; offload both or neither"
-        )
+        raise PlannerError(f"{given.path}: weights are offloaded and optimizer states are not; {BOTH}")
     if weights != "none":
         return {"offload_parameters": 1}
     if optimizer == "none":

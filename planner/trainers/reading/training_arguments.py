@@ -145,7 +145,7 @@ def parse(
     elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
-    reading = fine_tuning.reading(FineTuning(
+    return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
@@ -164,8 +164,6 @@ def parse(
         ),
         notes=notes,
     ))  # fmt: skip
-    fine_tuning.require_priced(reading, str(given.path))
-    return reading
 
 
 def _dated(given: Settings, habits: Habits, sharding: Sharding | None) -> tuple[Habits, tuple[Question, ...]]:

@@ -3,13 +3,14 @@ Python that build an SFTTrainer, a DPOTrainer or transformers' own Trainer."""
 
 from pathlib import Path
 
+from planner.errors import PlannerError
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
+from planner.trainers.reading.training_arguments import MODELS, OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
 from planner.trainers.reading.training_scripts import settings_of
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
@@ -25,6 +26,8 @@ def read(path: Path, said: Given) -> Reading:
         return parse(settings, HABITS[kind], gpus, notes=notes)
     if suffix in (".yaml", ".yml", ".json"):
         data = said.filled(file_settings(path, "a recipe of TRL"))
+        if isinstance(data.get("model"), str) and not any(one in data for one in MODELS):
+            raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
         return parse(Settings(path, data, said=said), TRL, said.num_gpus)
