@@ -7,6 +7,7 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
+from planner.trainers.reading.configuration import to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
 
 MEGATRON = (
@@ -250,3 +251,27 @@ def test_settings_of_a_program_of_its_own_are_no_recipe_of_trl(tmp_path: Path) -
     text = "model: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\nmax_length: 1024\nlearning_rate: 1e-5\nloss: sft\n"
     with pytest.raises(PlannerError, match="it says model where a recipe of TRL says model_name_or_path"):
         read(_file(tmp_path, text, "sft.yaml"), "trl", Given(num_gpus=1))
+
+
+def test_llama3_of_torchtitan_has_a_head_of_its_own_while_configurations_are_toml(tmp_path: Path) -> None:
+    text = TITAN.replace("8B", "1B").replace("tensor_", "pipeline_")
+    text = text.replace('"llama3"', '"llama3"\ntokenizer_path = "Llama-3.2-1B"')
+    found = read(_file(tmp_path, text, "a.toml"), None, Given(num_gpus=8))
+    assert found.model is not None and not found.model.tied_embeddings
+    assert to_plan(found, {"hardware": "h100-sxm"}).layout.pp == 2
+    other = text.replace('"llama3"', '"qwen3"').replace("Llama-3.2-1B", "Qwen3-1.7B").replace("1B", "1.7B")
+    tied = read(_file(tmp_path, other, "b.toml"), None, Given(num_gpus=8))
+    assert tied.model is not None and tied.model.tied_embeddings
+
+
+def test_a_job_of_a_scheduler_is_no_recipe_of_trl(tmp_path: Path) -> None:
+    text = "target:\n  name: cluster\njobs:\n- name: a\n  command:\n  - accelerate launch sft.py --per_device_train_batch_size 2\n"
+    with pytest.raises(PlannerError, match="the job of a scheduler that starts 'accelerate launch'"):
+        read(_file(tmp_path, text, "job.yaml"), "trl", Given(num_gpus=8))
+
+
+def test_the_first_of_several_trainings_is_named_for_programs_too(tmp_path: Path) -> None:
+    words = "--model_name_or_path Qwen/Qwen3-8B --max_length 1024 --bf16 --per_device_train_batch_size"
+    for program in ("sft.py", "own.py"):
+        file = _file(tmp_path, "".join(f"torchrun --nproc_per_node 4 {program} {words} {n}\n" for n in (1, 2)))
+        assert "of 2 commands that train, the first is read" in read(file, None, Given()).notes

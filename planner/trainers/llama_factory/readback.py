@@ -30,7 +30,7 @@ QUIET = re.compile(
     r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
     r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
-    r"|ref_model|use_(fast_tokenizer|swanlab|kv_cache|exp2|messages_format|cpu|legacy_prediction_loop|auth_token|reentrant|mps_device|ipex)|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
+    r"|ref_model|use_(v1_kernels|fast_tokenizer|swanlab|kv_cache|exp2|messages_format|cpu|legacy_prediction_loop|auth_token|reentrant|mps_device|ipex)|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
 )
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 

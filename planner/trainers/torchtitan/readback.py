@@ -7,12 +7,13 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
-from planner.model import ModelSpec, load_model
+from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, uneven, whole_number
+from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import Sections, sections
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -83,7 +84,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     replicate, shard = degree("data_parallel_replicate_degree"), parallel["data_parallel_shard_degree"]
     questions = _questions(path, parallel, other, tp)
     own = other.get("own_settings")
-    spec = said.spec() or (load_model(other["model"]) if other.get("model") else None)
+    spec = said.spec() or spec_of(other)
     if own and "expert_parallel_degree" not in given.get("parallelism", {}) and spec is not None and spec.is_moe:
         about = f"{shown(own)} has settings of its own, among them the degree of experts"
         questions.append(Question(name="parallelism.expert_parallel_degree", about=about))
@@ -114,7 +115,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     }  # fmt: skip
     return Reading(
         trainer=_trainer(parallel, other), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
-        sequence_length=length, model=load_model(other["model"]) if other.get("model") and said.model is None else None,
+        sequence_length=length, model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
         notes=tuple(other.get("notes", ())),
     )  # fmt: skip
