@@ -275,3 +275,14 @@ def test_the_first_of_several_trainings_is_named_for_programs_too(tmp_path: Path
     for program in ("sft.py", "own.py"):
         file = _file(tmp_path, "".join(f"torchrun --nproc_per_node 4 {program} {words} {n}\n" for n in (1, 2)))
         assert "of 2 commands that train, the first is read" in read(file, None, Given()).notes
+
+
+def test_accumulation_over_a_pipeline_of_torchtitan_is_several_passes(tmp_path: Path) -> None:
+    text = TITAN.replace("tensor_", "pipeline_").replace("local_batch_size = 1", "local_batch_size = 8\nglobal_batch_size = SIZE")
+    one = f"{text}pipeline_parallel_schedule = 'NAME'\ndata_parallel_shard_degree = 2\n".replace("SIZE", "16")
+    assert not read(_file(tmp_path, one.replace("NAME", "GPipe"), "a.toml"), None, Given()).notes
+    four = one.replace("= 16", "= 64")
+    notes = read(_file(tmp_path, four.replace("NAME", "1F1B"), "a.toml"), None, Given()).notes
+    assert any("a step is 4 passes of the pipeline with 8 microbatches each" in said for said in notes)
+    with pytest.raises(PlannerError, match="GPipe keeps activations of all microbatches of a pass"):
+        read(_file(tmp_path, four.replace("NAME", "GPipe"), "a.toml"), None, Given())

@@ -98,6 +98,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = _pipeline(path, parallel, pp, spec)
+    passed = _passes(path, parallel, training, schedule, (pp, micro, batch // dp))
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
@@ -117,8 +118,26 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
         trainer=_trainer(parallel, other), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=length, model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
-        notes=tuple(other.get("notes", ())),
+        notes=(*other.get("notes", ()), *passed),
     )  # fmt: skip
+
+
+def _passes(
+    path: Path, parallel: Mapping[str, Any], training: Mapping[str, Any], schedule: Schedule, sizes: tuple[int, int, int]
+) -> tuple[str, ...]:
+    """What is to be said where a step is several passes of the pipeline, as accumulation makes it; ``sizes``: stages, sequences of
+    a microbatch and of a replica's step. Raises PlannerError where each pass keeps activations of its own microbatches alone.
+    [torchtitan/trainer.py, train_step]"""
+    pp, micro, each = sizes
+    tokens = training["num_tokens_per_microbatch_per_dp_rank"] is not None
+    local = micro * int(parallel["num_pp_microbatches"]) if tokens else int(training["local_batch_size"])
+    if pp == 1 or each <= local:
+        return ()
+    said = f"a step is {each // local} passes of the pipeline with {max(local // micro, 1)} microbatches each"
+    if schedule == Schedule.GPIPE:
+        what = f"{said}, and {SCHEDULES[schedule]} keeps activations of all microbatches of a pass: a plan has one pass"
+        raise PlannerError(f"{path}: {what}; --set training.global_batch_size=-1 imports a step of one")
+    return (f"{said}; priced as one pass: its bubble comes out too small",)
 
 
 def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any], tp: int) -> list[Question]:
