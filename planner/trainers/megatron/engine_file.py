@@ -48,6 +48,8 @@ def take(found: Arguments, given: Given) -> None:
     written = next((one for text in found.documents if (one := _STAGE.search(text))), None)
     if written is not None:
         found.setdefault("zero_stage", written[1])
+    elif found.get("zero_stage") is not None and not found.get("cpu_optimizer"):
+        found.notes.append("DeepSpeed's configuration is not there: nothing is offloaded, and the rest is as the arguments say it")
     if found.get("zero_stage") is None:
         about = (
             f"DeepSpeed's, it is {shown(shown_text(str(named)))}, which is not there; or say --set zero_stage=0 (1, 2, 3) where it "
