@@ -23,6 +23,7 @@ QUIET = re.compile(
     r"|curriculum_sampling|save_first_step|total_num_tokens|fsdp|fsdp_version|gradient_checkpointing_kwargs.*|hf_use_auth_token|float16"
     r"|experimental_skip_move_to_device|scaling_softmax|flash_attn_\w+|accelerator_config.*|use_wandb|eta_min|revision_of_model"
     r"|flash_attention|bfloat16|fp16|image_\w+|rl|ddp_\w+|batch_flattening|device_map|type_of_model|bnb_config_kwargs.*"
+    r"|quantize_moe_experts|bnb_4bit_\w+|freeze_mm_modules|expert_parallel_(num_nvl_bytes|token_capacity)"
 )
 OBJECTIVES = {"dpo": "dpo", "ipo": "dpo"}
 FOREIGN = (
@@ -48,6 +49,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
     for name in FOREIGN:
         if given.get(name) not in (None, False, [], {}):
             raise PlannerError(f"{given.where(name)}: this is not modelled; a plan trains all weights or adapters on all layers")
+    if given.flag("model_quantization_config_kwargs.dequantize"):  # weights of the hub in fewer bits, trained in 16
+        given.get("model_quantization_config")
     adapter = given.get("adapter")
     if adapter not in (None, "lora", "qlora"):
         raise PlannerError(f"{given.where('adapter')} is {shown(adapter)}, which is not modelled; lora and qlora are")

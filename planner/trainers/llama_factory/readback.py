@@ -1,16 +1,17 @@
 """LLaMA-Factory: the YAML or JSON of llamafactory-cli."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading import fine_tuning
-from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
-from planner.trainers.reading.given import Given
-from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.values import read_text
 
@@ -29,7 +30,7 @@ QUIET = re.compile(
     r"|freeze_vision_tower|freeze_multi_modal_projector|freeze_language_model|gradient_checkpointing(_kwargs.*)?|dpo_\w+|mask_history"
     r"|include_\w+|compute_accuracy|quantization_method|quantization_type|use_dft_loss|use_asft_loss|use_eaft_loss|asft_\w+|eaft_\w+"
     r"|pissa_\w+|ray_\w+|resources_per_worker.*|placement_strategy|buffer_size|dispatch_batches|enable_thinking|train_on_prompt"
-    r"|ref_model|use_fast_tokenizer|use_swanlab|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
+    r"|ref_model|use_(v1_kernels|fast_tokenizer|swanlab|kv_cache|exp2|messages_format|cpu|legacy_prediction_loop|auth_token|reentrant|mps_device|ipex)|low_cpu_mem_usage|additional_target|create_new_adapter|adapter_name_or_path"
 )
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
@@ -49,9 +50,24 @@ def read(path: Path, said: Given) -> Reading:
         _require_own(path, data)
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
-    gpus = said.num_gpus or found.num_gpus or found.visible
-    length = OLD_LENGTH if found.program.endswith("train_bash.py") else LENGTH
-    return parse(with_files(path, found, said), gpus, found.sharding, script=True, length=length)
+    there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
+    newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
+    old = found.program.endswith("train_bash.py") and newer
+    settings = with_files(path, found, said)
+    reading = parse(settings, _gpus(said, found), found.sharding, script=True, length=OLD_LENGTH if old else None)
+    return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
+
+
+def _gpus(said: Given, found: Launch) -> int | None:
+    """GPUs of a command; asked for where its launcher counts others on a node than it shows."""
+    shard = found.sharding
+    if said.num_gpus or found.num_gpus or shard is None or shard.num_gpus is None or found.visible is None:
+        return said.num_gpus or found.num_gpus or found.visible
+    several = shard.gpus_per_node not in (None, shard.num_gpus)
+    if several and shard.gpus_per_node != found.visible:
+        about = f"{shard.num_gpus} by its launcher, {shard.gpus_per_node} on a node, and {found.visible} are shown to it"
+        said.questions.append(Question(name="--gpus N", about=about))
+    return shard.num_gpus if several else found.visible
 
 
 def _own_length(path: Path) -> int | None:
@@ -82,14 +98,18 @@ def _own_section(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(
-    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False, length: int = LENGTH
-) -> Reading:
-    """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names. Raises PlannerError."""
+    given: Settings, num_gpus: int | None = None, sharding: Sharding | None = None, *, script: bool = False,
+    length: int | None = None,
+) -> Reading:  # fmt: skip
+    """The job that settings describe; ``sharding`` of the launcher, which a ``script`` names; ``length`` that its version takes
+    where nothing is said. Raises PlannerError."""
     for name, what in FOREIGN.items():
         if given.flag(name) if name != "mixture_of_depths" else given.get(name):
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
     if given.get("tensor_model_parallel_size") is not None or given.get("pipeline_model_parallel_size") is not None:
         raise PlannerError(f"{given.path}: LLaMA-Factory over Megatron is not read; import the arguments of Megatron")
+    if given.get("export_dir") is not None and not given.flag("do_train"):
+        raise PlannerError(f"{given.path}: export_dir without do_train: it merges adapters, and nothing is trained")
     if given.flag("do_predict") and not given.flag("do_train"):
         raise PlannerError(f"{given.path}: do_predict without do_train: nothing is trained")
     kind = str(given.get("finetuning_type", "lora"))
@@ -107,24 +127,29 @@ def parse(
     double = given.flag("double_quantization", True)
     if num_gpus is None and (workers := given.number("ray_num_workers")) is not None:  # Ray starts them, as torchrun would
         num_gpus, script = workers, True
-    split, asked = said_or_asked(given, sharding, launched=script or num_gpus == 1)
+    kept, unsloth = not given.flag("disable_gradient_checkpointing"), given.flag("use_unsloth")
+    split, asked = said_or_asked(given, sharding, launched=script or unsloth or num_gpus == 1)
     if precision == "fp32" and kind == "lora" and not (split.kind == "deepspeed" and split.fields.get("zero") == 3):
         precision = "bf16"  # a frozen model is loaded and computes in its own half precision  [model/patcher.py]
     muon = "muon" if given.flag("use_muon") else None
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
-        sequence_length=given.size("cutoff_len", _own_length(given.path) or length), precision=precision, half_weights=half,
+        sequence_length=given.size("cutoff_len", length or _own_length(given.path) or LENGTH), precision=precision,
+        half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
-        recompute=not given.flag("disable_gradient_checkpointing"), offload_activations=given.flag("use_unsloth_gc"),
+        recompute=kept, offload_activations=given.flag("use_unsloth_gc") or (unsloth and kept),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
         objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    fine_tuning.require_priced(reading, str(given.path))
-    return reading
+    own = [one.partition(" = ")[0] for one in reading.unread if re.fullmatch(r"use_\w+ = True", one)]
+    about = "a switch of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
+    return dataclasses.replace(reading, questions=(*reading.questions, *(
+        Question(name=one, about=about, choices=("false",)) for one in own
+    )))  # fmt: skip
 
 
 def _options(given: Settings) -> dict[str, str]:

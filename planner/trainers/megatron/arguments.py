@@ -42,14 +42,17 @@ class Arguments(dict[str, Any]):
     notes: list[str]
     program: str = ""
     """What is started with them."""
-    documents: str = ""
+    documents: list[str]
     """Files that the script writes: configurations of DeepSpeed."""
+    engine: dict[str, int]
+    """Fields of a layout that the configuration of DeepSpeed says: offload."""
     rows: int = 0
     """Rows of the vocabulary that they say of a model which the user names; 0 = those of the model."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where, self.questions, self.notes = where, [], []
+        self.documents, self.engine = [], {}
 
     def spelled(self, name: str) -> str:
         """An argument as the file writes it."""

@@ -30,6 +30,7 @@ DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
     r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)|disaggregat|low_rank|gradient_(accumulation_steps|checkpointing)|grad_comp|compress|"
     r"(tensor|pipeline|context|data|expert|sequence|model)_parallel|zero_?bubble|dualpipe|use_dpp|(pipe|pp|vpp)_?(schedule|method)).*"
+    r"|(.*_)?(swi|ge|re)?_?glu(_.*)?"
 )
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
 HARMLESS = re.compile(

@@ -8,7 +8,7 @@ from planner.errors import PlannerError, shown
 from planner.layout import Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import chunk_layers
-from planner.trainers.megatron import core_settings
+from planner.trainers.megatron import core_settings, engine_file
 from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for_gaps,
@@ -70,6 +70,7 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
 def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = None) -> Reading:
     """The job that arguments describe, whatever form they came in. Raises PlannerError."""
     take_settings(found, given)
+    engine_file.take(found, given)
     for name in ("sequence_length", "global_batch_size", "micro_batch_size"):
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
@@ -215,7 +216,7 @@ def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
         layout["offload_optimizer"] = percent(share, f"{found.where}: optimizer_offload_fraction")
     if some := found.number("cpu_offloading_num_layers"):
         layout |= {"offload_activations": 1, "offload_layers": some}
-    return layout
+    return layout | found.engine
 
 
 def _stages(found: Arguments, model: ModelSpec, pp: int) -> dict[str, int]:

@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
+from planner.trainers.megatron import engine_file
 from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for,
@@ -35,7 +36,7 @@ NOT_TRAINING = re.compile(r"(preprocess|convert|checkpoint|tools/|evaluat|genera
 LAUNCHERS = re.compile(
     r"nproc.per.node|nnodes|node.rank|master.(addr|port)|rdzv.*|max.restarts|tee|local.ranks.filter|log.dir|redirects|standalone|"
     r"jobid|label|container.*|mpi|export|kill.on.bad.exit|wait|hostfile|num.(nodes|gpus)|launcher|include|exclude|force.multi|"
-    r"[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module"
+    r"nrs|\w+.per.rs|rs.per.host|latency.priority|launch.distribution|bind|[a-zA-Z]|output|error|ntasks.*|gpus.*|nodes|gres|cpus.*|no.container.*|partition|account|time|job.name|exclusive|module"
 )
 """Flags of launchers, not of the trainer."""
 
@@ -63,7 +64,7 @@ def of_script(text: str, where: str, given: Given, directory: Path | None) -> Ar
         del found[name]
     found.program = best[-1].words[0] if _PROGRAM.fullmatch(best[-1].words[0] if best[-1].words else "") else ""
     _require_language_model(where, found.program)
-    found.documents = "\n".join(text for _, text in script.documents)
+    found.documents = [*(text for _, text in script.documents), *engine_file.edited(script, directory)]
     launched = [one.words for one in script.commands if _deciding(one.words) >= min(most, LEAST)]
     found.num_gpus = gpus_of(script, launched[-1] if launched else [])
     if script.missing:
@@ -179,6 +180,8 @@ def gpus_of(script: Script, words: Sequence[str]) -> int | None:
             flags.setdefault(name, values[0])
     if any(word in ("mpirun", "mpiexec") for one in words for word in one.split()) and (ranks := _first(flags, ("n", "np"))):
         return ranks
+    if any(word == "jsrun" for one in words for word in one.split()) and (sets := _first(flags, ("nrs", "n"))):
+        return sets * (_first(flags, ("gpu_per_rs", "g")) or 1)  # resource sets of Summit
     if (count := included_gpus(flags.get("include", ""))) is not None:
         return count
     per_node = _first(flags, _PER_NODE) or _batch_gpus(script)

@@ -169,6 +169,11 @@ def _with_vocabulary(found: Arguments, model: ModelSpec) -> ModelSpec | None:
             _ask_for_rows(found, why, alike, (str(rows),))
             return None
         alike = []
+    usual = TOKENIZERS["gpt2bpetokenizer"]
+    if alike and not (named or rows) and found.get("tokenizer_type") and {one.vocab_size for one in alike} == {usual}:
+        why = f"{found['tokenizer_type']} is not GPT-2's, whose {usual} {alike[0].name}, which has these sizes, has"
+        _ask_for_rows(found, why, alike)
+        return None
     if alike and len({one.vocab_size for one in alike}) == 1:
         best = known_model(dataclasses.replace(model, vocab_size=alike[0].vocab_size))
         found.notes.append(f"vocabulary: {best.vocab_size}, of {best.name}, which has these sizes")

@@ -1,6 +1,5 @@
 """Which trainer of the library arguments of Megatron-LM ask for, and with which options, optimizer and precision."""
 
-import re
 
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
@@ -110,10 +109,8 @@ def zero_of(found: Arguments) -> int:
 
 
 def _deepspeed_stage(found: Arguments) -> int:
-    """The stage of its flag or of the configuration that the script writes; in bf16 DeepSpeed's own optimizer shards states at
-    stage 0 too."""
-    written = re.search(r"\"stage\"\s*:\s*\"?(\d)", found.documents)
-    stage = found.number("zero_stage") if found.get("zero_stage") is not None else int(written[1]) if written else 0
+    """The stage, as its configuration or its flag says it; in bf16 DeepSpeed's own optimizer shards states at stage 0 too."""
+    stage = found.number("zero_stage")
     if stage == 0 and found.get("bf16"):
         found.notes.append("zero 1: in bf16 DeepSpeed's BF16_Optimizer shards optimizer states at stage 0 too")
         return 1

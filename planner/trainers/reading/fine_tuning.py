@@ -134,7 +134,7 @@ def reading(job: FineTuning) -> Reading:
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
     if not job.lora_rank:
         options.pop("adapter_dropout", None)
-    return Reading(
+    result = Reading(
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
@@ -144,6 +144,8 @@ def reading(job: FineTuning) -> Reading:
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
         questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus)),
     )  # fmt: skip
+    _require_priced(result, where)
+    return result
 
 
 _ONE_RANK = re.compile(r"\w*(parallel|[st]p)\w*size = '?1'?")
@@ -152,7 +154,7 @@ _FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
 """Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""
 
 
-def require_priced(reading: Reading, where: str) -> None:
+def _require_priced(reading: Reading, where: str) -> None:
     """Raises PlannerError where an argument that nobody reads decides memory or degrees by its words."""
     names = [one.partition(" = ")[0] for one in reading.unread if not (_ONE_RANK.fullmatch(one) or _FEWER_BITS.fullmatch(one))]
     wrong = [one for one in names if DECIDES.fullmatch(one.lower()) and not ENCODER.fullmatch(one.lower())]

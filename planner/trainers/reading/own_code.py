@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.programs import (
     program_file,
     require_transformers,
@@ -56,15 +56,48 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     require_transformers(path, file)
     _require_no_hydra(given, path, file)
     usual = usual_options(file)
+    given.data = _spelled_out(given.data, usual, file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
     code = _followed(file, {**usual, **given.data})
     own = {} if code is None else own_code(code, decided)
+    if code is not None and given.said is not None and given.said.model is None and (name := _own_model(code)):
+        about = f"{code.path.name} builds {name} of its project, whose layers its arguments do not tell; the nearest preset"
+        given.ask(Question(name="--model NAME", about=about))
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+ABBREVIATED = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+"""Arguments of transformers that people write by their beginnings."""
+
+
+def _spelled_out(data: Mapping[str, Any], usual: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Options of a command by their whole names: argparse takes the beginning that one option alone has for that option."""
+    text = read_text(file) if file is not None else "Parser"
+    names = {*usual, *ABBREVIATED}
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        whole = [one for one in names if one.startswith(name)]
+        own = name in names or re.search(rf"\b{re.escape(name)}\b", text) is not None
+        short = "Parser" in text and len(name) >= SHORTEST and len(whole) == 1 and not own and whole[0] not in data
+        found[whole[0] if short else name] = value
+    return found
+
+
+SHORTEST = 4
+"""Letters of a beginning that is taken for an option."""
+
+
+def _own_model(program: Program) -> str | None:
+    """The class of a language model that a program loads and its project defines."""
+    defined = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef)}
+    loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
+    named = (last_name(getattr(one.func, "value", one)) for one in loads)
+    return next((one for one in named if one in defined), None)
 
 
 def _require_no_hydra(given: Settings, path: Path, file: Path | None) -> None:

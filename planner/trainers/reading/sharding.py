@@ -36,6 +36,7 @@ PRESETS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Names whose file is known: words of ms-swift (swift/config), files of LLaMA-Factory (examples/deepspeed) and of axolotl
 (deepspeed_configs), whose zero2 keeps optimizer states on the host.  [main of the three, 2026-11]"""
+BOTH = "which is not modelled: offload both or neither"
 OR_SAY = (
     "or say --set deepspeed=zero3 (zero2, ...), --set fsdp=full_shard, or --set fsdp=no_shard where every GPU holds the whole model"
 )
@@ -81,8 +82,10 @@ class Sharding:
 
 
 def preset(name: str) -> Sharding | None:
-    """The DeepSpeed configuration that a name stands for."""
+    """The DeepSpeed configuration that a name stands for. Raises PlannerError for one of axolotl's that is not modelled."""
     parts = Path(name.lower()).parts
+    if parts and parts[-1] == "zero3_bf16_cpuoffload_params.json":
+        raise PlannerError(f"{name} of axolotl keeps weights on the host and states on the GPU; {BOTH}")
     found = next((PRESETS[key] for key in ("/".join(parts[-2:]), parts[-1] if parts else "") if key in PRESETS), None)
     return None if found is None else Sharding(kind="deepspeed", fields=found)
 
@@ -145,9 +148,7 @@ def _host(given: Settings, optimizer: str, weights: str, zero: Settings) -> dict
     if "nvme" in (optimizer, weights):
         raise PlannerError(f"{given.path}: DeepSpeed offloads to nvme, which is not modelled; device cpu is")
     if weights != "none" and optimizer == "none":
-        raise PlannerError(
-            f"{given.path}: weights are offloaded and optimizer states are not, which is not modelled; offload both or neither"
-        )
+        raise PlannerError(f"{given.path}: weights are offloaded and optimizer states are not; {BOTH}")
     if weights != "none":
         return {"offload_parameters": 1}
     if optimizer == "none":
@@ -185,7 +186,8 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
     """How a job is split by its launcher, by the configuration of accelerate or by its own arguments; where none says it, plain
     data parallel if it is known how the job is ``launched``, else that and a question."""
     found = sharding or accelerate_named(given)
-    if found is None or found.kind == "ddp" or (found.kind == "deepspeed" and isinstance(given.data.get("deepspeed"), str)):
+    own = isinstance(given.data.get("deepspeed"), str) and found is not None and found.kind in ("deepspeed", "fsdp")
+    if found is None or found.kind == "ddp" or own:
         found = _over(found, from_arguments(given))
     about = f"the configuration of accelerate that launches it; {OR_SAY}"
     asked = () if found is not None or launched else (Question(name="accelerate", choices=("FILE",), about=about),)
@@ -194,7 +196,7 @@ def said_or_asked(given: Settings, sharding: Sharding | None, *, launched: bool)
 
 def _over(launched: Sharding | None, own: Sharding | None) -> Sharding | None:
     """What the arguments of a program say over its launcher, which counts processes: deepspeed and fsdp are set up whatever
-    the configuration of accelerate says.  [transformers, training_args.py]"""
+    the configuration of accelerate says, and deepspeed before fsdp.  [transformers, training_args.py; accelerate, state.py]"""
     if launched is None or own is None:
         return own or launched
     return dataclasses.replace(
@@ -225,6 +227,8 @@ def _launched_with(path: Path) -> str | None:
         return None
     guides = [folder / "README.md" for folder in (path.parent, path.parent.parent)]
     texts = [path, *sorted(path.parent.glob("*.sh"))[:20], *(one for one in guides if one.is_file())]
+    if _launched_otherwise(path):
+        texts.remove(path)
     for one in texts:
         text = re.sub(r"\\\n[ #]*", " ", read_text(one))
         for command in re.findall(r"accelerate +launch[^\n]*", text):
@@ -233,6 +237,14 @@ def _launched_with(path: Path) -> str | None:
             if (found := re.search(r"--config_file[= ]+[\"']?([\w./-]+\.(?:ya?ml|json))", command)) is not None:
                 return found[1]
     return None
+
+
+def _launched_otherwise(path: Path) -> bool:
+    """Whether a comment of a recipe starts it by another command than accelerate's, which then starts another file."""
+    ends = ["/".join(path.parts[one:]) for one in range(1, len(path.parts) - 1)]
+    lines = [line for line in re.sub(r"\\\n[ #]*", " ", read_text(path)).splitlines() if line.lstrip().startswith("#")]
+    named = [line for line in lines if re.search(r"[\w-]+ ", line) and any(word in ends for word in line.split())]
+    return bool(named) and not any("accelerate" in line for line in named)
 
 
 def _parallelism(given: Settings) -> dict[str, int]:

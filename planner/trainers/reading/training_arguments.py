@@ -88,7 +88,7 @@ MODES = ("train_mode", "finetuning_type", "train_type", "tuner_type", "peft_meth
 WHOLE = ("full_finetune", "full_finetuning")
 BITS = ("bits", "quant_bit", "load_in_kbits", "load_in_bits", "quantization")
 DOUBLED = ("use_bnb_nested_quant", "use_nested_quant", "double_quant", "bnb_4bit_use_double_quant")
-RANKS = ("lora_r", "lora_rank")
+RANKS = ("lora_r", "lora_rank", "r")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules", "lora_trainable", "trainable")
 ALL_LINEAR = ("lora_target_linear", "lora_target_all_linear_layers", "lora_all_linear")
 """Switches for adapters on all linear layers."""
@@ -145,7 +145,7 @@ def parse(
     elif objective == "dpo" and given.flag("precompute_ref_log_probs"):
         notes = (*notes, PASSED_BEFORE)
     step = given.number(OF_A_STEP) if says_both(given) else None
-    reading = fine_tuning.reading(FineTuning(
+    return fine_tuning.reading(FineTuning(
         given=given, trainer=habits.trainer, model=given.label(*MODELS, *(("pretrain",) if step else ())),
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
@@ -164,8 +164,6 @@ def parse(
         ),
         notes=notes,
     ))  # fmt: skip
-    fine_tuning.require_priced(reading, str(given.path))
-    return reading
 
 
 def _dated(given: Settings, habits: Habits, sharding: Sharding | None) -> tuple[Habits, tuple[Question, ...]]:

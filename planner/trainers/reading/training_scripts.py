@@ -139,6 +139,9 @@ def _require_training(script: Script) -> None:
             )
         if not ours:
             raise PlannerError(f"{script.path}: no trainer is built here ({', '.join(TRAINERS)})")
+    called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}
+    if not ours and not any(re.search(r"(?<!pre)train(?!ed)", one.lower()) for one in called):
+        raise PlannerError(f"{script.path}: it builds arguments of a trainer and starts no training")
 
 
 def _keeps_more(script: Script, trainers: list[ast.Call]) -> str | None:

@@ -20,6 +20,7 @@ from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.export import CONVERTERS
+from planner.trainers.torchtitan.flavors import model_named
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
@@ -103,7 +104,8 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     model = _table(data, "model")
     names = [data.get("model", {}).get(one) if isinstance(data.get("model"), Mapping) else None for one in
              ("hf_assets_path", "tokenizer_path")]  # fmt: skip
-    other["model"] = _model([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
+    other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
+    other["untied"] = str(model.get("name", "")) == "llama3"
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
@@ -129,29 +131,6 @@ def _low_precision(data: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
     if old or any("float8" in one for one in converters):
         return {"precision": "fp8_row" if recipe.startswith("rowwise") else "fp8"}
     return {"precision": "mxfp8"} if any("mx" in one for one in converters) else {}
-
-
-FLAVORS = {
-    ("deepseek_v3", "671b"): "deepseek-v3", ("deepseek_v3", "236b"): "deepseek-v2", ("deepseek_v3", "16b"): "deepseek-v2-lite",
-    ("llama4", "17bx16e"): "llama-4-scout", ("llama4", "17bx128e"): "llama-4-maverick",
-}  # fmt: skip
-"""Families and flavours whose name is no preset's: sizes of torchtitan's own registry.  [models/*/__init__.py]"""
-
-
-def _model(paths: list[str], name: str, flavor: str) -> str:
-    """The preset that a configuration trains, by its assets or by family and flavour; '' = not stated."""
-    for one in paths:
-        tail = one.replace("\\", "/").rstrip("/").split("/")
-        if preset := next((preset for part in reversed(tail[-3:]) if (preset := preset_of(part))), None):
-            if not flavor or flavor.lower().split("_")[0] in preset.replace("-", "") + preset:
-                return preset
-            break
-    family = {"llama3": "llama-3.1", "llama2": "llama-2", "deepseek_v3": "deepseek-v3"}.get(name, name)
-    if (known := FLAVORS.get((name, flavor.split("_")[0].lower()))) is not None:
-        return known
-    if name == "deepseek_v3":
-        return ""
-    return (preset_of(f"{family}-{flavor}") or "") if name and flavor else ""
 
 
 def _mode(path: Path, mode: object) -> Recompute:
@@ -188,7 +167,7 @@ def _python(path: Path, text: str, given: Given) -> Sections:
     found: Sections = {"other": {"notes": []}}
     if chosen is not None:
         module.read(functions[chosen], found, 0)
-        found["other"].setdefault("model", _model([], *_family(path, chosen)))
+        found["other"].setdefault("model", model_named([], *_family(path, chosen)))
     else:
         module.calls(tree, found)
     if "parallelism" not in found and "training" not in found:
@@ -252,7 +231,7 @@ class _Module:
                 text = ast.unparse(given["compile"])
                 found["other"]["compile"] = "enable=True" in text or "enable" not in text
             assets = given.get("hf_assets_path")
-            if isinstance(assets, ast.Constant) and (model := _model([str(assets.value)], "", "")):
+            if isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", "")):
                 found["other"]["model"] = model
             for precision, converter in CONVERTERS.items():
                 if function.startswith(f"{converter}."):
@@ -330,7 +309,8 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
                 continue
             value = values[0] if values else "true"
             if is_open(value) or under:
-                questions |= {} if "." in key else {one: name for one in (roots(value) or [*under, key]) if one not in questions}
+                asked = () if "." in key else roots(value) or [one for one in under if one] or [key]
+                questions |= {one: name for one in asked if one not in questions}
                 continue
             inner: Any = parsed(value)
             for part in reversed(key.split(".")):

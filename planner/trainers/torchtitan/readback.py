@@ -7,12 +7,13 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
-from planner.model import ModelSpec, load_model
+from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
-from planner.trainers.reading.values import left_over, quotient, read_text, uneven, whole_number
+from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, uneven, whole_number
+from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import Sections, sections
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -41,6 +42,12 @@ QUIET = ("context_parallel_load_balancer", "context_parallel_rotate_method", "sp
          "pipeline_parallel_expert_parallel_overlap")  # fmt: skip
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
+DECIDES = re.compile(
+    r"float8|fp[48]|mxfp|[48]_?bit|quant|lora|galore|offload|frozen|freeze|(recompute|checkpoint)|parallel_(degree|size)|micro_?batch"
+    r"|accumulation|batch_size|teacher|distill|(^|[._])ema([._]|$)|dtype|precision"
+)
+"""Words of a fork's own keys of these sections that decide memory, precision or degrees."""
+
 
 def read(path: Path, said: Given | None = None) -> Reading:
     """The layout of a torchtitan configuration; the number of GPUs where data_parallel_shard_degree is -1. Raises PlannerError."""
@@ -66,6 +73,9 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     ]
 
     _require_language_model(path, unread)
+    said_yes = (name for name in unread if str(given[name.split(".")[0]][name.split(".")[1]]).lower() not in ("false", "none", ""))
+    if wrong := [one for one in said_yes if DECIDES.search(one)]:
+        raise not_priced(str(path), wrong, wrong)
 
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
@@ -74,7 +84,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     replicate, shard = degree("data_parallel_replicate_degree"), parallel["data_parallel_shard_degree"]
     questions = _questions(path, parallel, other, tp)
     own = other.get("own_settings")
-    spec = said.spec() or (load_model(other["model"]) if other.get("model") else None)
+    spec = said.spec() or spec_of(other)
     if own and "expert_parallel_degree" not in given.get("parallelism", {}) and spec is not None and spec.is_moe:
         about = f"{shown(own)} has settings of its own, among them the degree of experts"
         questions.append(Question(name="parallelism.expert_parallel_degree", about=about))
@@ -88,6 +98,7 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     dp = replicate * whole_number(shard, f"{path}: parallelism.data_parallel_shard_degree")
     length, micro, batch = _batch(path, parallel, training, said, pp=pp, dp=dp)
     schedule, chunks, split = _pipeline(path, parallel, pp, spec)
+    passed = _passes(path, parallel, training, schedule, (pp, micro, batch // dp))
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
@@ -105,10 +116,28 @@ def reading_of(path: Path, given: Sections, said: Given) -> Reading:
     }  # fmt: skip
     return Reading(
         trainer=_trainer(parallel, other), fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
-        sequence_length=length, model=load_model(other["model"]) if other.get("model") and said.model is None else None,
+        sequence_length=length, model=spec_of(other) if said.model is None else None,
         precision=_precision(path, training, other), optimizer=_optimizer(path, other), unread=tuple(unread),
-        notes=tuple(other.get("notes", ())),
+        notes=(*other.get("notes", ()), *passed),
     )  # fmt: skip
+
+
+def _passes(
+    path: Path, parallel: Mapping[str, Any], training: Mapping[str, Any], schedule: Schedule, sizes: tuple[int, int, int]
+) -> tuple[str, ...]:
+    """What is to be said where a step is several passes of the pipeline, as accumulation makes it; ``sizes``: stages, sequences of
+    a microbatch and of a replica's step. Raises PlannerError where each pass keeps activations of its own microbatches alone.
+    [torchtitan/trainer.py, train_step]"""
+    pp, micro, each = sizes
+    tokens = training["num_tokens_per_microbatch_per_dp_rank"] is not None
+    local = micro * int(parallel["num_pp_microbatches"]) if tokens else int(training["local_batch_size"])
+    if pp == 1 or each <= local:
+        return ()
+    said = f"a step is {each // local} passes of the pipeline with {max(local // micro, 1)} microbatches each"
+    if schedule == Schedule.GPIPE:
+        what = f"{said}, and {SCHEDULES[schedule]} keeps activations of all microbatches of a pass: a plan has one pass"
+        raise PlannerError(f"{path}: {what}; --set training.global_batch_size=-1 imports a step of one")
+    return (f"{said}; priced as one pass: its bubble comes out too small",)
 
 
 def _questions(path: Path, parallel: Mapping[str, Any], other: Mapping[str, Any], tp: int) -> list[Question]:

@@ -39,7 +39,8 @@ def read(path: Path, said: Given) -> Reading:
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
     several = found.num_gpus is None and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
-    return parse(settings, TRANSFORMERS, said.num_gpus or found.num_gpus, found.sharding, found.program, notes)
+    gpus = said.num_gpus or found.num_gpus
+    return parse(settings, TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:

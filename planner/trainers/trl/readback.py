@@ -1,16 +1,19 @@
 """TRL: the YAML of a recipe (trl sft --config, alignment-handbook), scripts that run sft.py or dpo.py, and scripts and notebooks in
 Python that build an SFTTrainer, a DPOTrainer or transformers' own Trainer."""
 
+import re
 from pathlib import Path
 
+from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OtherStepError
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
+from planner.trainers.reading.training_arguments import BATCHES, MODELS, OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
 from planner.trainers.reading.training_scripts import settings_of
+from planner.trainers.reading.values import read_text
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
@@ -25,6 +28,11 @@ def read(path: Path, said: Given) -> Reading:
         return parse(settings, HABITS[kind], gpus, notes=notes)
     if suffix in (".yaml", ".yml", ".json"):
         data = said.filled(file_settings(path, "a recipe of TRL"))
+        if not any(one in data for one in (*MODELS, *BATCHES, "model")):
+            _require_no_launcher(path)
+            raise PlannerError(f"{path}: its settings stand in sections of its own, and none is one of TRL's")
+        if isinstance(data.get("model"), str) and not any(one in data for one in MODELS):
+            raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
         return parse(Settings(path, data, said=said), TRL, said.num_gpus)
@@ -32,4 +40,12 @@ def read(path: Path, said: Given) -> Reading:
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
     take_program(settings, path, script)
-    return parse(settings, HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus, found.sharding, script)
+    habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
+    return parse(settings, habits, gpus, found.sharding, script, found.notes)
+
+
+def _require_no_launcher(path: Path) -> None:
+    """Raises OtherStepError for a job of a scheduler, whose settings are the words of a command in it."""
+    if (started := re.search(r"accelerate +launch|torchrun +|deepspeed +\S+\.py|python3? +\S+\.py", read_text(path))) is not None:
+        what = f"it is the job of a scheduler that starts {shown(started[0].strip())}"
+        raise OtherStepError(f"{path}: {what}; write that command into a script and import it")

@@ -26,7 +26,7 @@ from planner.trainers.reading.shell.starting import (
     without_places,
 )
 from planner.trainers.reading.shell.text import CLOSE, OPTION, SETTINGS, cleaned, gap, is_open, quoted_words, roots
-from planner.trainers.reading.shell.tree import Branch, Case, Function, Loop, Nodes, Not, Simple, Test
+from planner.trainers.reading.shell.tree import Branch, Case, Command, Function, Loop, Nodes, Not, Simple, Test
 from planner.trainers.reading.values import read_text
 
 MOST_STEPS = 20_000
@@ -42,17 +42,6 @@ _SILENT = ("mkdir", "cd", "set", "wait", "trap", "sleep", "chmod", "return", "sh
 """Commands that write nothing."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command that the script would run, its words expanded."""
-
-    words: list[str]
-    under: tuple[str, ...] = ()
-    """Variables that decide whether it runs; () = it does."""
-    seen: str = ""
-    """CUDA_VISIBLE_DEVICES when it runs; '' = not set by then."""
-
-
 @dataclass
 class Script:
     """What a script says."""
@@ -61,6 +50,8 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     documents: list[tuple[str, str]] = field(default_factory=list)
     """(file that it is written to, text) of its here-documents."""
+    edits: list[list[str]] = field(default_factory=list)
+    """Words behind sed, which writes files from templates."""
     choices: dict[str, list[str]] = field(default_factory=dict)
     """Values that it compares an unknown variable with."""
     missing: list[str] = field(default_factory=list)
@@ -285,6 +276,8 @@ class _Follower:
             self.nested(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
             self.started(file, words[place + 1 :])
+        if name == "sed":
+            self.script.edits.append(rest)
         if name in ("exit", "return"):
             raise _StopError(failed=bool(rest) and rest[0] != "0" and not is_open(rest[0]))
         if name in ("source", "."):

@@ -70,5 +70,16 @@ class Not:
     body: "Nodes"
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command that the script would run, its words expanded."""
+
+    words: list[str]
+    under: tuple[str, ...] = ()
+    """Variables that decide whether it runs; () = it does."""
+    seen: str = ""
+    """CUDA_VISIBLE_DEVICES when it runs; '' = not set by then."""
+
+
 Node = Simple | Branch | Case | Loop | Function | Test | Not
 Nodes = Sequence[Node]
