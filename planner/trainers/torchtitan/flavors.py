@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.model import ModelSpec, load_model
-from planner.trainers.reading.named_models import preset_of
+from planner.model_names import preset_of
 
 FLAVORS = {
     ("deepseek_v3", "671b"): "deepseek-v3", ("deepseek_v3", "236b"): "deepseek-v2", ("deepseek_v3", "16b"): "deepseek-v2-lite",

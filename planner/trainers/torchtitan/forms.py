@@ -10,7 +10,6 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.model_names import preset_of
 from planner.trainers.reading.commands import processes
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import merged
