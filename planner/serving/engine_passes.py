@@ -123,14 +123,15 @@ class Engine:
     def prompting(self, batch: Any, packed: Any = 1.0) -> Callable[[Any, Any], tuple[Floats, Floats]]:
         """``prompt`` of a batch by the seconds of its decode and ``busy``."""
         mixes, each = self.served.engine.mixes_prefill, np.maximum(packed / self.dp, 1.0)
-        number, timed = self.passing(batch if mixes else 0.0, each)
+        holders = self.holders(batch, packed)
+        number, timed = self.passing(batch if mixes else 0.0, each, holders)
         together = self.together(batch, number)
 
         def prompt(decode: Any, busy: Any) -> tuple[Floats, Floats]:
             whole = timed(busy)
             added = np.maximum(whole - decode, 0.0) / each if mixes else whole / each
             own = whole - (each - 1.0) * added if mixes else whole
-            return number * added * together / self.dp, number * own
+            return number * added * together / holders, number * own
 
         return prompt
 
@@ -140,13 +141,20 @@ class Engine:
         number, timed = self.passing(batch, each)
         return number, timed(busy)
 
-    def passing(self, batch: Any, each: Any = 1.0) -> tuple[Floats, Callable[[Any], Floats]]:
+    def holders(self, batch: Any, packed: Any = 1.0) -> Floats:
+        """Attention ranks that have a prompt in a pass that has any: ranks run in lock step, so that a prompt of one holds up all,
+        and n prompts a pass meet others in it: n / (1 - exp(-n)), each on a rank of its own."""
+        number = np.ceil(self.input / self.room(batch))
+        n = np.maximum(self.prompts_per_decode(batch) * number, 1e-9)
+        return np.asarray(np.clip(np.maximum(n / -np.expm1(-n), packed), 1.0, self.dp))
+
+    def passing(self, batch: Any, each: Any = 1.0, holders: Any = np.inf) -> tuple[Floats, Callable[[Any], Floats]]:
         """``passes`` by ``busy``."""
         number, tokens = self.chunks(batch)
         done = (number - 1.0) / 2.0 * tokens + self.hit
         timed = self.timed(Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens, cached=done,
-            streamed=self.streamed,
+            holders=holders, streamed=self.streamed,
         ))  # fmt: skip
         rate = self.prompt_rate()
         return number, lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)

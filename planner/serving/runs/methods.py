@@ -67,12 +67,14 @@ class Launch:
     """Kernels of a mixture of experts, as ``Fusion.experts``; 0 = the engine's own."""
     overlap: bool | None = None
     """Whether the host prepares a step ahead; None = as the version does by default."""
+    stand_in: bool = False
+    """The engine's data stand for another one's, which loads its own kernels when it starts."""
 
     @property
     def changes(self) -> tuple[object, ...]:
         """What ``started`` changes: launches that agree in it start the same engine."""
         own = self.grid, self.dependent, self.overlap, self.largest, self.waiting
-        return *own, self.arrivals, self.chain
+        return *own, self.arrivals, self.chain, self.stand_in
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
@@ -89,6 +91,8 @@ class Launch:
         shortfall = engine.shortfall
         if self.arrivals:
             shortfall = replace(shortfall, arrivals=(Case(value=self.arrivals),))
+        if self.stand_in:
+            shortfall = replace(shortfall, start={})
         return replace(engine, graphs=graphs, fusion=fusion, shortfall=shortfall, overlap_scheduler=overlap)
 
     def in_pools(self, said: Mapping[str, Any]) -> Launch:
@@ -135,6 +139,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         dependent=tuple(one.get("dependent", ())),
         held=pools_of(row).get("holds", {}).get(flight),
         overlap=one.get("async"),
+        stand_in=row.get("engine.name") != engine,
     )
 
 
