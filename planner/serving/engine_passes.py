@@ -16,6 +16,9 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, at_clocks, core_bound
 from planner.serving.traffic import Traffic
 
+ROUND_POINTS = 64
+"""Of an integral over the decodes until all ranks have prompts."""
+
 
 class Engine:
     """One engine under a kind of requests: seconds of its passes as functions of the batch."""
@@ -32,8 +35,9 @@ class Engine:
         self.pp = np.asarray(layout.pp, dtype=np.float64)
         self.hold = np.asarray(layout.hold, dtype=np.float64) - 1.0
         """H: decodes that the first prompt that waits is held back."""
-        self.seldom = np.maximum(np.asarray(layout.receive_interval, dtype=np.float64), self.hold)
-        """Decodes between two passes that may take prompts."""
+        self.interval = np.asarray(layout.receive_interval, dtype=np.float64)
+        """Decodes between two looks for requests."""
+        self.balance = np.asarray(layout.balance, dtype=np.float64)
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.tokens_per_step
         self.streamed = traffic.client != "process" or traffic.load != "offline"
@@ -172,7 +176,30 @@ class Engine:
         and the k = (N - 1) H / O that come meanwhile half of it: H (1 + k / 2) / (1 + k)."""
         others = np.maximum(requests - 1.0, 0.0) * self.hold / np.maximum(self.output, 1.0)
         held = self.hold * (1.0 + 0.5 * others) / (1.0 + others)
-        return 0.5 * np.asarray(self.layout.receive_interval, dtype=np.float64) + held + self.served.engine.overlap_scheduler
+        return np.maximum(0.5 * self.interval, self._balanced(requests)[1]) + held + self.served.engine.overlap_scheduler
+
+    def seldom(self, requests: Any) -> Floats:
+        """Decodes between two passes that may take prompts."""
+        return np.maximum(np.maximum(self.interval, self.hold), self._balanced(requests)[0])
+
+    def _balanced(self, requests: Any) -> tuple[Floats, Floats]:
+        """Decodes between two passes that take prompts where these wait until all R ranks have one, at most H, and the mean wait.
+
+        Of n prompts a decode, each for one rank, one comes to a rank within t decodes with the chance 1 - exp(-n t / R), to all with
+        that to the power of R: P(t) that some rank has none yet. C = integral of P to H, wait = integral of t P / C. Where more come
+        to a rank meanwhile than a pass of it takes, some always wait for the next, and with them others: half of H.
+        """
+        if not np.any(self.balance > 1.0):
+            return np.ones(()), np.zeros(())
+        each = np.asarray(requests, dtype=np.float64) / np.maximum(self.output, 1.0) / self.dp
+        time = (np.arange(ROUND_POINTS) + 0.5) / ROUND_POINTS * self.balance[..., None]
+        lacks = 1.0 - (-np.expm1(-each[..., None] * time)) ** self.dp[..., None]
+        cycle = self.balance * lacks.mean(axis=-1)
+        wait = self.balance * (time * lacks).mean(axis=-1) / np.maximum(cycle, 1e-9)
+        late = each * cycle > self.budget / self.input
+        cycle, wait = np.where(late, self.balance, np.maximum(cycle, 1.0)), np.where(late, 0.5 * self.balance, wait)
+        waits = (self.balance > 1.0) & (self.dp > 1.0)
+        return np.where(waits, cycle, 1.0), np.where(waits, wait, 0.0)
 
     @property
     def width(self) -> Floats:
@@ -182,7 +209,7 @@ class Engine:
     def prompts_per_decode(self, requests: Any) -> Floats:
         """n: the mean of N / (sqrt(k) w) over the waves k = 1 .. W of a run, (2 sqrt(W) - 1) / W N / w, not below N / O; of a loop
         that goes on for ever N / O unless lengths are equal."""
-        apart = requests * self.seldom / np.maximum(self.output, 1.0)
+        apart = requests * self.seldom(requests) / np.maximum(self.output, 1.0)
         waves, width = self.traffic.waves, self.width
         in_step = (2.0 * np.sqrt(waves) - 1.0) / waves if waves is not None else 0.0
         return np.maximum(apart, np.where(width < 1.0, requests, in_step * requests / np.maximum(width, 1.0)))

@@ -46,7 +46,7 @@ class Launch:
     receive: int = 1
     """Steps between two looks for new requests."""
     receive_spread: int = 1
-    """The same where attention data parallelism waits until every rank has a prompt."""
+    """Steps at most that attention data parallelism waits until every rank has a prompt."""
     hold: int = 0
     """Steps that prompts are held back from the first that waits on, without attention data parallelism."""
     grid: tuple[tuple[float, float], ...] = ()
@@ -133,7 +133,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         cache=one.get("kv", ""),
         max_tokens=row.get("load.max_tokens") or tokens or None,
         receive=receive,
-        receive_spread=one.get("receive_spread", receive),
+        receive_spread=one.get("receive_spread", 1),
         hold=max((steps for least, steps in one.get("hold", ()) if flight >= least), default=0),
         grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
         dependent=tuple(one.get("dependent", ())),
