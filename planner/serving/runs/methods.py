@@ -143,6 +143,12 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
     )
 
 
+def tensor_group(row: ServingRow) -> bool:
+    """Whether the scripts of a row's source had no flag for data parallelism: what it calls that is a tensor group."""
+    name, day = row.get("engine.name"), str(row.get("date"))
+    return any(one["engine"] == name and day < str(one["until"]) for one in method_of(row).get("tensor", ()))
+
+
 def pools_of(row: ServingRow, spread: tuple[bool, bool] = (False, False)) -> Mapping[str, Any]:
     """What the method of its source says of the two pools of a disaggregated row: of each fact the first line that fits.
 
