@@ -185,9 +185,9 @@ class Engine:
     def _balanced(self, requests: Any) -> tuple[Floats, Floats]:
         """Decodes between two passes that take prompts where these wait until all R ranks have one, at most H, and the mean wait.
 
-        Of n prompts a decode, each for one rank, one comes to a rank within t decodes with the chance 1 - exp(-n t / R), to all with
-        that to the power of R: P(t) that some rank has none yet. C = integral of P to H, wait = integral of t P / C. Where more come
-        to a rank meanwhile than a pass of it takes, some always wait for the next, and with them others: half of H.
+        Of n prompts a decode, each for one rank, one comes to a rank within t decodes with the chance 1 - exp(-n t / R), to all
+        with its power R: P(t) that some rank has none yet. C = integral of P to H, wait = integral of t P / C. Where more come to a
+        rank meanwhile than a pass of it takes, some always wait for the next, and with them others: half of H.
         """
         if not np.any(self.balance > 1.0):
             return np.ones(()), np.zeros(())

@@ -260,8 +260,8 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
 def with_burst(engine: Engine, flow: Flow, initial: Floats, waves: float) -> Flow:
     """The flow of a short run of ``waves`` W: the first takes ``initial`` to the first token, where that is longer, and while the
     last ends places stay empty, half of the time over which its ends have spread: X N e2e / e2e' W / (W + spread / 2). Lengths
-    spread them by w sqrt(W), and the first tokens of the first wave by 2 (first - TTFT), which every later wave keeps. A server that
-    has had no prompts before keeps all of the first wave waiting while it loads their kernels."""
+    spread them by w sqrt(W), and the first tokens of the first wave by 2 (first - TTFT), which every later wave keeps. A server
+    that has had no such prompts keeps all of the first wave waiting while it loads their kernels."""
     served = engine.served
     start = served.engine.start(served.hardware, engine.layout, served.precision.weights)
     queued = np.maximum(initial, flow.ttft)

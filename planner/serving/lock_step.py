@@ -66,6 +66,7 @@ def train_of(engine: Engine, requests: Any, batch: Any) -> Train:
     together = np.minimum(engine.prompts_per_decode(requests), fit)
     own = np.clip(1.0 + together * (requests - 1.0) / requests, 1.0, np.maximum(np.minimum(fit, requests), 1.0))
     share = np.maximum(requests - own, 0.0) / requests
-    ahead = np.where(engine.seldom(requests) > 1.0, 0.0, together * share)  # a pass with prompts is over before the next may take one
+    # where passes take prompts seldom, one with prompts is over before the next may take one
+    ahead = np.where(engine.seldom(requests) > 1.0, 0.0, together * share)
     packed = together if engine.served.engine.chunked_prefill else np.floor(together)
     return Train(own=own, ahead=ahead, share=share, packed=np.maximum(packed, 1.0))
