@@ -18,12 +18,14 @@ else:
 
 def only(where: Any, price: Callable[..., Floats], *columns: Any) -> Floats:
     """What ``price`` makes of the rows of the columns where a condition holds; 0 elsewhere."""
+    where = np.asarray(where)
+    if where.all():
+        return np.asarray(price(*columns))
+    if not where.any():
+        return np.zeros(where.shape)
     held, *sizes = np.broadcast_arrays(where, *columns)
-    if held.all():
-        return np.asarray(price(*sizes))
     found = np.zeros(held.shape)
-    if held.any():
-        found[held] = price(*(one[held] for one in sizes))
+    found[held] = price(*(one[held] for one in sizes))
     return found
 
 

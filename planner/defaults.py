@@ -1,40 +1,39 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.assumption import Assumption
 from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
-from planner.detect import asked_driver, memory_is_off, profile_of, says_so, setting
+from planner.detect import says_so, setting
 from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
-from planner.hardware.names import profile_named
+from planner.hardware.asked import hardware_asked
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import Ratios, Unstated, assumed_options, unstated
-from planner.plan_file import Assumption, Plan, predict
+from planner.plan_file import Plan, predict
 from planner.plausible import odd_sizes
 from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
-from planner.units import format_bytes, format_count, format_seconds
+from planner.units import format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size, usual_name
 
-HARDWARE = "h100-sxm"
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
 NO_FLASH_ATTENTION = ("Volta", "Turing")
+"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
 """Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
-"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))
@@ -282,32 +281,6 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
     why = "Adam, both moments in bf16" if precision == "bf16_true" and found == "adam" else OPTIMIZERS.get(found, "")
     assumed.append(Assumption("optimizer", found, why, "--optimizer"))
     return found
-
-
-def hardware_asked(name: str | None, assumed: list[Assumption]) -> str:
-    """What is asked for by its name in the library, or set in the environment; else the local GPU where the library knows it, with
-    its memory, else the common training card."""
-    if name is None and (usual := setting("HARDWARE")):
-        assumed.append(Assumption("hardware", profile_named(usual), says_so("HARDWARE"), "--hardware"))
-        return profile_named(usual)
-    if name is not None:
-        found = profile_named(name)
-        if re.sub("[-_ ]", "", found.lower()) != re.sub("[-_ ]", "", name.lower()) and found != name:
-            assumed.append(Assumption("hardware", found, f"what '{name}' usually is", "--hardware"))
-        return found
-    driver = asked_driver()
-    device = driver.names[0] if driver.names else None
-    profile = profile_of(device) if device else None
-    why = f"the local {device} is not in the library" if device else "no GPU found on this machine"
-    if driver.problem:
-        why = driver.problem
-    if profile is not None:
-        why, usable = f"found here: {device}", float(load_hardware(profile).usable_memory)
-        if memory_is_off(driver.memory[0], usable):
-            why = f"the local {device} has {format_bytes(driver.memory[0])}, {profile} of the library {format_bytes(usable)}"
-            profile = None
-    assumed.append(Assumption("hardware", profile or HARDWARE, why, "--hardware"))
-    return profile or HARDWARE
 
 
 def _trainer(name: str, hardware: HardwareProfile) -> Trainer:

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.assumption import Assumption
 from planner.cost.refine import price_exactly
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute, Schedule, is_v_shaped, module_names
-from planner.plan_file import Assumption, Plan, plan_from_dict
+from planner.plan_file import Plan, plan_from_dict
 from planner.rules import Job, check
 from planner.space import usual_modules
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.assumption import Assumption
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, Schedule
-from planner.plan_file import Assumption
 from planner.rules import Job
 from planner.trainer_options import Recipe, table
 from planner.workload import LOW_PRECISIONS, Workload

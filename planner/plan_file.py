@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
+from planner.assumption import Assumption
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
@@ -23,20 +24,6 @@ from planner.workload import Workload
 VERSION = 2
 """Format of plan files. A file of another format is refused."""
 STAGE_NAMES = ("first", "middle", "last")
-
-
-@dataclass(frozen=True)
-class Assumption:
-    """Something the user did not say."""
-
-    what: Text
-    """Name of the input."""
-    value: Text
-    """What was taken."""
-    why: Text
-    """Where it comes from."""
-    flag: Text
-    """The flag that changes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ import pytest
 import planner
 from planner import api
 from planner.api.results import Plan
+from planner.assumption import Assumption
 from planner.commands.plans import estimate as estimate_command
 from planner.commands.plans import search as search_command
 from planner.keywords import JOB, SEARCHED, Keywords
 from planner.layout import FIELDS
-from planner.plan_file import Assumption
 from planner.units import GIB
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (0, "errors arrays"),
     (0, "units library"),
     (0, "schema detect model_names"),
+    (0, "assumption"),
     (1, "layout curves. vision linear_attention model_constants"),
     (1, "hybrid_configs"),
     (1, "hugging_face"),

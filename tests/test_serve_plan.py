@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from planner import library
+from planner.assumption import Assumption
 from planner.errors import PlannerError
-from planner.plan_file import Assumption
 from planner.serving import serve_plan as files
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serve_plan import EngineOptions, ServePlan, load_serve_plan, predict_serving

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from test_serving_search import SMALL, asked, at_client
 
 import planner
 from planner.errors import PlannerError
+from planner.serving import pool_search
 from planner.serving.pool_search import chosen_pools, pool_pairs
 from planner.serving.serve_plan import load_serve_plan
 
@@ -126,7 +128,7 @@ def test_pools_are_set_beside_what_is_aggregated_under_the_same_limits() -> None
 
 def test_pools_keep_littles_law_at_every_load() -> None:
     """Also where the pool of prompts is the bottleneck: what is in flight and in no pass waits for it."""
-    question = asked(gpus=8, input=8192, disaggregated=True)
+    question = asked(gpus=16, input=8192, disaggregated=True)
     table = pool_pairs(question.served()[0], question.task)
     output = question.task.traffic.output.mean
     client = at_client(question.engines[0], question.task.traffic)
@@ -134,7 +136,18 @@ def test_pools_keep_littles_law_at_every_load() -> None:
     assert len(table) > 50 and inside == pytest.approx(table["load"], rel=0.02)
     for row in (0, len(table) // 2, len(table) - 1):
         [alone] = chosen_pools(table, question.task, [row])
-        assert alone.total == pytest.approx(table["total"][row], rel=1e-9) and alone.num_gpus <= 8
+        assert alone.total == pytest.approx(table["total"][row], rel=1e-9) and alone.num_gpus <= 16
+
+
+@pytest.mark.parametrize("limits", [{"ttft": "500ms", "tpot": "12ms"}, {"tpot": "8ms"}, {"ttft": "1s"}])
+def test_pairs_that_are_left_out_are_no_better(monkeypatch: pytest.MonkeyPatch, limits: dict[str, str]) -> None:
+    """Workers for prompts that would idle, and loads that they cannot keep up with, cost no throughput within the limits."""
+    question = asked(gpus=16, input=4096, disaggregated=True, **limits)
+    some = pool_pairs(question.served()[0], question.task)
+    monkeypatch.setattr(pool_search, "_wanted", lambda busy: np.ones(busy.shape, dtype=bool))
+    every = pool_pairs(question.served()[0], question.task)
+    best, least = (float(np.max(one["total"], where=one["score"] <= 1.0, initial=0.0)) for one in (every, some))
+    assert len(some) < 0.8 * len(every) and best > 0.0 and least == pytest.approx(best, rel=0.01)
 
 
 def test_a_stated_pair_of_pools(tmp_path: Any) -> None:

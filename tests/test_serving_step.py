@@ -311,6 +311,20 @@ def test_a_pass_at_several_clocks_is_that_of_each_clock(name: str) -> None:
             assert again == pytest.approx(alone, rel=1e-12)
 
 
+@pytest.mark.parametrize(("model", "name"), [("gpt-oss-120b", "vllm"), ("deepseek-v3.2", "sglang"), ("qwen3-next-80b", "vllm")])
+@pytest.mark.parametrize("batch", [64.0, np.array([1.0, 64.0, 3.5])])
+def test_passes_priced_together_are_those_priced_alone(model: str, name: str, batch: Any) -> None:
+    """Decodes and prompts are rows of one table in a search; a draft too."""
+    one, layout = served(model, "h200-sxm", name), ServingLayout(tp=8, pp=np.array([1, 2, 1]), max_batch=256)
+    traffic = replace(closed_loop(64.0), speculation=Speculation(depth=2, acceptance=0.7, draft_parameters=1e9))
+    engine = Engine(one, layout, traffic)
+    together = engine.both(batch, 2.0)
+    for busy in (0.0, 0.7):
+        decode = engine.decode(batch, busy)
+        for found, alone in zip(together(busy), (decode, *engine.prompt(batch, decode, busy, 2.0)), strict=True):
+            assert np.asarray(found) == pytest.approx(alone, rel=1e-12)
+
+
 def test_rows_that_a_condition_leaves_out_are_not_priced() -> None:
     def price(size: Any, n: Any) -> Any:
         assert np.all(n > 1.0)

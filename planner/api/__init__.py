@@ -38,7 +38,7 @@ from planner.layout import FIELDS
 from planner.units import parse
 
 if TYPE_CHECKING:
-    from planner.plan_file import Assumption
+    from planner.assumption import Assumption
     from planner.questions.accuracy.prediction import Pair
     from planner.questions.accuracy.serving_errors import ServingPair
     from planner.questions.calibrate.output import Calibrated

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from planner.api.results import Plan, Plans
+from planner.assumption import Assumption
 from planner.cost.estimate import Estimate
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError, listed
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
 from planner.keywords import command_line, layout_values, request_fields
-from planner.plan_file import Assumption
 from planner.rules import Job, allowed, check, divisors
 from planner.search import Finding, Pins, search
 from planner.space import base_layouts

@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner import plan_file
     from planner.advice import Advice
     from planner.api.token_budget import Training
+    from planner.assumption import Assumption
     from planner.defaults import ResolvedJob
     from planner.gains import Gain
-    from planner.plan_file import Assumption, Prediction
+    from planner.plan_file import Prediction
     from planner.search import Finding
     from planner.trainers.bundle.folder import ExportFiles
 
@@ -182,12 +183,12 @@ class Plan(Result):
 
     def show(self, console: Console) -> None:
         """Print step time, memory and assumptions on a console of rich."""
-        from planner.terminal import tables as table
+        from planner.terminal import plan_tables, tables
 
-        table.print_prediction(console, self.file)
+        plan_tables.print_prediction(console, self.file)
         if self.assumed:
             console.print()
-            console.print(table.assumptions_table(self.assumed))
+            console.print(tables.assumptions_table(self.assumed))
 
     def save(self, path: File) -> None:
         """Write the plan file, whole or not at all. Raises PlannerError."""
@@ -356,24 +357,20 @@ class Plans(Result, Sequence[Plan]):
         from rich.markup import escape
 
         from planner.explain import layout_text
-        from planner.terminal import tables as table
+        from planner.terminal import plan_tables, tables
 
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
-        console.print(
-            f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
-            f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
-            f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.label)}"
-        )
+        console.print(plan_tables.job_text(job))
         plans = [one.file for one in self.attempts]
-        console.print(table.plans_table(plans, finding.fit, console.width))
+        console.print(plan_tables.plans_table(plans, finding.fit, console.width))
         if finding.fit:
-            if equal := table.equal_text(plans):
+            if equal := plan_tables.equal_text(plans):
                 console.print(equal)
             found = first.file.prediction
             basis = found.step_time_range_basis
             console.print(f"[bold]The first:[/bold] {escape(layout_text(first.layout))}.")
-            console.print(f"Its step: {table.range_text(found)}, by the errors on {basis}.")
-            console.print(table.first_runs_text(found))
+            console.print(f"Its step: {plan_tables.range_text(found)}, by the errors on {basis}.")
+            console.print(plan_tables.first_runs_text(found))
             for sentence in self.training.sentences() if self.training else ():
                 console.print(sentence, markup=False)
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
@@ -383,9 +380,9 @@ class Plans(Result, Sequence[Plan]):
         else:
             console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")
         console.print()
-        table.print_memory(console, first.file.prediction)
+        plan_tables.print_memory(console, first.file.prediction)
         if self.advice:
-            console.print(table.advice_table(list(self.advice)))
+            console.print(plan_tables.advice_table(list(self.advice)))
             for change in self.advice:
                 console.print(f"  {change.change}:\n    {change.command}", soft_wrap=True, markup=False)
         elif not finding.fit:
@@ -393,7 +390,7 @@ class Plans(Result, Sequence[Plan]):
                 "No single change of those tried makes it fit: combine a smaller model, more GPUs and adapters."
             )
         console.print()
-        console.print(table.assumptions_table(self.assumed))
+        console.print(tables.assumptions_table(self.assumed))
         console.print(
             f"[dim]{finding.searched:,} layouts, {finding.legal:,} looked at and legal, {finding.priced:,} priced, "
             f"{finding.fitting:,} fit; {finding.seconds:.2f} s[/dim]"

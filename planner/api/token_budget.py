@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.assumption import Assumption
 from planner.costs import Costs, Rates, costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError, shown
 from planner.hardware import load_hardware
-from planner.plan_file import Assumption
 from planner.search import Pins
 from planner.units import KILO, format_count, parse_amount
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import Floats
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile, Storage
 from planner.costs import DAY
 from planner.elastic.best_layout import resolved_plan
@@ -23,7 +24,7 @@ from planner.explain import layout_text
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.model import ModelSpec
-from planner.plan_file import Assumption, Plan
+from planner.plan_file import Plan
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.units import GIGA, format_seconds
 

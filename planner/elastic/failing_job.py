@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 
 from planner.arrays import Floats
+from planner.assumption import Assumption
 from planner.elastic.checkpoints import SaveTimes
 from planner.elastic.failure_rates import NodeMtbf
 from planner.elastic.spares import in_repair, short_of
-from planner.plan_file import Assumption
 
 UNLIKELY = 1e-7
 """States of the nodes that are rarer count as no work."""

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import Floats
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile, NodeKind, Storage
 from planner.costs import DAY
 from planner.elastic.checkpoints import SaveTimes, save_times, transfer_seconds
@@ -23,7 +24,6 @@ from planner.mixed.local_updates import price_layout
 from planner.mixed.mixed_changes import changed_plan
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan
-from planner.plan_file import Assumption
 from planner.trainer import Trainer, load_trainer
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile
 from planner.elastic.checkpoints import transfer_seconds
 from planner.elastic.engine_recipes import Recipe, recipe_of
@@ -19,7 +20,6 @@ from planner.elastic.reshape import PayBack, Wanted, carried_over, drain_of, pay
 from planner.elastic.shards import read_factor
 from planner.mixed.mixed_changes import MixedChange, changed_plan
 from planner.mixed.mixed_plan import MixedPlan
-from planner.plan_file import Assumption
 from planner.units import format_seconds
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from planner.assumption import Assumption
 from planner.costs import DAY
 from planner.elastic.best_layout import Found, choices, resolved_plan
 from planner.elastic.elastic_job import ElasticJob
@@ -18,7 +19,7 @@ from planner.elastic.shards import places_of, saved_of
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.layout import Layout
-from planner.plan_file import Assumption, Plan
+from planner.plan_file import Plan
 from planner.units import format_bytes, format_seconds
 from planner.workload import Workload
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.assumption import Assumption
 from planner.costs import DAY, HOUR
 from planner.elastic.availability import Replay
 from planner.elastic.checkpoints import lost_by_failure, young
@@ -23,7 +24,6 @@ from planner.elastic.failure_answers import (
 from planner.elastic.failure_rates import REPAIR, constants
 from planner.elastic.spares import spares_for
 from planner.errors import PlannerError
-from planner.plan_file import Assumption
 
 SHORTAGE = 0.01
 POINTS = 13

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
@@ -32,7 +33,6 @@ from planner.mixed.mixed_estimate import MixedEstimate, StageEstimate
 from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.site_report import SiteReport, site_report
-from planner.plan_file import Assumption
 from planner.schema import Count, Name, Number, Positive, Text, check_keys, keys, plain, read
 from planner.trainer import load_trainer
 from planner.trainer_options import spell, spelled

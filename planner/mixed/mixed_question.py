@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile
 from planner.defaults import NO_FLASH_ATTENTION, TRAINER, TRAINER_WITHOUT_FLASH, Request, resolve
 from planner.errors import PlannerError, listed, shown
@@ -20,7 +21,6 @@ from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
 from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of
 from planner.mixed.one_kind import Alone, alone_of
 from planner.mixed.run_limits import limited, run_as_well, search_within
-from planner.plan_file import Assumption
 from planner.rules import check_workload
 from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text

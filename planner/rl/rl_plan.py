@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
+from planner.assumption import Assumption
 from planner.errors import PlannerError
-from planner.plan_file import Assumption
 from planner.rl.rl_framework import STATES
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_workload import RlWorkload

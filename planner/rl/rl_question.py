@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile, read_cluster
-from planner.defaults import hardware_asked
 from planner.errors import PlannerError, listed, shown
 from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware.asked import hardware_asked
 from planner.layout import FIELDS, Layout
 from planner.model import ModelSpec, load_model
-from planner.plan_file import Assumption
 from planner.rl.answer_lengths import AnswerLengths, read_answers
 from planner.rl.phase_factors import load_factors
 from planner.rl.rl_framework import STATES, RlFramework, load_framework

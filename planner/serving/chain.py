@@ -111,6 +111,16 @@ class ChainEngine(Engine):
         parts["communication"] = parts["communication"] + np.maximum(groups * slowest - whole, 0.0)
         return StepTime(**parts, head=head, host=host)
 
+    def both(self, batch: Any, packed: Any = 1.0) -> Callable[[Any], tuple[Floats, Floats, Floats]]:
+        """As of one kind, one pass after the other."""
+        decoding, prompting = self.decoding(batch), self.prompting(batch, packed)
+
+        def priced(busy: Any) -> tuple[Floats, Floats, Floats]:
+            decode = np.asarray(decoding(busy).total)
+            return decode, *prompting(decode, busy)
+
+        return priced
+
     def by_kind(self, work: Pass) -> list[StepTime]:
         """A pass of one group over all layers, on each kind."""
         clocks, found = np.asarray(work.clock), list[StepTime]()

@@ -67,7 +67,7 @@ class Engine:
     def decoding(self, batch: Any) -> Callable[[Any], StepTime]:
         """``decode_step`` of a batch by ``busy``."""
         batch = np.maximum(batch, 1e-6)
-        timed = self.timed(Pass(batch=batch, context=self.context, queries=self.drafted, streamed=self.streamed))
+        timed = self.timed(self._decodes(batch))
 
         def step(busy: Any) -> StepTime:
             time = timed(self.clock(batch, busy))
@@ -126,18 +126,56 @@ class Engine:
 
     def prompting(self, batch: Any, packed: Any = 1.0) -> Callable[[Any, Any], tuple[Floats, Floats]]:
         """``prompt`` of a batch by the seconds of its decode and ``busy``."""
-        mixes, each = self.served.engine.mixes_prefill, np.maximum(packed / self.dp, 1.0)
-        holders = self.holders(batch, packed)
-        number, timed = self.passing(batch if mixes else 0.0, each, holders)
-        together = self.together(batch, number)
+        each, holders = np.maximum(packed / self.dp, 1.0), self.holders(batch, packed)
+        number, timed = self.passing(self._beside(batch), each, holders)
+        added = self._added(batch, number, each, holders)
+        return lambda decode, busy: added(timed(busy), decode)
 
-        def prompt(decode: Any, busy: Any) -> tuple[Floats, Floats]:
-            whole = timed(busy)
+    def _beside(self, batch: Any) -> Any:
+        """Of ``batch`` decodes those that run in the passes of prompts."""
+        return batch if self.served.engine.mixes_prefill else 0.0
+
+    def _added(self, batch: Any, number: Any, each: Any, holders: Any) -> Callable[[Any, Any], tuple[Floats, Floats]]:
+        """``prompt`` from the seconds of a pass with prompts and of one that only decodes."""
+        mixes, together = self.served.engine.mixes_prefill, self.together(batch, number)
+
+        def prompt(whole: Any, decode: Any) -> tuple[Floats, Floats]:
             added = np.maximum(whole - decode, 0.0) / each if mixes else whole / each
             own = whole - (each - 1.0) * added if mixes else whole
             return number * added * together / holders, number * own
 
         return prompt
+
+    def both(self, batch: Any, packed: Any = 1.0) -> Callable[[Any], tuple[Floats, Floats, Floats]]:
+        """``decode`` and ``prompt`` of a batch by ``busy``, whose passes are priced together, as rows of one table."""
+        batch, each = np.maximum(batch, 1e-6), np.maximum(packed / self.dp, 1.0)
+        beside, number = self._beside(batch), self.chunks(self._beside(batch))[0]
+        holders = self.holders(batch, packed)
+        passes = self._decodes(batch), self._prompts(beside, each, holders)
+        shape = np.broadcast_shapes(np.shape(batch), np.shape(each), np.shape(number), np.shape(holders), np.shape(self.pp))
+        timed = self.timed(_stacked(passes, shape))
+        added, rate = self._added(batch, number, each, holders), self.prompt_rate()
+
+        def priced(busy: Any) -> tuple[Floats, Floats, Floats]:
+            clocks = self.clock(batch, busy), self.clock(beside, busy) * rate
+            time = timed(np.stack([np.broadcast_to(one, shape) for one in clocks]))
+            decode, whole = np.broadcast_to(time.total, (2, *shape))
+            decode = decode + self.draft(batch, time.at(0))
+            return decode, *added(whole, decode)
+
+        return priced
+
+    def _decodes(self, batch: Any) -> Pass:
+        """A pass that only decodes."""
+        return Pass(batch=batch, context=self.context, queries=self.drafted, streamed=self.streamed)
+
+    def _prompts(self, batch: Any, each: Any, holders: Any) -> Pass:
+        """A mean pass of prompts beside ``batch`` decodes, on so many attention ranks."""
+        number, tokens = self.chunks(batch)
+        return Pass(
+            batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens,
+            cached=(number - 1.0) / 2.0 * tokens + self.hit, holders=holders, streamed=self.streamed,
+        )  # fmt: skip
 
     def passes(self, batch: Any, busy: Any = 0.0, each: Any = 1.0) -> tuple[Floats, Floats]:
         """Passes of one prompt mixed with ``batch`` decodes, and the mean seconds of one; ``busy`` as in ``decode``, ``each``:
@@ -154,14 +192,8 @@ class Engine:
 
     def passing(self, batch: Any, each: Any = 1.0, holders: Any = np.inf) -> tuple[Floats, Callable[[Any], Floats]]:
         """``passes`` by ``busy``."""
-        number, tokens = self.chunks(batch)
-        done = (number - 1.0) / 2.0 * tokens + self.hit
-        timed = self.timed(Pass(
-            batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens, cached=done,
-            holders=holders, streamed=self.streamed,
-        ))  # fmt: skip
-        rate = self.prompt_rate()
-        return number, lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
+        timed, rate = self.timed(self._prompts(batch, each, holders)), self.prompt_rate()
+        return self.chunks(batch)[0], lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
 
     def together(self, batch: Any, number: Any) -> Floats:
         """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass
@@ -213,3 +245,13 @@ class Engine:
         waves, width = self.traffic.waves, self.width
         in_step = (2.0 * np.sqrt(waves) - 1.0) / waves if waves is not None else 0.0
         return np.maximum(apart, np.where(width < 1.0, requests, in_step * requests / np.maximum(width, 1.0)))
+
+
+def _stacked(passes: tuple[Pass, Pass], shape: tuple[int, ...]) -> Pass:
+    """Two passes of columns of ``shape`` as one of columns with an axis of two before it."""
+    first = passes[0]
+    columns = {
+        name: np.stack([np.broadcast_to(getattr(one, name), shape) for one in passes])
+        for name in ("batch", "prompts", "prompt_tokens", "cached", "holders", "queries")
+    }
+    return Pass(context=first.context, streamed=first.streamed, **columns)

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from planner.assumption import Assumption
 from planner.errors import PlannerError
-from planner.plan_file import Assumption
 from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import Task, score_of
 from planner.serving.published import precision_text

@@ -183,7 +183,7 @@ def _pairs(across: Across, answer: Served, mine: Task, theirs: Task) -> Priced:
     if not all(len(one) for one in starts):
         return Priced.nothing(answer, starts[1].layout, {"looked_at": 0})
     first = prefill_splits(across.prompts, mine, starts[0].layout)
-    second = decode_splits(answer, theirs, starts[1].layout, starts[1].most, starts[1].layout.row(0))
+    second = decode_splits(answer, theirs, starts[1], starts[1].layout.row(0))
     rows = []
     for a, b in itertools.product(first, second):
         workers = theirs.gpus // int(np.asarray(starts[1].layout.engine_gpus)[b])

@@ -95,9 +95,8 @@ def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
     output = np.maximum(engine.output - 1.0, 0.0)
     busy = np.zeros(())
     for _ in range(ROUNDS):
-        decode = engine.decode(batch, busy)
         train = train_of(engine, requests, batch)
-        added, own = engine.prompt(batch, decode, busy, train.packed if queued else 1.0)
+        decode, added, own = engine.both(batch, train.packed if queued else 1.0)(busy)
         base, least = engine.receive(requests) * decode + own, added * (train.own - 1.0 + train.ahead)
         rate = closed_rate(requests, base, added, output * decode / engine.speed, train.share, least)
         busy = rate * added
@@ -121,10 +120,9 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     """Prompts stop the decodes: all requests that are not prompts decode together, TPOT = D(N) + share N S / (O - 1)."""
     output = np.maximum(engine.output - 1.0, 0.0)
     step, busy = bulk_of(engine, requests), np.zeros(())
-    decoding, prompting = engine.decoding(requests), engine.prompting(requests, step.packed)
+    priced = engine.both(requests, step.packed)
     for _ in range(ROUNDS):
-        decode = np.asarray(decoding(busy).total)
-        added, own = prompting(decode, busy)
+        decode, added, own = priced(busy)
         busy = requests * added / (requests * added + output * decode / engine.speed)
     tpot = decode / engine.speed + step.share * requests * added / np.maximum(output, 1.0)
     ahead = 0.5 * (step.size - step.packed) * added
@@ -218,8 +216,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     output = np.maximum(engine.output - 1.0, 0.0)
     batch, busy = np.ones_like(full.rate), np.zeros(())
     for _ in range(2 * ROUNDS):
-        decode = engine.decode(batch, busy)
-        added, own = engine.prompt(batch, decode, busy)
+        decode, added, own = engine.both(batch)(busy)
         busy = np.minimum(rate * added, SATURATED)
         tpot = decode / engine.speed / (1.0 - busy)
         batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.keywords import flag_of
-from planner.plan_file import Assumption
 from planner.serving.plan_pricing import priced_either, require_legal
 from planner.serving.priced_table import Choice
 from planner.serving.serve_plan import ServePlan

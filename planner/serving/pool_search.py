@@ -7,8 +7,8 @@ with every share of the GPUs, at every load. What comes out is compared with the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, choices, front_of, starting
+from planner.serving.serving_search import MOST_RUNNING, Starting, choices, front_of, starting
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -31,18 +31,21 @@ SHARES = 12
 """Shares of the GPUs that the pool of answers may get."""
 ENOUGH = 10**6
 """Workers that never make the other pool wait."""
+IDLE, WAITED_FOR = 0.5, 3.0
+"""Share of the time of the workers for prompts that the answers ask of them: up to the first, fewer workers do; above the second,
+fewer requests in flight are answered as fast."""
 
 
 def pool_pairs(one: Served, task: Task) -> Priced:
     """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds."""
     start = starting(one, task)
-    layout, most = start.layout, start.most
+    layout = start.layout
     nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
     if not len(start) or task.gpus < 2:
         return nothing
     prefills = prefill_splits(one, task, layout)
-    decodes = decode_splits(one, task, layout, most, layout.row(int(prefills[0])) if len(prefills) else None)
-    rows = _whole_workers(task, layout, prefills, decodes, most)
+    decodes = decode_splits(one, task, start, layout.row(next(iter(prefills))))
+    rows = _whole_workers(task, layout, prefills, decodes)
     if not len(rows):
         return nothing
     prefill = replace(layout.take(rows[:, 0]), replicas=rows[:, 2])
@@ -54,8 +57,9 @@ def pool_pairs(one: Served, task: Task) -> Priced:
     return Priced.of(one, decode, columns_of(found, task, value), start.counts, prefill)
 
 
-def prefill_splits(one: Served, task: Task, layout: ServingLayout) -> NDArray[np.intp]:
-    """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT."""
+def prefill_splits(one: Served, task: Task, layout: ServingLayout) -> dict[int, float]:
+    """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT, and the seconds of a
+    worker that a prompt takes in full passes."""
     service, own = (
         broadcast(value, int(np.size(layout.tp)))
         for value in pools.prompt_time(Engine(one, layout, task.traffic), 1.0)
@@ -63,29 +67,48 @@ def prefill_splits(one: Served, task: Task, layout: ServingLayout) -> NDArray[np
     each = 1.0 / (service * np.asarray(layout.engine_gpus))
     rows = front_of(1.0 / own, each)
     quick = rows[own[rows] <= task.limits.ttft]
-    return _spread(quick if len(quick) else rows[:1], MOST_PREFILL)
+    return {int(row): float(service[row]) for row in _spread(quick if len(quick) else rows[:1], MOST_PREFILL)}
 
 
-def decode_splits(
-    one: Served, task: Task, layout: ServingLayout, most: Floats, prefill: ServingLayout | None
-) -> NDArray[np.intp]:
-    """Rows that at some load no other beats in tokens/s of a user and of a GPU, where prompts never make them wait."""
-    if prefill is None:
-        return np.zeros(0, dtype=np.intp)
+@dataclass(frozen=True)
+class Answering:
+    """A worker that decodes, where prompts never make it wait."""
+
+    most: float
+    """Requests that it runs at once."""
+    loads: Floats
+    """Requests in flight, some of those that it holds."""
+    rates: Floats
+    """Requests/s that it answers then."""
+
+    def rate(self, load: Any) -> Floats:
+        """Requests/s at other loads, along straight lines between logarithms."""
+        return np.exp(np.interp(np.log(load), np.log(self.loads), np.log(self.rates)))
+
+
+def decode_splits(one: Served, task: Task, start: Starting, prefill: ServingLayout) -> dict[int, Answering]:
+    """Rows that at some load no other beats in tokens/s of a user and of a GPU, where prompts, of ``prefill``, never make them
+    wait."""
+    layout, most = start.layout, start.most
     grid = loads(float(np.max(most)), 8)
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
+    held = layout.take(rows)
     found = pools.compared(
-        one, replace(prefill, replicas=ENOUGH), replace(layout.take(rows),
-        max_batch=np.maximum(np.asarray(layout.max_batch)[rows], grid[columns])),
+        one, replace(prefill, replicas=ENOUGH),
+        replace(held, max_batch=np.maximum(held.max_batch, grid[columns])),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
     )  # fmt: skip
-    each = np.asarray(found.output_tokens_per_second) / np.asarray(layout.engine_gpus)[rows]
+    each = np.asarray(found.output_tokens_per_second) / np.asarray(held.engine_gpus)
     speed = 1.0 / np.asarray(found.tpot.mean)
     kept = np.flatnonzero(np.asarray(found.tpot.of(task.limits.percentile)) <= task.limits.tpot)
     kept = kept if len(kept) else np.arange(len(rows))
     best = rows[kept[front_of(speed[kept], each[kept])]]
     _, first = np.unique(best, return_index=True)
-    return _spread(best[np.sort(first)], MOST_DECODE)
+    rates = np.asarray(found.requests_per_second)
+    return {
+        int(row): Answering(float(most[row]), grid[columns[rows == row]].astype(np.float64), rates[rows == row])
+        for row in _spread(best[np.sort(first)], MOST_DECODE)
+    }
 
 
 def _spread(rows: NDArray[np.intp], most: int) -> NDArray[np.intp]:
@@ -94,26 +117,37 @@ def _spread(rows: NDArray[np.intp], most: int) -> NDArray[np.intp]:
 
 
 def _whole_workers(
-    task: Task, layout: ServingLayout, prefills: NDArray[np.intp], decodes: NDArray[np.intp], most: Floats
+    task: Task, layout: ServingLayout, prefills: Mapping[int, float], decodes: Mapping[int, Answering]
 ) -> NDArray[np.int64]:
     """Rows of (prefill split, decode split, prefill workers, decode workers, requests at a decode worker)."""
-    size = np.asarray(layout.engine_gpus)
-    rows = []
-    for first, second in itertools.product(prefills, decodes):
+    size, found = np.asarray(layout.engine_gpus), []
+    for (first, service), (second, worker) in itertools.product(prefills.items(), decodes.items()):
         largest = (task.gpus - int(size[first])) // int(size[second])
         if largest < 1:
             continue
-        counts = np.unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(int))
-        grid = [1] if task.loaded else loads(min(float(most[second]), task.pins.get("max_batch", MOST_RUNNING)), 2)
-        for workers in counts:
-            others = (task.gpus - workers * int(size[second])) // int(size[first])
-            each = (
-                [max(int(np.ceil(task.traffic.value / workers)), 1)]
-                if task.loaded and task.traffic.load == "concurrency"
-                else grid
-            )
-            rows += [(first, second, others, workers, load) for load in each]
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+        workers = np.unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(np.int64))
+        others = (task.gpus - workers * int(size[second])) // int(size[first])
+        if task.loaded:
+            share = task.traffic.value / workers if task.traffic.load == "concurrency" else np.ones(len(workers))
+            each = np.maximum(np.ceil(share), 1.0).astype(np.int64)[:, None]
+            wanted = np.ones(each.shape, dtype=bool)
+        else:
+            each = loads(min(worker.most, task.pins.get("max_batch", MOST_RUNNING)), 2)[None, :]
+            wanted = _wanted(workers[:, None] * worker.rate(each) * service / others[:, None])
+        at, load = np.nonzero(wanted)
+        columns = (np.full(len(at), first), np.full(len(at), second), others[at], workers[at])
+        found.append(np.column_stack([*columns, np.broadcast_to(each, wanted.shape)[at, load]]))
+    return np.concatenate(found) if found else np.zeros((0, 5), dtype=np.int64)
+
+
+def _wanted(busy: Floats) -> NDArray[np.bool_]:
+    """By number of workers that decode and load, where ``busy`` is the share of the time of those for prompts that is asked of
+    them: not with so few of the former that the next number leaves the others idle too, nor at loads above one that they cannot
+    keep up with."""
+    idle, late = np.zeros(busy.shape, dtype=bool), np.zeros(busy.shape, dtype=bool)
+    idle[:-1] = busy[1:] <= IDLE
+    late[:, 1:] = busy[:, :-1] > WAITED_FOR
+    return ~(idle | late)
 
 
 def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:

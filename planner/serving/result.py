@@ -61,6 +61,12 @@ class StepTime:
         """Sum of the parts."""
         return sum(getattr(self, one.name) for one in fields(self))
 
+    def at(self, index: int) -> StepTime:
+        """The parts at a place of the first axis, where they have one."""
+        parts = {one.name: getattr(self, one.name) for one in fields(self)}
+        whole = np.shape(self.total)
+        return StepTime(**{name: np.broadcast_to(value, whole)[index] for name, value in parts.items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingMemory:

@@ -29,9 +29,9 @@ import numpy as np
 
 from planner import library
 from planner import model as models
+from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.model import ModelSpec
-from planner.plan_file import Assumption
 from planner.schema import (
     Count,
     Name,

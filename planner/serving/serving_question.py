@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.assumption import Assumption
 from planner.costs import Rates, rates_of
-from planner.defaults import hardware_asked
 from planner.errors import PlannerError, UnknownNameError, listed, shown
 from planner.hardware import OVER, HardwareProfile, load_hardware
+from planner.hardware.asked import hardware_asked
 from planner.keywords import flag_of
 from planner.model import ModelSpec, load_model
-from planner.plan_file import Assumption
 from planner.serving.engine import Engine, engine_names, load_engine
 from planner.serving.priced_table import Task
 from planner.serving.published import alternatives, precision_text, published

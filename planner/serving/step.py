@@ -227,22 +227,25 @@ class _Step:
                 cache=cache,
                 window=float(window),
             )
-        new, cached = (np.asarray(x, dtype=np.float64) for x in (self.work.prompt_tokens, self.work.cached))
-        if not np.any(self.prompt_tokens > 0.0):
-            return np.where(some, decode, 0.0), np.zeros(())
-        prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0)}
-        prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
-        if m.is_sparse:
-            prefill = self.curves.sparse_prefill_time(
-                **prompt, batch=prompts, cache=cache, heads=heads, top_k=float(m.index_top_k),
-                index_heads=float(m.index_heads), index_dim=float(m.index_head_dim),
-            )  # fmt: skip
-        else:
-            prefill = self.curves.prefill_attention_time(
-                **prompt, batch=prompts, window=float(window), heads=heads, kv_heads=np.maximum(m.num_kv_heads / self.tp, 1.0),
-                head_dim=float(m.head_dim), value_dim=float(m.value_head_size),
-            )  # fmt: skip
-        return np.where(some, decode, 0.0), np.where(self.prompt_tokens > 0.0, prefill, 0.0)
+        return np.where(some, decode, 0.0), self._prompts_attention(heads, window)
+
+    def _prompts_attention(self, heads: Any, window: int) -> Floats:
+        """Attention of prompts over their keys in one layer, of the passes that have any."""
+        m, work = self.model, self.work
+
+        def priced(new: Floats, cached: Floats, prompts: Floats, heads: Floats, kv_heads: Floats) -> Floats:
+            prompt = {"queries": np.maximum(new, 1.0), "keys": np.maximum(cached + new, 1.0), "batch": prompts, "heads": heads}
+            if m.is_sparse:
+                return self.curves.sparse_prefill_time(
+                    **prompt, cache=self.served.precision.cache, top_k=float(m.index_top_k),
+                    index_heads=float(m.index_heads), index_dim=float(m.index_head_dim),
+                )  # fmt: skip
+            return self.curves.prefill_attention_time(
+                **prompt, kv_heads=kv_heads, window=float(window), head_dim=float(m.head_dim), value_dim=float(m.value_head_size)
+            )
+
+        sizes = (work.prompt_tokens, work.cached, work.prompts, heads, np.maximum(m.num_kv_heads / self.tp, 1.0))
+        return only(self.prompt_tokens > 0.0, priced, *(np.asarray(one, dtype=np.float64) for one in sizes))
 
     def _linear_attention(self) -> Floats:
         """The recurrence of one layer of linear attention."""
@@ -250,12 +253,9 @@ class _Step:
         assert one is not None
         updates = self.curves.linear_attention_time(one, np.maximum(self.batch, 1.0), 1.0, self.tp)
         states = np.where(self.sequences > 0.0, updates, 0.0)
-        new = np.asarray(self.work.prompt_tokens, dtype=np.float64)
-        if np.any(self.prompt_tokens > 0.0):
-            prompts = np.maximum(np.asarray(self.work.prompts, dtype=np.float64), 1e-9)
-            scan = self.curves.linear_attention_time(one, prompts, np.maximum(new, 1.0), self.tp)
-            states = states + np.where(self.prompt_tokens > 0.0, scan, 0.0)
-        return states
+        scan = partial(self.curves.linear_attention_time, one)
+        work = (np.asarray(x, dtype=np.float64) for x in (self.work.prompts, self.work.prompt_tokens, self.tp))
+        return states + only(self.prompt_tokens > 0.0, lambda prompts, new, tp: scan(prompts, np.maximum(new, 1.0), tp), *work)
 
     # ------------------------------------------------------------------------------------------------ the rest
 

@@ -11,7 +11,8 @@ from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.questions.compare.numbers import Comparison, Effect
 from planner.search import SAFE
-from planner.terminal.tables import percent, risk, seconds, table
+from planner.terminal.plan_tables import risk
+from planner.terminal.tables import percent, seconds, table
 from planner.units import format_count
 
 MOSTLY = 0.1

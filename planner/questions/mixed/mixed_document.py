@@ -34,7 +34,7 @@ from planner.questions.report.show import written
 from planner.questions.report.subject import MOVED, Spending
 from planner.questions.report.trace import metadata_event
 from planner.search import SAFE
-from planner.terminal.tables import samples
+from planner.terminal.plan_tables import samples
 from planner.units import KILO, MEGA, format_count
 
 FILE = "mixed.yaml"

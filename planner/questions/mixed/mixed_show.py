@@ -15,7 +15,8 @@ from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, StagePrediction
 from planner.mixed.mixed_question import MixedAnswer
 from planner.questions.mixed.show_sites import print_sites
-from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, risk, samples, seconds, table
+from planner.terminal.plan_tables import risk, samples
+from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, seconds, table
 from planner.units import plural
 
 

@@ -27,7 +27,7 @@ from planner.questions.report.step_charts import (
 )
 from planner.questions.report.subject import MOVED, Spending, Subject, subject_of
 from planner.search import SAFE
-from planner.terminal.tables import samples, trained
+from planner.terminal.plan_tables import samples, trained
 from planner.ties import shipped_ties
 from planner.timeline.step_slices import timeline_of
 from planner.units import format_count, format_energy

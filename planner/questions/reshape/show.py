@@ -13,7 +13,8 @@ from planner.elastic.reshape import Candidate, Reshape
 from planner.explain import layout_text
 from planner.questions.mixed.mixed_show import print_plan
 from planner.questions.resilience.show import spell
-from planner.terminal.tables import assumptions_table, print_prediction, seconds, table
+from planner.terminal.plan_tables import print_prediction
+from planner.terminal.tables import assumptions_table, seconds, table
 from planner.units import format_bytes
 
 OTHERS = 5

@@ -12,7 +12,8 @@ from rich.table import Table
 from planner.rl.rl_answer import PART_TEXT, Answered, usd_per_thousand_steps
 from planner.rl.rl_layout import ASYNCHRONOUS
 from planner.rl.rl_plan import MEMORY, PHASES, POOLS, RlPlan, RlPrediction
-from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, risk, seconds, table
+from planner.terminal.plan_tables import risk
+from planner.terminal.tables import assumptions_table, fitted, percent, plain_table, seconds, table
 from planner.units import GIGA, plural
 
 SPARE = (">risk", ">memory", ">tok/s/GPU", ">idle gen.", ">idle train")

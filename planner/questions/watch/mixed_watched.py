@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile
 from planner.costs import DAY
 from planner.elastic.mixed_elastic_job import MixedElasticJob
@@ -17,7 +18,6 @@ from planner.mixed.mixed_changes import changed_plan
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan, job_of, usd_per_second
 from planner.mixed.mixed_question import kind_of_node, slowed
-from planner.plan_file import Assumption
 from planner.questions.watch.replans import LEAST_GAIN, Change, actions_of, in_steps, move_seconds, slower_ranks
 from planner.questions.watch.watched import REMAINING, Costed, Watched
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
+from planner.assumption import Assumption
 from planner.cost.layer.routing import busiest
 from planner.costs import DAY, HOUR
 from planner.elastic.elastic_job import ElasticJob
@@ -17,7 +18,6 @@ from planner.elastic.expert_placement import loads_of
 from planner.elastic.observed import Observed
 from planner.elastic.stragglers import Planned, Straggler, node_of, stragglers
 from planner.explain import layout_text
-from planner.plan_file import Assumption
 from planner.questions.doctor.mechanisms import Mechanism, slower
 from planner.questions.watch.replans import (
     LEAST_GAIN,

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.defaults import hardware_asked
+from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.hardware.asked import hardware_asked
 from planner.layout import Layout
 from planner.model import ModelSpec
-from planner.plan_file import Assumption
 from planner.rl.answer_lengths import read_answers
 from planner.rl.rl_framework import RlFramework
 from planner.rl.rl_layout import Placement, RlLayouts

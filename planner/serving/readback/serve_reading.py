@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from planner.assumption import Assumption
 from planner.errors import PlannerError, shown
 from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
-from planner.plan_file import Assumption
 from planner.serving.engine import Engine, load_engine
 from planner.serving.readback.server_commands import FORM, Found, Server, find_servers
 from planner.serving.readback.server_layouts import Stated, stated_by, weights_of
