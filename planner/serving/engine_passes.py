@@ -217,17 +217,18 @@ class Engine:
     def _balanced(self, requests: Any) -> tuple[Floats, Floats]:
         """Decodes between two passes that take prompts where these wait until all R ranks have one, at most H, and the mean wait.
 
-        Of n prompts a decode, each for one rank, one comes to a rank within t decodes with the chance 1 - exp(-n t / R), to all
-        with its power R: P(t) that some rank has none yet. C = integral of P to H, wait = integral of t P / C. Where more come to a
-        rank meanwhile than a pass of it takes, some always wait for the next, and with them others: half of H.
+        Of n prompts a decode, each for one rank, one has come to a rank after t decodes with the chance q = 1 - exp(-n t / R). The
+        cycle lasts longer than t with 1 - q^R, a prompt that has come by then waits with 1 - q^(R - 1): C = integral of 1 - q^R to
+        H, wait = integral of t (1 - q^(R - 1)) / C. Where more come to a rank meanwhile than a pass of it takes, some always wait
+        for the next, and with them others: half of H.
         """
         if not np.any(self.balance > 1.0):
             return np.ones(()), np.zeros(())
         each = np.asarray(requests, dtype=np.float64) / np.maximum(self.output, 1.0) / self.dp
         time = (np.arange(ROUND_POINTS) + 0.5) / ROUND_POINTS * self.balance[..., None]
-        lacks = 1.0 - (-np.expm1(-each[..., None] * time)) ** self.dp[..., None]
-        cycle = self.balance * lacks.mean(axis=-1)
-        wait = self.balance * (time * lacks).mean(axis=-1) / np.maximum(cycle, 1e-9)
+        come, ranks = -np.expm1(-each[..., None] * time), self.dp[..., None]
+        cycle = self.balance * (1.0 - come**ranks).mean(axis=-1)
+        wait = self.balance * (time * (1.0 - come ** (ranks - 1.0))).mean(axis=-1) / np.maximum(cycle, 1e-9)
         late = each * cycle > self.budget / self.input
         cycle, wait = np.where(late, self.balance, np.maximum(cycle, 1.0)), np.where(late, 0.5 * self.balance, wait)
         waits = (self.balance > 1.0) & (self.dp > 1.0)

@@ -139,7 +139,7 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         dependent=tuple(one.get("dependent", ())),
         held=pools_of(row).get("holds", {}).get(flight),
         overlap=one.get("async"),
-        stand_in=row.get("engine.name") != engine,
+        stand_in=row.get("engine.name") in set(methods()["engines"]) - {"other"},
     )
 
 
