@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.serving import load
+from planner.serving import load, pools
 from planner.serving.engine import load_engine
 from planner.serving.engine_passes import Engine
 from planner.serving.runs.predicted_runs import predict_runs
@@ -111,6 +111,20 @@ def test_the_first_wave_waits_while_a_server_loads_kernels() -> None:
         steady = [float(estimate(here, layout, traffic(requests)).ttft.mean) for here in (one, warm)]
         assert steady[0] == steady[1]
     assert not load_engine("vllm").shortfall.start
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "seconds"), [("0.5.3", "gb200-nvl72", 27.0), ("0.5.5", "gb200-nvl72", 0.0), ("0.5.3", "h100-sxm", 0.0)]
+)
+def test_a_slow_first_wave_lowers_the_rate_of_a_short_run_of_pools(version: str, hardware: str, seconds: float) -> None:
+    """Two pools of SGLang: its runs of 5 waves of 128 took 27 s to the first tokens of the first; 5 (TTFT + O TPOT) and those."""
+    one = served("deepseek-v3", hardware, f"sglang@{version}", "fp8_block")
+    warm = replace(one, engine=replace(one.engine, shortfall=replace(one.engine.shortfall, start={})))
+    prefill, decode = ServingLayout(attn_dp=8, ep=8, replicas=6, max_tokens=2048), ServingLayout(attn_dp=24, ep=24, max_batch=4096)
+    cold, plain = (pools.estimate(here, prefill, decode, traffic(128.0, waves=5.0, prompt=8192)) for here in (one, warm))
+    assert float(cold.ttft.mean - plain.ttft.mean) == pytest.approx(seconds / 5.0, abs=1e-9)
+    whole = float(plain.e2e.mean)
+    assert float(cold.requests_per_second / plain.requests_per_second) == pytest.approx(whole / (whole + seconds / 5.0), rel=0.02)
 
 
 def test_an_engine_that_stands_for_another_does_not_lend_it_its_first_wave() -> None:
