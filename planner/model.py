@@ -3,15 +3,15 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
-from planner.errors import PlannerError, UnknownNameError
+from planner.errors import PlannerError, UnknownNameError, nearest_first
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.model_constants import Constants, constants_of_preset
-from planner.model_names import aliases, preset_called
+from planner.model_names import aliases, preset_called, preset_of, quantised_as
 from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
@@ -352,13 +352,25 @@ def load_model(name_or_path: str) -> ModelSpec:
     if path.is_dir() and name and not (readable and "/" not in name and preset_called(name)):
         return _read_config(path / "config.json", path.resolve().name)
     if readable and (preset := preset_called(name)):
-        found = library.profiles_directory() / "models" / f"{preset}.yaml"
-        return from_dict({"constants": constants_of_preset(preset), **library.read_yaml(found)}, where=str(found))
+        return _read_preset(preset)
+    copied = preset_of(name) if readable else None
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        return _read_hub(name)
+        try:
+            return _read_hub(name)
+        except PlannerError:
+            if copied is None:
+                raise
+    if copied is not None:
+        return replace(_read_preset(copied), quantised=quantised_as(name))
     if "/" in name:
         raise PlannerError(f"model '{name}': no such directory; give a preset, a YAML file, a config.json or org/name")
     raise UnknownNameError("model", name, [*library.names("models"), *aliases()])
+
+
+def _read_preset(preset: str) -> ModelSpec:
+    """A model of the library."""
+    found = library.profiles_directory() / "models" / f"{preset}.yaml"
+    return from_dict({"constants": constants_of_preset(preset), **library.read_yaml(found)}, where=str(found))
 
 
 def _read_config(path: Path, name: str) -> ModelSpec:
@@ -372,9 +384,10 @@ def _read_hub(name: str) -> ModelSpec:
     try:
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
+        nearest = nearest_first(name.rpartition("/")[2].lower(), library.names("models"))[:3]
         raise PlannerError(
-            f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; "
-            "install it, or give a preset or the path of a config.json"
+            f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; install it, or give "
+            f"the path of its config.json, or a preset (nearest: {', '.join(nearest)})"
         ) from None
     try:
         logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries are no news

@@ -12,10 +12,16 @@ _VARIANT = re.compile(rf"-({_TUNED}|hf|pt)$")
 """Endings of the variants of one architecture: base, tuned, converted. Versions and dates stay: sizes may differ."""
 _UPLOADED = re.compile(
     rf"[-_.]({_TUNED}|hf|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking"
-    r"|fp4|w4a16|w8a8|mcore)$"
+    r"|fp4(-v\d)?|w4a16|w8a8|mcore|quantized|kv|terminus)$"
 )
 """The same in names of copies that somebody else uploaded, quantised ones among them."""
 _INNER = re.compile(rf"-({_TUNED})\b")
+FORMATS = (
+    (r"nvfp4|\bfp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8", "fp8"), (r"int4|w4a16|awq|gptq|uint4|4bit", "int4"),
+    (r"int8|w8a8|8bit", "int8"),
+)  # fmt: skip
+"""What names of copies, and of formats in files, mean; the first that matches."""
+_BLOCKS = re.compile(r"(qwen|zai-org|deepseek-ai|minimaxai)/.*-fp8$", re.IGNORECASE)
 
 
 @cache
@@ -58,6 +64,42 @@ def spellings(name: str) -> list[str]:
     without what says in the middle that it was tuned."""
     shorter = _cut(name.rpartition("/")[2].lower().replace("_", "-"), _UPLOADED)
     return [one for ending in shorter for one in (ending, ending.removeprefix("meta-"), _INNER.sub("", ending))]
+
+
+def preset_of(name: str) -> str | None:
+    """The preset whose name, alias or repository this is, whoever uploaded it, once the endings of variants are cut off."""
+    cached = re.search(r"models--[\w.-]+--([\w.-]+?)/snapshots/", name)  # as the hub's cache lays them
+    asked = spellings(cached[1] if cached else name.strip("/"))
+    return next((preset for one in asked if one and (preset := preset_named(one) or _known().get(one)) is not None), None)
+
+
+@cache
+def _known() -> dict[str, str]:
+    """Presets by the names of repositories without their owner, and by aliases, without any ending."""
+    found: dict[str, str] = {}
+    for name, preset in {**repositories(), **aliases()}.items():
+        bare = spellings(name)[-3:]
+        for one in (bare[0], bare[2]):
+            found.setdefault(one, preset)
+    return found
+
+
+def format_named(name: str) -> str:
+    """The format of weights that the name of a copy says, as ``FORMATS`` calls it; '' where it says none."""
+    bare = name.rpartition("/")[2]
+    return next((kind for pattern, kind in FORMATS if re.search(pattern, bare, re.IGNORECASE)), "")
+
+
+def scales_blocks(name: str) -> bool:
+    """Whether a copy in fp8 has scales of blocks of 128 x 128: those by the makers of models that do."""
+    return _BLOCKS.fullmatch(name) is not None
+
+
+def quantised_as(name: str) -> str:
+    """The format that the name of a copy says, in the words of ``ModelSpec.quantised``; '' where it says none."""
+    found = format_named(name)
+    words = {"int4": "4 bits", "int8": "8 bits", "fp8": "fp8" if scales_blocks(name) else "fp8 per tensor"}.get(found, found)
+    return f"{words}, as {name} is called" if words else ""
 
 
 def _cut(name: str, endings: re.Pattern[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import math
 import re
+import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from planner.hardware.names import profile_named
 from planner.model import load_model
 from planner.model_names import preset_named
 from planner.schema import Number, value_of
+from planner.serving.published import published
 from planner.terminal import tables
 from planner.trainers.targets import load_target
 from planner.workload import usual_name
@@ -86,6 +89,29 @@ def test_what_a_name_is_taken_for_is_said() -> None:
 )
 def test_repositories_without_the_hub(repository: str, preset: str) -> None:
     assert load_model(repository) == load_model(preset)
+
+
+@pytest.mark.parametrize(
+    ("copy", "preset", "weights"),
+    [
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "qwen3-coder-480b-a35b", "fp8_block"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b", "int4"),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-v3", "nvfp4"),
+        ("neuralmagic/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "llama-3.1-70b", "int8"),
+        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8"),
+        ("llama-3.1-405b-instruct-fp8", "llama-3.1-405b", "fp8"),
+        ("zai-org/GLM-4.6", "glm-4.5", "bf16"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2", "fp8_block"),
+    ],
+)
+def test_copies_that_the_hub_does_not_answer_for(monkeypatch: pytest.MonkeyPatch, copy: str, preset: str, weights: str) -> None:
+    """What a server is started with names its format: the preset in that format, where the hub cannot be asked."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    found = load_model(copy)
+    assert replace(found, quantised="") == load_model(preset)
+    assert published(found).precision.weights == weights
+    assert load_model(preset).quantised == ""
 
 
 def test_repositories_that_no_preset_comes_from() -> None:
@@ -226,7 +252,7 @@ def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("word", "flag"),
     [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus"),
-     ("--qlora", "--frozen-weights"), ("--load-in-4bit", "--frozen-weights")],
+     ("--qlora", "--frozen-weights"), ("--load-in-4bit", "--frozen-weights"), ("-g", "--gpus"), ("-m", "--model")],
 )  # fmt: skip
 def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -> None:
     assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")

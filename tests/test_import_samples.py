@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from planner.errors import PlannerError
+from planner.model_names import preset_of
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.named_models import preset_of
 
 SAMPLES: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data" / "import_samples.yaml").read_text())
 

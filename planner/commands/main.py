@@ -58,10 +58,11 @@ LIKE = {
 }
 """Said where a file or a flag is missing, of commands whose files are no plans, or several."""
 MEANT = {
+    "--model": "m model-name model-id model-path model-name-or-path",
     "--sequence-length": "context context-length ctx seq seq-len seq-length seqlen max-length max-seq-length cutoff-len",
     "--global-batch-size": "batch batch-size gbs global-batch train-batch-size",
     "--micro-batch-size": "mbs micro-batch per-device-train-batch-size per-device-batch-size",
-    "--gpus": "gpu n-gpus num-gpus ngpus world-size num-processes devices",
+    "--gpus": "g gpu n-gpus num-gpus ngpus world-size num-processes devices",
     "--nodes": "nnodes num-nodes n-nodes",
     "--tp": "tensor-parallel tensor-parallel-size tensor-model-parallel-size",
     "--pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size",
@@ -70,7 +71,7 @@ MEANT = {
     "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r",
     "--frozen-weights": "qlora load-in-4bit load-in-8bit quantization bnb-4bit-quant-type",
     "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
-    "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "out save",
+    "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "o out save",
 }  # fmt: skip
 """Flags by what other tools call them; where somebody types such a word, the flag is named."""
 

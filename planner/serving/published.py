@@ -14,7 +14,8 @@ from planner.serving.serving_layout import Precision
 
 SAID = (
     ("nvfp4", Precision(weights="nvfp4")), ("mxfp4", Precision(weights="bf16", experts="mxfp4")),
-    ("4 bits", Precision(weights="int4")), ("8 bits", Precision(weights="int8")), ("fp8", Precision(weights="fp8_block")),
+    ("4 bits", Precision(weights="int4")), ("8 bits", Precision(weights="int8")),
+    ("fp8 per tensor", Precision(weights="fp8")), ("fp8", Precision(weights="fp8_block")),
 )  # fmt: skip
 """Words of a config.json's quantization_config, and what they mean; the first that stands there counts. Plain "fp8" is DeepSeek's
 form, one scale per 128 x 128: the bytes of one per tensor differ by 0.02 %."""
@@ -38,7 +39,7 @@ def published(model: ModelSpec) -> Published:
     """The format of the published weights: of the model's own config.json, of the table, else 16 bits."""
     for word, precision in SAID:
         if word in model.quantised:
-            return Published(precision=precision, why=f"its config.json says {model.quantised}")
+            return Published(precision=precision, why=f"published in {model.quantised}")
     for names, found in _table().items():
         if any(fnmatchcase(model.name, one) for one in names.split()):
             return found

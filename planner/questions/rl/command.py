@@ -70,7 +70,7 @@ MEANT = {
     "--train-batch": "mini-batch ppo-mini-batch-size global-batch-size", "--mode": "placement colocate colocated split",
     "--staleness": "async off off-policy max-age", "--weights": "quantization rollout-precision",
     "--actor": "tp pp dp cp ep train", "--rollout": "rollout-tp infer-tp vllm-tp gen", "--memory-share": "gpu-memory-utilization",
-    "--gpus": "gpu num-gpus ngpus", "--hardware": "device accelerator card",
+    "--model": "m model-path", "--gpus": "g gpu num-gpus ngpus", "--hardware": "device accelerator card",
 }  # fmt: skip
 """Flags by what frameworks call them."""
 

@@ -71,6 +71,7 @@ def question_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 MEANT = {
+    "--model": "m model-name model-id model-path served-model-name",
     "--input": "isl input-len input-length input-tokens prompt prompt-len prompt-tokens random-input-len",
     "--output": "osl output-len output-length output-tokens max-tokens-out max-new-tokens random-output-len",
     "--tp": "tensor-parallel tensor-parallel-size tp-size", "--pp": "pipeline-parallel pipeline-parallel-size pp-size",
@@ -81,7 +82,7 @@ MEANT = {
     "--max-tokens": "max-num-batched-tokens chunked-prefill-size max-num-tokens chunk", "--concurrency": "max-concurrency users",
     "--cache": "kv-cache-dtype kv-dtype kv", "--weights": "quantization quantisation dtype precision",
     "--engine": "backend framework trainer",
-    "--hardware": "gpu device system accelerator card", "--gpus": "total-gpus num-gpus ngpus world-size", "--tpot": "itl latency",
+    "--hardware": "gpu device system accelerator card", "--gpus": "g total-gpus num-gpus ngpus world-size", "--tpot": "itl latency",
     "--prefix-hit": "prefix prefix-cache cache-hit", "--speculation": "speculative speculative-config mtp eagle",
 }  # fmt: skip
 """Flags by what engines and other tools call them."""

@@ -10,16 +10,12 @@ from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec, load_model
-from planner.model_names import aliases, preset_named, repositories
+from planner.model_names import FORMATS, aliases, format_named, preset_named, preset_of, repositories, scales_blocks
 from planner.serving.published import published
 from planner.serving.runs.methods import methods
 from planner.serving.runs.run_schema import ServingRow
 from planner.serving.serving_layout import CACHES, WEIGHTS
 
-_FORMATS = (
-    (r"nvfp4|\bfp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8", "fp8"), (r"int4|w4a16|awq|gptq|uint4", "int4"), (r"int8|w8a8", "int8"),
-)  # fmt: skip
-"""What names of copies, and of formats in files, mean; the first that matches."""
 _COPY = re.compile(
     r"[-_.](nvfp4|mxfp4|fp4|fp8|awq|gptq|int[48]|w4a16|w8a8|bf16|quantized)"
     r"([-_.](nvfp4|mxfp4|fp4|fp8|awq|gptq|int[48]|w4a16|w8a8|dynamic|kv|block|preview|v\d))*$"
@@ -29,8 +25,6 @@ _VARIANT = re.compile(
     r"-(instruct|chat|base|hf|it|pt|thinking|terminus|exp|preview|v0\.\d|2[3-6](0[1-9]|1[0-2])|0528|0324)$"
 )
 """Endings of one shape's variants: tuned for something, of a month."""
-BLOCK_FP8_COPIES = re.compile(r"(qwen|zai-org|deepseek-ai|minimaxai)/.*-fp8$", re.IGNORECASE)
-"""Copies that scale blocks of 128 x 128, by the makers of the models."""
 
 
 @cache
@@ -39,7 +33,7 @@ def served_model(name: str) -> ModelSpec:
     asked = name.strip()
     if own := methods()["models"].get(asked.lower()):
         return replace(load_model(own["preset"]), **own.get("changes", {}))
-    preset = preset_named(asked) or preset_named(_COPY.sub("", asked.lower())) or _by_shape().get(_shape(asked))
+    preset = preset_named(asked) or preset_named(_COPY.sub("", asked.lower())) or _by_shape().get(_shape(asked)) or preset_of(asked)
     if not preset:
         raise PlannerError(f"model '{name[:100]}' is no preset and no copy of one")
     return load_model(preset)
@@ -67,7 +61,7 @@ def weight_format(text: str, hardware: HardwareProfile) -> str:
         return {"float16": "fp16", "bfloat16": "bf16"}.get(plain, "")
     if plain in WEIGHTS:
         return plain
-    found = next((kind for pattern, kind in _FORMATS if re.search(pattern, plain)), None)
+    found = next((kind for pattern, kind in FORMATS if re.search(pattern, plain)), None)
     if found is None:
         raise PlannerError(f"precision '{text[:40]}' is not known; known: {', '.join(WEIGHTS)}")
     return "mxfp4" if found == "nvfp4" and hardware.vendor == "AMD" else found
@@ -80,9 +74,7 @@ def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dic
     alone, 'fp8' and '4 bits' mean them. Copies of mixtures in 4 bits leave attention in 16 [hf_quant_config.json of nvidia/].
     """
     name, own = str(row.get("model")), published(model).precision
-    weights = weight_format(str(row.get("precision.weights") or ""), hardware) or _by_name(
-        name.rpartition("/")[2], hardware
-    )
+    weights = weight_format(str(row.get("precision.weights") or ""), hardware) or weight_format(format_named(name), hardware)
     if own.experts == "mxfp4" or not weights:
         found = {key: getattr(own, key) for key in ("weights", "experts", "attention") if getattr(own, key)}
         if (
@@ -92,7 +84,7 @@ def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dic
         ):
             found["weights"] = "fp8"  # submissions without a word on it quantise all that the rules allow
         return found | _cache(row)
-    if weights == "fp8" and (own.weights == "fp8_block" or BLOCK_FP8_COPIES.fullmatch(name)):
+    if weights == "fp8" and (own.weights == "fp8_block" or scales_blocks(name)):
         weights = "fp8_block"
     found = {"weights": weights}
     if said := weight_format(str(row.get("precision.experts") or ""), hardware):
@@ -102,11 +94,6 @@ def formats(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> dic
     elif model.is_moe and weights in ("nvfp4", "mxfp4", "int4"):
         found["attention"] = "bf16"
     return found | _cache(row)
-
-
-def _by_name(name: str, hardware: HardwareProfile) -> str:
-    found = next((kind for pattern, kind in _FORMATS if re.search(pattern, name, re.IGNORECASE)), "")
-    return weight_format(found, hardware) if found else ""
 
 
 def _cache(row: ServingRow) -> dict[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
+from planner.model_names import preset_of
 from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
-from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import is_open, shown_text
 from planner.trainers.reading.values import MOST, MOST_LAYERS, read_text, whole_number

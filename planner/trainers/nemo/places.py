@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from planner.trainers.reading.named_models import preset_of
+from planner.model_names import preset_of
 
 PLACES = (
     (r"(trainer\.)?strategy\.(?P<name>\w+_parallel_size|sequence_parallel|num_layers_in_\w+_pipeline_stage)", "model.{name}"),

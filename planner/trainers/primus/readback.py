@@ -13,11 +13,11 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.model import load_model
+from planner.model_names import preset_of
 from planner.trainers.megatron.arguments import ask_for_gaps, of_mapping
 from planner.trainers.megatron.readback import reading_of as megatron_reading
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
-from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.values import read_text
 from planner.trainers.torchtitan.forms import tables
 from planner.trainers.torchtitan.readback import reading_of as torchtitan_reading

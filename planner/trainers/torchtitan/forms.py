@@ -10,10 +10,10 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.model_names import preset_of
 from planner.trainers.reading.commands import processes
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.interpolation import merged
-from planner.trainers.reading.named_models import preset_of
 from planner.trainers.reading.settings import beside, parsed
 from planner.trainers.reading.shell import evaluate, is_open, options, roots, words_of
 from planner.trainers.reading.shell.arithmetic import arithmetic

@@ -40,7 +40,7 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
 
 def _in_file(where: str, name: str, key: str) -> Any:
     from planner.model import load_model
-    from planner.trainers.reading.named_models import preset_of
+    from planner.model_names import preset_of
     from planner.trainers.reading.settings import beside, file_settings
 
     file = beside(Path(where), name) if name else None
