@@ -119,8 +119,8 @@ class Engine:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
         An engine that mixes runs prompts together with the decodes: S = passes x (T(B, p n) - D(B)) / p, ``packed`` p prompts in a
-        pass; one that does not stops them: S = T(0, p n) / p. With attention data parallelism attn_dp prompts run at once. A
-        prompt's own passes are those without the p - 1 others.
+        pass; one that does not stops them: S = T(0, p n) / p. With attention data parallelism those of
+        ``holders`` ranks run at once. A prompt's own passes are those without the p - 1 others.
         """
         return self.prompting(batch, packed)(decode, busy)
 
