@@ -256,7 +256,7 @@ def request_of_plan(plan: RlPlan, said: RlRequest) -> RlRequest:
     resized = bool({"gpus", "nodes", "train_gpus", "generate_gpus", "mode", "cluster"} & given.keys())
     keep = [name for name in FIELDS if name not in ("num_microbatches", "dp", "micro_batch_size", "dp_shard")]
     actor = {name: value for name, value in layouts.actor.to_dict().items() if name in keep}
-    skip = ("replicas", "max_tokens", "receive_interval", "hold", "gpu_weights")
+    skip = ("replicas", "max_tokens", "receive_interval", "balance", "hold", "gpu_weights")
     rollout = {name: int(value) for name, value in vars(layouts.rollout).items() if name in ROLLOUT and name not in skip}
     base: dict[str, Any] = {
         "model": work.model, "gpus": plan.gpus, "hardware": plan.hardware, "framework": plan.framework, "trainer": plan.trainer,

@@ -193,6 +193,10 @@ class Engine:
         """Seconds that a layer with experts takes longer than its kernels where attention is data parallel."""
         return np.where(np.asarray(layout.attn_dp) > 1, by_card(self.shortfall.spread, hardware, layout.ranks), 0.0)
 
+    def start(self, hardware: HardwareProfile, layout: ServingLayout, weights: str) -> Floats:
+        """Seconds that the first prompts of a server take longer."""
+        return by_card(self.shortfall.start.get(weights, ()), hardware, layout.ranks)
+
     def product_rate(self, hardware: HardwareProfile, layout: ServingLayout, weights: str) -> Floats:
         """Rate of products of many rows in a format over that of the measured ones."""
         rate = by_card(self.shortfall.products.get(weights, ()), hardware, layout.ranks)

@@ -199,12 +199,15 @@ class Reserve:
 class Shortfall:
     """By how much an engine falls short of the measured kernels on some devices, as its published runs show."""
 
-    step: Cases = ()
-    """Seconds of a step that no kernel explains."""
+    layer: Cases = ()
+    """Seconds of every layer with experts that no kernel explains, the same at any batch; layers of other kinds were not seen."""
     spread: Cases = ()
-    """The same of every layer with experts, of a step with attention data parallelism: their tokens come from all ranks."""
+    """The same of a step of decodes with attention data parallelism: their tokens come from all ranks."""
     launch: Cases = ()
     """Seconds of the host for a kernel outside a graph, where its own CPUs take longer than ``host``."""
+    start: Annotated[dict[str, Cases], keys(WEIGHTS, required=False)] = field(default_factory=dict)
+    """Format of weights -> seconds that the first prompts of a server take longer: kernels that are built, loaded or compiled when
+    they are first called, and that no prompt before the measured ones has called."""
     prompts: Cases = ()
     """Part of the rate of products and attention that prompts reach; no case: all of it."""
     arrivals: Cases = ()

@@ -16,6 +16,9 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, at_clocks, core_bound
 from planner.serving.traffic import Traffic
 
+ROUND_POINTS = 64
+"""Of an integral over the decodes until all ranks have prompts."""
+
 
 class Engine:
     """One engine under a kind of requests: seconds of its passes as functions of the batch."""
@@ -32,8 +35,9 @@ class Engine:
         self.pp = np.asarray(layout.pp, dtype=np.float64)
         self.hold = np.asarray(layout.hold, dtype=np.float64) - 1.0
         """H: decodes that the first prompt that waits is held back."""
-        self.seldom = np.maximum(np.asarray(layout.receive_interval, dtype=np.float64), self.hold)
-        """Decodes between two passes that may take prompts."""
+        self.interval = np.asarray(layout.receive_interval, dtype=np.float64)
+        """Decodes between two looks for requests."""
+        self.balance = np.asarray(layout.balance, dtype=np.float64)
         self.budget = np.asarray(layout.max_tokens, dtype=np.float64)
         self.speed = traffic.tokens_per_step
         self.streamed = traffic.client != "process" or traffic.load != "offline"
@@ -115,30 +119,30 @@ class Engine:
         """S, what one prompt adds to the engine's time, and the seconds of its own passes.
 
         An engine that mixes runs prompts together with the decodes: S = passes x (T(B, p n) - D(B)) / p, ``packed`` p prompts in a
-        pass; one that does not stops them: S = T(0, p n) / p. With attention data parallelism attn_dp prompts run at once. A
-        prompt's own passes are those without the p - 1 others.
+        pass; one that does not stops them: S = T(0, p n) / p. With attention data parallelism those of
+        ``holders`` ranks run at once. A prompt's own passes are those without the p - 1 others.
         """
         return self.prompting(batch, packed)(decode, busy)
 
     def prompting(self, batch: Any, packed: Any = 1.0) -> Callable[[Any, Any], tuple[Floats, Floats]]:
         """``prompt`` of a batch by the seconds of its decode and ``busy``."""
-        each = np.maximum(packed / self.dp, 1.0)
-        number, timed = self.passing(self._beside(batch), each)
-        added = self._added(batch, number, each)
+        each, holders = np.maximum(packed / self.dp, 1.0), self.holders(batch, packed)
+        number, timed = self.passing(self._beside(batch), each, holders)
+        added = self._added(batch, number, each, holders)
         return lambda decode, busy: added(timed(busy), decode)
 
     def _beside(self, batch: Any) -> Any:
         """Of ``batch`` decodes those that run in the passes of prompts."""
         return batch if self.served.engine.mixes_prefill else 0.0
 
-    def _added(self, batch: Any, number: Any, each: Any) -> Callable[[Any, Any], tuple[Floats, Floats]]:
+    def _added(self, batch: Any, number: Any, each: Any, holders: Any) -> Callable[[Any, Any], tuple[Floats, Floats]]:
         """``prompt`` from the seconds of a pass with prompts and of one that only decodes."""
         mixes, together = self.served.engine.mixes_prefill, self.together(batch, number)
 
         def prompt(whole: Any, decode: Any) -> tuple[Floats, Floats]:
             added = np.maximum(whole - decode, 0.0) / each if mixes else whole / each
             own = whole - (each - 1.0) * added if mixes else whole
-            return number * added * together / self.dp, number * own
+            return number * added * together / holders, number * own
 
         return prompt
 
@@ -146,10 +150,11 @@ class Engine:
         """``decode`` and ``prompt`` of a batch by ``busy``, whose passes are priced together, as rows of one table."""
         batch, each = np.maximum(batch, 1e-6), np.maximum(packed / self.dp, 1.0)
         beside, number = self._beside(batch), self.chunks(self._beside(batch))[0]
-        passes = self._decodes(batch), self._prompts(beside, each)
-        shape = np.broadcast_shapes(np.shape(batch), np.shape(each), np.shape(number), np.shape(self.pp))
+        holders = self.holders(batch, packed)
+        passes = self._decodes(batch), self._prompts(beside, each, holders)
+        shape = np.broadcast_shapes(np.shape(batch), np.shape(each), np.shape(number), np.shape(holders), np.shape(self.pp))
         timed = self.timed(_stacked(passes, shape))
-        added, rate = self._added(batch, number, each), self.prompt_rate()
+        added, rate = self._added(batch, number, each, holders), self.prompt_rate()
 
         def priced(busy: Any) -> tuple[Floats, Floats, Floats]:
             clocks = self.clock(batch, busy), self.clock(beside, busy) * rate
@@ -164,12 +169,12 @@ class Engine:
         """A pass that only decodes."""
         return Pass(batch=batch, context=self.context, queries=self.drafted, streamed=self.streamed)
 
-    def _prompts(self, batch: Any, each: Any) -> Pass:
-        """A mean pass of prompts beside ``batch`` decodes."""
+    def _prompts(self, batch: Any, each: Any, holders: Any) -> Pass:
+        """A mean pass of prompts beside ``batch`` decodes, on so many attention ranks."""
         number, tokens = self.chunks(batch)
         return Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens,
-            cached=(number - 1.0) / 2.0 * tokens + self.hit, streamed=self.streamed,
+            cached=(number - 1.0) / 2.0 * tokens + self.hit, holders=holders, streamed=self.streamed,
         )  # fmt: skip
 
     def passes(self, batch: Any, busy: Any = 0.0, each: Any = 1.0) -> tuple[Floats, Floats]:
@@ -178,9 +183,16 @@ class Engine:
         number, timed = self.passing(batch, each)
         return number, timed(busy)
 
-    def passing(self, batch: Any, each: Any = 1.0) -> tuple[Floats, Callable[[Any], Floats]]:
+    def holders(self, batch: Any, packed: Any = 1.0) -> Floats:
+        """Attention ranks that have a prompt in a pass that has any: ranks run in lock step, so that a prompt of one holds up all,
+        and n prompts a pass meet others in it: n / (1 - exp(-n)), each on a rank of its own."""
+        number = np.ceil(self.input / self.room(batch))
+        n = np.maximum(self.prompts_per_decode(batch) * number, 1e-9)
+        return np.asarray(np.clip(np.maximum(n / -np.expm1(-n), packed), 1.0, self.dp))
+
+    def passing(self, batch: Any, each: Any = 1.0, holders: Any = np.inf) -> tuple[Floats, Callable[[Any], Floats]]:
         """``passes`` by ``busy``."""
-        timed, rate = self.timed(self._prompts(batch, each)), self.prompt_rate()
+        timed, rate = self.timed(self._prompts(batch, each, holders)), self.prompt_rate()
         return self.chunks(batch)[0], lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
 
     def together(self, batch: Any, number: Any) -> Floats:
@@ -196,7 +208,31 @@ class Engine:
         and the k = (N - 1) H / O that come meanwhile half of it: H (1 + k / 2) / (1 + k)."""
         others = np.maximum(requests - 1.0, 0.0) * self.hold / np.maximum(self.output, 1.0)
         held = self.hold * (1.0 + 0.5 * others) / (1.0 + others)
-        return 0.5 * np.asarray(self.layout.receive_interval, dtype=np.float64) + held + self.served.engine.overlap_scheduler
+        return np.maximum(0.5 * self.interval, self._balanced(requests)[1]) + held + self.served.engine.overlap_scheduler
+
+    def seldom(self, requests: Any) -> Floats:
+        """Decodes between two passes that may take prompts."""
+        return np.maximum(np.maximum(self.interval, self.hold), self._balanced(requests)[0])
+
+    def _balanced(self, requests: Any) -> tuple[Floats, Floats]:
+        """Decodes between two passes that take prompts where these wait until all R ranks have one, at most H, and the mean wait.
+
+        Of n prompts a decode, each for one rank, one has come to a rank after t decodes with the chance q = 1 - exp(-n t / R). The
+        cycle lasts longer than t with 1 - q^R, a prompt that has come by then waits with 1 - q^(R - 1): C = integral of 1 - q^R to
+        H, wait = integral of t (1 - q^(R - 1)) / C. Where more come to a rank meanwhile than a pass of it takes, some always wait
+        for the next, and with them others: half of H.
+        """
+        if not np.any(self.balance > 1.0):
+            return np.ones(()), np.zeros(())
+        each = np.asarray(requests, dtype=np.float64) / np.maximum(self.output, 1.0) / self.dp
+        time = (np.arange(ROUND_POINTS) + 0.5) / ROUND_POINTS * self.balance[..., None]
+        come, ranks = -np.expm1(-each[..., None] * time), self.dp[..., None]
+        cycle = self.balance * (1.0 - come**ranks).mean(axis=-1)
+        wait = self.balance * (time * (1.0 - come ** (ranks - 1.0))).mean(axis=-1) / np.maximum(cycle, 1e-9)
+        late = each * cycle > self.budget / self.input
+        cycle, wait = np.where(late, self.balance, np.maximum(cycle, 1.0)), np.where(late, 0.5 * self.balance, wait)
+        waits = (self.balance > 1.0) & (self.dp > 1.0)
+        return np.where(waits, cycle, 1.0), np.where(waits, wait, 0.0)
 
     @property
     def width(self) -> Floats:
@@ -206,7 +242,7 @@ class Engine:
     def prompts_per_decode(self, requests: Any) -> Floats:
         """n: the mean of N / (sqrt(k) w) over the waves k = 1 .. W of a run, (2 sqrt(W) - 1) / W N / w, not below N / O; of a loop
         that goes on for ever N / O unless lengths are equal."""
-        apart = requests * self.seldom / np.maximum(self.output, 1.0)
+        apart = requests * self.seldom(requests) / np.maximum(self.output, 1.0)
         waves, width = self.traffic.waves, self.width
         in_step = (2.0 * np.sqrt(waves) - 1.0) / waves if waves is not None else 0.0
         return np.maximum(apart, np.where(width < 1.0, requests, in_step * requests / np.maximum(width, 1.0)))
@@ -217,6 +253,6 @@ def _stacked(passes: tuple[Pass, Pass], shape: tuple[int, ...]) -> Pass:
     first = passes[0]
     columns = {
         name: np.stack([np.broadcast_to(getattr(one, name), shape) for one in passes])
-        for name in ("batch", "prompts", "prompt_tokens", "cached", "queries")
+        for name in ("batch", "prompts", "prompt_tokens", "cached", "holders", "queries")
     }
     return Pass(context=first.context, streamed=first.streamed, **columns)

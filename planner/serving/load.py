@@ -57,6 +57,8 @@ class Flow:
     """Of a request to queue at all."""
     first: Any = 0.0
     """Mean time to first token of the first wave of a short run, which comes at once."""
+    start: Any = 0.0
+    """The part of it that all requests of the wave wait alike."""
     waves: float = np.inf
     """Waves of a short run."""
 
@@ -69,8 +71,8 @@ class Flow:
         chance = np.clip(self.chance, 1e-9, 1.0)
         rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
         steady = mean - queued + queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
-        late = 2.0 * self.first * max(level - (1.0 - share), 0.0) / share if share else 0.0
-        return np.maximum(steady, late)
+        late = self.start + 2.0 * (self.first - self.start) * max(level - (1.0 - share), 0.0) / share if share else 0.0
+        return np.where(level > 1.0 - share, np.maximum(steady, late), steady)
 
 
 def closed(engine: Engine, requests: Any, most: Any, queued: bool = False) -> Flow:
@@ -246,20 +248,27 @@ def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
     packed = np.maximum(np.floor(engine.budget / np.maximum(tokens, 1.0)), 1.0) * engine.dp
     passes = number * np.ceil(inside / packed)
     decodes = half if engine.served.engine.mixes_prefill else 0.0
-    return flow.prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
+    prompt = flow.prompt
+    if np.any(engine.dp > 1.0):  # all attention ranks have prompts
+        prompt = np.where(engine.dp > 1.0, engine.prompt(inside / 2.0, half, flow.rate * flow.prompt, engine.dp)[0], prompt)
+    return prompt * (inside + 1.0) / 2.0 + decodes * (passes + 1.0) / 2.0
 
 
 def with_burst(engine: Engine, flow: Flow, initial: Floats, waves: float) -> Flow:
     """The flow of a short run of ``waves`` W: the first takes ``initial`` to the first token, where that is longer, and while the
     last ends places stay empty, half of the time over which its ends have spread: X N e2e / e2e' W / (W + spread / 2). Lengths
-    spread them by w sqrt(W), and the first tokens of the first wave by 2 (first - TTFT), which every later wave keeps."""
-    first = np.maximum(initial, flow.ttft)
+    spread them by w sqrt(W), and the first tokens of the first wave by 2 (first - TTFT), which every later wave keeps. A server
+    that has had no such prompts keeps all of the first wave waiting while it loads their kernels."""
+    served = engine.served
+    start = served.engine.start(served.hardware, engine.layout, served.precision.weights)
+    queued = np.maximum(initial, flow.ttft)
+    first = queued + start
     ttft = flow.ttft + (first - flow.ttft) / waves
     decodes = np.maximum(engine.output - 1.0, 0.0) * flow.tpot
     lengths = np.sqrt(12.0 * engine.traffic.output.variation * waves)
-    spread = np.minimum(np.hypot(lengths, 2.0 * (first - flow.ttft) / (flow.ttft + decodes)), 1.0)
+    spread = np.minimum(np.hypot(lengths, 2.0 * (queued - flow.ttft) / (flow.ttft + decodes)), 1.0)
     rate = flow.rate * (flow.ttft + decodes) / (ttft + decodes) * waves / (waves + 0.5 * spread)
-    return replace(flow, ttft=ttft, rate=rate, first=first, waves=waves)
+    return replace(flow, ttft=ttft, rate=rate, first=first, start=start, waves=waves)
 
 
 def static(engine: Engine, requests: Any, most: Any) -> Flow:

@@ -37,8 +37,9 @@ def bulk_of(engine: Engine, requests: Any) -> Bulk:
     Between two looks for requests each other one ends with the chance interval / O: a request meets (N - 1) interval / O of them.
     """
     requests = np.maximum(requests, 1.0)
-    looks = np.minimum(engine.seldom / np.maximum(engine.output, 1.0), 1.0)
-    together = np.where(engine.seldom > 1.0, 1.0 + (requests - 1.0) * looks, 1.0)
+    seldom = engine.seldom(requests)
+    looks = np.minimum(seldom / np.maximum(engine.output, 1.0), 1.0)
+    together = np.where(seldom > 1.0, 1.0 + (requests - 1.0) * looks, 1.0)
     size = np.clip(np.maximum(requests / np.maximum(engine.width, 1.0), together), 1.0, requests)
     packed = np.clip(np.floor(engine.budget / engine.input) * engine.dp, 1.0, size)
     return Bulk(size=size, packed=packed, share=(requests - size + 0.5 * (size - packed)) / requests)
@@ -65,6 +66,7 @@ def train_of(engine: Engine, requests: Any, batch: Any) -> Train:
     together = np.minimum(engine.prompts_per_decode(requests), fit)
     own = np.clip(1.0 + together * (requests - 1.0) / requests, 1.0, np.maximum(np.minimum(fit, requests), 1.0))
     share = np.maximum(requests - own, 0.0) / requests
-    ahead = np.where(engine.seldom > 1.0, 0.0, together * share)  # a pass with prompts is over before the next may take one
+    # where passes take prompts seldom, one with prompts is over before the next may take one
+    ahead = np.where(engine.seldom(requests) > 1.0, 0.0, together * share)
     packed = together if engine.served.engine.chunked_prefill else np.floor(together)
     return Train(own=own, ahead=ahead, share=share, packed=np.maximum(packed, 1.0))

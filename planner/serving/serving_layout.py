@@ -70,6 +70,9 @@ class ServingLayout:
     """Token budget of one step of one attention rank."""
     receive_interval: Degree = 1
     """Steps between two looks for new requests (SGLang's --scheduler-recv-interval)."""
+    balance: Degree = 1
+    """Steps that prompts wait at most until every attention rank has one (TensorRT-LLM's attention_dp_config timeout_iters); the
+    count goes on while none waits."""
     hold: Degree = 1
     """Steps from that which the first prompt that waits could join to that which takes all (TensorRT-LLM's batch_wait_timeout_iters
     and one)."""

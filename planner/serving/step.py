@@ -49,6 +49,8 @@ class Pass:
     """New tokens of each."""
     cached: Any = 0.0
     """Tokens of each that are in the cache already (earlier chunks, prefix hits)."""
+    holders: Any = np.inf
+    """Attention ranks that have prompts in the pass, at most all of them; the others wait for them with their decodes."""
     queries: Any = 1.0
     """Tokens of each sequence in the pass: one, and those that a draft proposes."""
     clock: Any = 1.0
@@ -110,6 +112,9 @@ class _Step:
         own = np.maximum(rank_batch * self.queries + self.prompt_tokens, 1.0)
         self.routed = np.where(masked, own, self.tokens)
         """Those of them that go to experts."""
+        without = np.maximum(self.attn_dp - np.maximum(np.asarray(work.holders, dtype=np.float64), 1.0), 0.0)
+        self.missing = self.prompt_tokens * without
+        """Rows of prompts that other attention ranks do not have."""
 
     def time(self, clock: Any) -> StepTime:
         """All parts, with tensor cores at ``clock`` of their rate in a short burst."""
@@ -118,10 +123,11 @@ class _Step:
         linear = host_weights.products_seconds(served, layout, linear)
         experts: Floats | float = 0.0
         if model.is_moe:
-            chosen = self.routed * self.attn_dp * model.top_k / max(model.num_experts, 1)
+            chosen = (self.routed * self.attn_dp - self.missing) * model.top_k / max(model.num_experts, 1)
             routed = self._experts * self._slower(chosen, served.expert_format, clock)
             short = np.where(self.prompt_tokens <= 0.0, served.engine.spread_shortfall(self.hardware, layout), 0.0)
-            rows = self.tokens * self.attn_dp
+            short = short + by_card(served.engine.shortfall.layer, self.hardware, self.ranks)
+            rows = self.tokens * self.attn_dp - self.missing
             experts = self.linear.sparse * (host_weights.experts_seconds(served, layout, routed, rows) + short)
         decodes, prompts = self._attention
         parts = replace(parts, linear=linear + parts.linear, attention=parts.attention + decodes + prompts / clock, experts=experts)
@@ -175,7 +181,7 @@ class _Step:
     def _routed(self) -> Floats:
         m, layout = self.model, self.layout
         return self.curves.experts_time(
-            self.routed * self.attn_dp,
+            self.routed * self.attn_dp - self.missing,
             hidden=float(m.routed_size),
             ffn=float(m.expert_ffn_size),
             top_k=float(m.top_k),
@@ -288,7 +294,8 @@ class _Step:
         total = layers * reduce + layers * np.where(self.attn_dp > 1.0, 0.0, reduce)
         if m.qk_norm and m.qk_norm_spans == "heads":  # the sums of squares of queries and keys, in fp32
             total = total + layers * self._all_reduce(8.0 * self.tokens, self.tp)
-        exchange = only(self.attn_dp > 1.0, self._gathers, size * self.attn_dp, self.routed, self.ranks)
+        whole = size * self.attn_dp - ACTIVATION * self.missing * m.hidden_size
+        exchange = only(self.attn_dp > 1.0, self._gathers, whole, self.routed, self.ranks)
         return np.asarray(total + float(m.num_moe_layers or layers) * exchange + self._context_parallel())
 
     @cached_property
@@ -356,7 +363,6 @@ class _Step:
         each = host["sequence"] - (0.0 if self.work.streamed else host["streamed"])
         own = host["step"] + each * self.sequences  # every rank of attention has a scheduler of its own
         own = own + relays(self.layout) * host["relayed"] * self.sequences
-        own = own + by_card(self.served.engine.shortfall.step, self.hardware, self.ranks)
         launch = np.maximum(by_card(self.served.engine.shortfall.launch, self.hardware, self.ranks), host["launch"])
         waits = np.maximum(launch * self._launches() - gpu, host["exposed"] * self._launches())
         return own + np.where(self.graph, 0.0, waits)

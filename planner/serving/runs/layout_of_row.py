@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
-from planner.serving.runs.methods import dies, pools_of
+from planner.serving.runs.methods import dies, pools_of, tensor_group
 from planner.serving.runs.run_schema import ServingRow
 
 MOST_GPUS = 1_000_000
@@ -70,6 +70,8 @@ def split_of(row: ServingRow, model: ModelSpec, hardware: HardwareProfile) -> Sp
     given |= {"tp": each * given["tp"]} if given.get("tp") else {}
     if given.get("tp") is None and given.get("attn_dp") is None and given.get("dp") is None:
         return Split(stated=False, assumed=("layout: the best of the search",))
+    if tensor_group(row):
+        given |= {"tp": int(given.get("tp") or 1) * int(given.get("attn_dp") or 1), "attn_dp": 1}
     base, assumed = _repaired(given, model, hardware)
     replicas = _replicas(row, count, given, base, model)
     layouts = _experts(row, given, {**base, "replicas": replicas}, model)

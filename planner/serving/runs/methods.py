@@ -46,7 +46,7 @@ class Launch:
     receive: int = 1
     """Steps between two looks for new requests."""
     receive_spread: int = 1
-    """The same where attention data parallelism waits until every rank has a prompt."""
+    """Steps at most that attention data parallelism waits until every rank has a prompt."""
     hold: int = 0
     """Steps that prompts are held back from the first that waits on, without attention data parallelism."""
     grid: tuple[tuple[float, float], ...] = ()
@@ -67,12 +67,14 @@ class Launch:
     """Kernels of a mixture of experts, as ``Fusion.experts``; 0 = the engine's own."""
     overlap: bool | None = None
     """Whether the host prepares a step ahead; None = as the version does by default."""
+    stand_in: bool = False
+    """The engine's data stand for another one's, which loads its own kernels when it starts."""
 
     @property
     def changes(self) -> tuple[object, ...]:
         """What ``started`` changes: launches that agree in it start the same engine."""
         own = self.grid, self.dependent, self.overlap, self.largest, self.waiting
-        return *own, self.arrivals, self.chain
+        return *own, self.arrivals, self.chain, self.stand_in
 
     def started(self, engine: Engine) -> Engine:
         """The engine with what these flags change of it."""
@@ -89,6 +91,8 @@ class Launch:
         shortfall = engine.shortfall
         if self.arrivals:
             shortfall = replace(shortfall, arrivals=(Case(value=self.arrivals),))
+        if self.stand_in:
+            shortfall = replace(shortfall, start={})
         return replace(engine, graphs=graphs, fusion=fusion, shortfall=shortfall, overlap_scheduler=overlap)
 
     def in_pools(self, said: Mapping[str, Any]) -> Launch:
@@ -129,13 +133,20 @@ def launch_of(row: ServingRow, engine: str, model: str, hardware: HardwareProfil
         cache=one.get("kv", ""),
         max_tokens=row.get("load.max_tokens") or tokens or None,
         receive=receive,
-        receive_spread=one.get("receive_spread", receive),
+        receive_spread=one.get("receive_spread", 1),
         hold=max((steps for least, steps in one.get("hold", ()) if flight >= least), default=0),
         grid=tuple((float(start), float(step)) for start, step in one.get("graphs", ())),
         dependent=tuple(one.get("dependent", ())),
         held=pools_of(row).get("holds", {}).get(flight),
         overlap=one.get("async"),
+        stand_in=row.get("engine.name") in set(methods()["engines"]) - {"other"},
     )
+
+
+def tensor_group(row: ServingRow) -> bool:
+    """Whether the scripts of a row's source had no flag for data parallelism: what it calls that is a tensor group."""
+    name, day = row.get("engine.name"), str(row.get("date"))
+    return any(one["engine"] == name and day < str(one["until"]) for one in method_of(row).get("tensor", ()))
 
 
 def pools_of(row: ServingRow, spread: tuple[bool, bool] = (False, False)) -> Mapping[str, Any]:

@@ -196,7 +196,8 @@ def _layout(case: Case, degrees: Degrees) -> dict[str, int]:
         batch = max(batch, math.ceil(traffic.value / degrees.replicas))
     spread = degrees.attn_dp > 1
     waits = {
-        "receive_interval": run.launch.receive_spread if spread else run.launch.receive,
+        "receive_interval": run.launch.receive,
+        "balance": run.launch.receive_spread if spread else 1,
         "hold": 1 if spread else 1 + run.launch.hold,
     }
     return {**vars(degrees), "max_batch": int(batch), "max_tokens": int(tokens), **waits}
