@@ -138,7 +138,7 @@ def parse(
         sequence_length=given.size("cutoff_len", length or _own_length(given.path) or LENGTH), precision=precision,
         half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
-        recompute=kept, offload_activations=given.flag("use_unsloth_gc") or (unsloth and kept),
+        recompute=kept, offload_activations=kept and (given.flag("use_unsloth_gc") or unsloth),
         lora_rank=given.size("lora_rank", 8) if kind == "lora" else 0,
         lora_targets=adapter_targets(given.get("lora_target", "all")),
         frozen_weights=quantised(bits, double) if bits else "fp32" if precision == "fp32" else "bf16",
