@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,6 +29,7 @@ from planner.errors import PlannerError
 from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import beyond, depths, place
+from planner.lab.run.fake_tensors import RepeatedFakes
 from planner.lab.run.host_states import HostStates
 from planner.lab.run.levels import ONE_PROCESS, Question, Task, kills
 from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
@@ -177,7 +177,7 @@ class RankAlone:
         self.tracker = MemoryTracker()
         self._passes: Counter[int] = Counter()
         self._layers_done = 0
-        self._mode: Any = nullcontext() if device else FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode: Any = nullcontext() if device else RepeatedFakes()
         with self.tracker.patches():
             self.run = Run(self.split, device or torch.device("cpu"))  # before tensors are fake: shards of nothing are quick
             self.parameters = sum(p.numel() for part in self.run.parts for p in part.parameters())
