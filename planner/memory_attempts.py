@@ -156,7 +156,9 @@ def lean_peak(job: SearchedJob, pins: Pins, layouts: Layout, options: list[Memor
     """Bytes that the last wanted plan needs of some layouts with all recompute and optimizer states on the host; infinite where
     they are fewer plans."""
     lean = options[-1].apply(layouts, job.model) if options else layouts
-    priced = price(job, stack([lean, *(_offloaded(job, lean, share, pins) for share in host_shares(job, pins))]))
+    for share in host_shares(job, pins)[-1:]:
+        lean = _offloaded(job, lean, share, pins)
+    priced = price(job, lean)
     rows = priced.best(wanted)
     return float(priced.peak[rows[-1]]) if len(rows) == wanted else np.inf
 
