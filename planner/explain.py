@@ -1,10 +1,10 @@
 """Why the first layout won: what the next one pays for, and which constraint binds."""
 
-import numpy as np
 
 from planner.cost.estimate import PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.layout import NAMES, Layout, Recompute, module_names
+from planner.priced_layouts import safe_memory
 from planner.search import SAFE, Finding
 from planner.units import GIB, format_seconds
 
@@ -137,10 +137,8 @@ def binding(finding: Finding) -> str:
 def misses_by(found: Estimate) -> str:
     """By how much the closest attempt misses, and what most of its memory is.
 
-    It needs what the allocator cannot give back, and is safe up to the peak whose chance of running out is SAFE:
-    U exp(-sigma ln(1 / SAFE - 1) / 1.702)  [Estimate.out_of_memory_probability, solved for the peak]
-    """
-    safe = found.usable_memory * float(np.exp(-found.memory_error * np.log(1.0 / SAFE - 1.0) / 1.702))
+    It needs what the allocator cannot give back."""
+    safe = safe_memory(found.usable_memory, found.memory_error)
     over = float(found.memory_needed[0]) - safe
     if over <= 0:
         return "fits the GPU, but the node's host memory does not hold what is offloaded"

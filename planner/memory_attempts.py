@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats, NDArray
-from planner.cost.unique_stages import staying_bytes
+from planner.cost.price.deduplicate import distinct
+from planner.cost.unique_stages import KEPT_FIELDS, kept_bytes
 from planner.layout import Layout
-from planner.priced_layouts import Priced, SearchedJob, price
+from planner.priced_layouts import Priced, SearchedJob, host_holds, price, safe_memory
 from planner.rules import Job, allowed
 from planner.space import OFFLOADS, MemoryOption, Pins, stack
 
@@ -23,6 +24,8 @@ OFFLOAD_GAIN = 0.9
 less is named with the best plan: it depends on host memory and PCIe, which few profiles have measured."""
 HELD_BACK = 256
 """Layouts that could gain less than that with states on the host, tried from the fastest."""
+ROUNDING = 1e-9
+"""Part by which a bound may be above the room and still count as met."""
 WAVE, WAVES = 2048, 4
 """Layouts that do not fit are tried with memory options from the fastest: so many, then so many times as many while the best plans
 leave room for others."""
@@ -75,15 +78,13 @@ def attempts(
 
     Those that do not fit are taken from the fastest on, in waves: no option makes one faster but an uneven split, which only the
     fastest get, so that nothing beyond the last wanted plan and these is tried (``Tried.reach``). What is too large whatever is
-    tried follows only where nothing fits, for the closest attempts, unless ``only_fitting``.
+    tried follows only where nothing fits, for the closest attempts; ``only_fitting``: nothing given is.
     """
     rows = np.flatnonzero(~plain.fits & (plain.time < plain.bound(wanted)))
-    large = least_memory(job, plain.layout, plain.staying)[rows] > job.cluster.hardware.usable_memory
-    hopeless = rows[:0] if only_fitting else rows[large]
-    if only_fitting or len(rows) > WAVE:
-        rows = rows[~large]
-    else:
-        hopeless = rows[:0]  # so few are tried at once
+    hopeless = rows[:0]
+    if not only_fitting and len(rows) > WAVE:  # fewer are tried at once
+        small = may_fit(job, pins, plain.layout.take(rows))
+        rows, hopeless = rows[small], rows[~small]
     rows = rows[np.argsort(plain.time[rows], kind="stable")]
     even, done, needed = plain, 0, min(WAVE, len(rows))
     while True:
@@ -124,22 +125,40 @@ def _to_split(job: Job, found: Priced, wanted: int) -> tuple[Layout, float]:
     return found.layout.take(rows), float(found.time[rows[-1]]) if len(rows) == SPLITS else np.inf
 
 
-def least_memory(job: Job, layout: Layout, staying: Floats | None = None) -> Floats:
-    """Bytes that layouts need whatever recompute, offload or other split of the layers is tried: all may go but what is
-    ``staying``, and that too where parameters may live on the host."""
+def least_memory(job: Job, pins: Pins, layout: Layout) -> Floats:
+    """Bytes that layouts need on the device whatever recompute, offload or other split of the layers is tried; 0 where parameters
+    may live on the host."""
     if job.trainer.legal.offload_parameters or not len(layout):
         return np.zeros(len(layout))
-    if staying is None:
-        staying = staying_bytes(job.workload, job.cluster, job.trainer, layout)
-    stages = np.broadcast_to(np.asarray(layout.pp, dtype=float), (len(layout),))
-    return np.asarray(staying * (1.0 - _handed_on(job, stages)))
+    found, rows = _kept(job, pins, layout)
+    return np.min([device for device, _ in found], axis=0)[rows]
+
+
+def may_fit(job: Job, pins: Pins, layout: Layout) -> NDArray[np.bool_]:
+    """Layouts of which no such option is known not to fit, on the device or, with what is offloaded, on the host."""
+    if job.trainer.legal.offload_parameters or not len(layout):
+        return np.ones(len(layout), dtype=bool)
+    safe = safe_memory(job.cluster.hardware.usable_memory, job.trainer.stored.memory_error) * (1.0 + ROUNDING)
+    found, rows = _kept(job, pins, layout)
+    return np.any([(device <= safe) & host_holds(job, host) for device, host in found], axis=0)[rows]
+
+
+def _kept(job: Job, pins: Pins, layout: Layout) -> tuple[list[tuple[Floats, Floats]], NDArray[np.intp]]:
+    """``kept_bytes`` of distinct layouts as they are and with each share of the states on the host, and the row of each layout."""
+    some, rows = distinct(layout, KEPT_FIELDS)
+    moved = [some, *(_offloaded(job, some, share, pins) for share in host_shares(job, pins))]
+    if job.trainer.legal.offload_frozen_tables:
+        moved = [one.replace(offload_activations=1) for one in moved]
+    return [kept_bytes(job.workload, job.cluster, job.trainer, one) for one in moved], rows
 
 
 def lean_peak(job: SearchedJob, pins: Pins, layouts: Layout, options: list[MemoryOption], wanted: int) -> float:
     """Bytes that the last wanted plan needs of some layouts with all recompute and optimizer states on the host; infinite where
     they are fewer plans."""
     lean = options[-1].apply(layouts, job.model) if options else layouts
-    priced = price(job, stack([lean, *(_offloaded(job, lean, share, pins) for share in host_shares(job, pins))]))
+    for share in host_shares(job, pins)[-1:]:
+        lean = _offloaded(job, lean, share, pins)
+    priced = price(job, lean)
     rows = priced.best(wanted)
     return float(priced.peak[rows[-1]]) if len(rows) == wanted else np.inf
 

@@ -27,14 +27,24 @@ FEW = 64
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
 """Fields that do not make a different plan: of layouts that differ in these alone, the best is kept."""
 PLAN_FIELDS = tuple(name for name in FIELDS if name not in FINE)
-COMPARED = ("time", "peak", "without_states", "staying", "fits")
+COMPARED = ("time", "peak", "without_states", "fits")
 
 
 def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
     """Device memory runs out with a chance of at most SAFE, and the node's host memory holds what is offloaded."""
+    return (found.out_of_memory_probability <= SAFE) & host_holds(job, found.host_memory)
+
+
+def host_holds(job: Job, offloaded: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The host memory of a node holds so many bytes of each of its GPUs."""
     hardware = job.cluster.hardware
-    per_node = found.host_memory * min(hardware.gpus_per_node, job.cluster.num_gpus)
-    return (found.out_of_memory_probability <= SAFE) & (per_node <= hardware.host_memory)
+    return np.asarray(offloaded * min(hardware.gpus_per_node, job.cluster.num_gpus) <= hardware.host_memory)
+
+
+def safe_memory(usable: float, error: float) -> float:
+    """The most bytes that a plan may need to be safe: U exp(-sigma ln(1 / SAFE - 1) / 1.702)
+    [Estimate.out_of_memory_probability, solved for the peak]"""
+    return usable * float(np.exp(-error * np.log(1.0 / SAFE - 1.0) / 1.702))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +78,6 @@ class Priced:
     """Bytes of memory."""
     without_states: NDArray[np.float64]
     """The same without any optimizer states."""
-    staying: NDArray[np.float64]
-    """The same of weights and gradients, what is lost between them, communicators and context alone: what neither recompute nor
-    states and activations on the host make smaller."""
     fits: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -122,10 +129,8 @@ def price_legal(job: SearchedJob, legal: Layout) -> Priced:
     columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=bool if name == "fits" else float)] for name in COMPARED}
     for start in range(0, len(legal), PIECE):
         found = job.estimate(legal.take(slice(start, start + PIECE)))
-        held, needed, lost = found.memory, found.memory_needed, 1.0 + job.trainer.stored.fragmentation
-        states = held["optimizer_states"] * lost
-        staying = (held["weights"] + held["gradients"]) * lost + held["communication_buffers"] + held["context"]
-        for name, values in zip(COMPARED, (found.step_time, needed, needed - states, staying, fits(job, found)), strict=True):
+        needed, states = found.memory_needed, found.memory["optimizer_states"] * (1.0 + job.trainer.stored.fragmentation)
+        for name, values in zip(COMPARED, (found.step_time, needed, needed - states, fits(job, found)), strict=True):
             columns[name].append(values)
     return Priced(layout=legal, **{name: np.concatenate(parts) for name, parts in columns.items()})
 

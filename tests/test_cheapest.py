@@ -16,10 +16,12 @@ from planner.cost.estimate import estimate
 from planner.cost.price.layer_costs import ShapePrices
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.layout import Layout
+from planner.memory_attempts import may_fit
+from planner.priced_layouts import SearchedJob
 from planner.questions.best_plan import best_of
 from planner.questions.what_if.show import print_what_if
 from planner.rules import Job, allowed
-from planner.search import Pins, closest, least_step, search
+from planner.search import Pins, closest, least_fitting_step, least_step, search
 from planner.space import base_layouts, recompute_options
 from tests.samples import HARDWARE
 
@@ -53,6 +55,27 @@ def test_no_step_is_shorter_than_its_computation(model: str, gpus: int, more: di
     assert least <= float(np.min(found.time["compute"])) * (1 + 1e-12)
     best = search(one, top=1)
     assert least <= float(best.estimates[0].step_time[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "hardware", "trainer", "closer"),
+    [("mixtral-8x7b", 16, "h100-sxm", "megatron", 0.999), ("deepseek-v3", 256, "rtx-4090", "megatron", 5.0),
+     ("llama-70b", 64, "rtx-4090", "megatron", 1.02), ("deepseek-v2-lite", 8, "l40s", "torchtitan", 0.999)],
+)  # fmt: skip
+def test_no_plan_that_fits_is_faster_than_what_its_passes_wait_for(
+    model: str, gpus: int, hardware: str, trainer: str, closer: float
+) -> None:
+    """A closer bound than computation alone, far where experts are exchanged over PCIe; no layout that fits is below it, nor the
+    best plan, which may be split unevenly."""
+    one = SearchedJob.of(asked(model, gpus, hardware, trainer=trainer).job)
+    least, fitting = least_step(one), least_fitting_step(one)
+    best = search(one, top=1)
+    assert fitting >= closer * least and best.fit
+    assert fitting <= float(best.estimates[0].step_time[0])
+    plain = base_layouts(one, Pins())
+    plain = plain.take(allowed(one, plain) & may_fit(one, Pins(), plain))
+    assert fitting <= float(np.min(estimate(one.workload, one.cluster, one.trainer, plain).step_time))
+    assert least_fitting_step(SearchedJob.of(asked("llama-405b", 1, "l4").job)) == np.inf
 
 
 def test_the_least_step_of_one_layout_is_its_computation() -> None:
@@ -138,6 +161,24 @@ def test_a_card_is_left_when_its_fastest_layout_is_too_dear(monkeypatch: pytest.
     least = least_step(asked("mixtral-8x7b", 64, "rtx-3090").job)
     assert not card.searched and card.least_step_time_s is not None and card.least_step_time_s > least
     assert "with any layout it costs at least" in card.why and best.fits
+
+
+def test_cards_are_searched_from_the_closer_bound_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By computation alone an RTX 4090 would be the cheapest for DeepSeek-V3; what its passes wait for says that it is not, before
+    anything on it is searched."""
+    monkeypatch.setattr("planner.questions.what_if.numbers._priced", lambda flags: ["rtx-4090", "l40s", "mi325x"])
+    searched: list[str] = []
+
+    def counted(resolved: ResolvedJob, *more: Any, **named: Any) -> Any:
+        searched.append(resolved.hardware)
+        return best_of(resolved, *more, **named)
+
+    monkeypatch.setattr("planner.questions.what_if.cheapest.best_of", counted)
+    said: list[str] = []
+    found = planner.what_if(model="deepseek-v3", gpus=256, cheapest=True, progress=said.append).found
+    rows = {row.hardware: row for row in found.rows[1:]}
+    assert searched == ["mi325x"] and rows["mi325x"].fits and not rows["rtx-4090"].searched
+    assert "with any layout it costs at least" in rows["rtx-4090"].why and said[1].endswith("h100-sxm, 1 of 4")
 
 
 def test_what_was_not_searched_is_no_verdict_in_json(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:

@@ -1,4 +1,5 @@
-"""The least GPU time of a token: computation alone, on the shapes of a layer that compute it fastest."""
+"""The least GPU time of a token: computation alone, or with the communication that passes wait for, on the shapes of a layer that
+are the fastest."""
 
 from __future__ import annotations
 
@@ -10,8 +11,16 @@ from planner.arrays import Floats
 from planner.cost.layer.operators import Operator
 from planner.cost.price.compute import price
 from planner.cost.price.deduplicate import distinct
-from planner.cost.price.layer_costs import SHAPE_FIELDS, ends_of, operators_of, shard_of
-from planner.cost.price.stage_times import block_counts
+from planner.cost.price.layer_costs import (
+    INDEX,
+    SHAPE_FIELDS,
+    ShapePrices,
+    distinct_shapes,
+    ends_of,
+    operators_of,
+    shard_of,
+)
+from planner.cost.price.stage_times import EXPOSED, block_counts
 from planner.cost.state_dtypes import stored_as
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -48,6 +57,25 @@ class LeastCompute:
         for count, operators in self._operators:
             for work in price(operators, self._shard, hardware).values():
                 seconds = seconds + count * (self._workload.forwards * work.forward + work.dgrad + work.wgrad)
-        ranks = np.asarray(self._shapes.tp) * np.asarray(self._shapes.cp)
-        tokens = self._shard.batch * self._workload.sequence_length
-        return float(np.min(ranks * seconds / tokens))
+        return _least(self._workload, self._shapes, seconds)
+
+
+def exposed_gpu_seconds(workload: Workload, shapes: ShapePrices, layouts: Layout) -> float:
+    """The same bound for some layouts on one kind of hardware, with the communication of layers that no computation hides: both
+    passes of a stage wait for it."""
+    if not len(layouts):
+        return np.inf
+    some = distinct_shapes(layouts)[0]
+    blocks, seconds = shapes.blocks(some), np.zeros(len(some))
+    for name, count in block_counts(workload.model).items():
+        block = getattr(blocks, name)
+        for quantity in ("forward", "dgrad", "wgrad", *EXPOSED[0], *EXPOSED[1]):
+            seconds = seconds + count * block[INDEX[quantity]]
+    return _least(workload, some, seconds)
+
+
+def _least(workload: Workload, shapes: Layout, seconds: Floats) -> float:
+    """The least GPU-seconds per token; ``seconds``: of a microbatch in all layers, on each rank that shares it."""
+    ranks = np.asarray(shapes.tp) * np.asarray(shapes.cp)
+    tokens = np.asarray(shapes.micro_batch_size) * float(workload.sequences * workload.sequence_length)
+    return float(np.min(ranks * seconds / tokens))

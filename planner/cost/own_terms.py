@@ -113,6 +113,11 @@ class OwnTerms:
         """Virtual stages whose gathered weights a pipeline's schedule holds at most; 0 = all."""
         return 0
 
+    def gathered_again(self, layout: Layout) -> Number:
+        """How often in a step a pipeline's schedule gathers all weights of a stage after the first time, (N,): it drops some of its
+        virtual stages."""
+        return 0.0
+
     def frozen_gradients(self) -> float:
         """Bytes per frozen parameter of gradients that sharded data parallelism makes all the same, and keeps whole on every rank
         while microbatches are accumulated."""

@@ -200,18 +200,43 @@ class StageTable:
         return held, StageTimes(**taken_rows(vars(times), here))
 
 
-def staying_bytes(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
-    """Bytes on the fullest stage that neither recompute nor states or activations on the host make smaller, without the price of
-    anything else, (N,): weights, gradients where they lie in buffers, what is lost between them, communicators and context."""
-    trainer = stored_as(workload, trainer)
-    layout = partition.assign_layers(workload.model, trainer, layout)
-    v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
-    some, rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped, _leading_dense(workload, layout, v_shaped, 0))
-    parameters = partition.stage_parameters(workload, some, partition.split_stages(workload.model, some), trainer.kernels)
-    held = states.on_device(workload, some, states.state_bytes(workload, trainer, some, parameters))
-    alive = held["weights"] + held["gradients"] * (not trainer.stored.gradients_on_demand)
-    whole = alive * (1.0 + trainer.stored.fragmentation) + states.communicator_bytes(cluster, some, trainer)
-    return np.asarray(np.max(whole, axis=-1)[rows] + cluster.hardware.context_memory)
+KEPT_FIELDS = tuple(name for name in state_traffic.TRAFFIC_FIELDS if not name.endswith("stage_layers"))
+"""Fields that ``kept_bytes`` depends on."""
+
+
+def kept_bytes(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> tuple[Floats, Floats]:
+    """Bytes that every split of the layers over the stages and all recompute leave to the fullest stage, (N,): on the device, and
+    in host memory per GPU. Without the price of anything else.
+
+    Weights, gradients where they lie in buffers, optimizer states, what is lost between them, communicators and context. The
+    fullest of p stages holds at least the mean, a p-th of the layers (embedding and head left out where p > 1). A stage in the
+    middle stands for those with the mean of experts rounded up, which makes it lighter where a dense layer is the heavier one:
+    so the lighter of two counts, that of the model and one with experts in every layer.
+    """
+    trainer, model = stored_as(workload, trainer), workload.model
+    pp = partition.column(layout.pp)
+    ends, none = (pp == 1).astype(float), np.zeros_like(pp)
+    found = []
+    for moe in {model.num_moe_layers, model.num_layers * (model.num_moe_layers > 0)}:
+        held = Stages(
+            dense=none + (model.num_layers - moe) / pp, moe=none + moe / pp, embedding=ends, head=ends * (1.0 + model.mtp_layers),
+            weight=none,
+        )  # fmt: skip
+        found.append(_kept_bytes(workload, cluster, trainer, layout, held))
+    device, host = (functools.reduce(np.minimum, one)[:, 0] for one in zip(*found, strict=True))
+    return device + cluster.hardware.context_memory, host
+
+
+def _kept_bytes(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages
+) -> tuple[Floats, Floats]:
+    """Of stages that are given, (N, 1) each, without the context."""
+    parameters = partition.stage_parameters(workload, layout, stages, trainer.kernels)
+    states_held = states.state_bytes(workload, trainer, layout, parameters)
+    held = states.on_device(workload, layout, states_held)
+    alive = held["weights"] + held["gradients"] * (not trainer.stored.gradients_on_demand) + held["optimizer_states"]
+    device = alive * (1.0 + trainer.stored.fragmentation) + states.communicator_bytes(cluster, layout, trainer)
+    return device, states.host_bytes(workload, trainer, layout, parameters, states_held)
 
 
 def _representatives(some: Layout, rows: NDArray[np.intp]) -> NDArray[np.intp]:

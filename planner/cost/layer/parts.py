@@ -32,13 +32,14 @@ def scale_adapters(operators: list[Operator], each: float, shard: Shard) -> list
 
 
 def norm(
-    shard: Shard, name: str, *readers: str, inside: Module | None = None, input_kept: bool = True
+    shard: Shard, name: str, *readers: str, inside: Module | None = None, input_kept: Number = 1.0
 ) -> Operator:
     """One norm: reads and writes T_s h forward, three times that backward.
 
     Keeps its input (the residual stream); its output is kept as the input of the next linear layer: T_s h, or T h where
     the trainer saves the gathered input.  [Korthikanti 2022, section 4.1: 4 s b h for two norms]
     ``readers``: those layers; frozen ones keep nothing, and neither does a frozen norm of plain operations keep what it scales.
+    ``input_kept``: 0 where its input is not kept.
     ``inside``: with Transformer Engine the norm belongs to the linear layer behind it, and is repeated with that module only.
     """
     model, e = shard.model, shard.element

@@ -25,7 +25,7 @@ from planner.cost.layer.operators import (
     loss_share,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
-from planner.layout import Module
+from planner.layout import Module, Recompute
 from planner.linear_attention import WHOLE, LayerKind
 from planner.workload import LOW_PRECISIONS
 
@@ -122,6 +122,18 @@ def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
     return each * (1.0 + quantised), each * (2.0 + quantised)
 
 
+def _residual_kept(shard: Shard) -> Number:
+    """0 where per-operator recompute makes the input of the norm before experts again, and keeps nothing in its place.
+
+    Attention's output projection is the fourth product, or with a low rank of queries the fifth, whose output is kept; the output
+    of a reduce-scatter is kept too; w2, which takes the place in a dense layer, is not there.  [the save list named at REPEATED]
+    """
+    model, layout = shard.model, shard.layout
+    listed = (np.asarray(layout.recompute) == Recompute.SELECTIVE) & ((np.asarray(layout.recompute_modules) & REPEATED) != 0)
+    fourth = not model.linear and not (model.is_mla and model.q_lora_rank)
+    return np.where(listed & (shard.tp == 1) & fourth, 0.0, 1.0)
+
+
 def _listed_outputs(shard: Shard) -> Number:
     """Bytes that per-operator recompute keeps in addition to the inputs of norms: what w2 and both reduce-scatters put out.
 
@@ -156,7 +168,7 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, module = shard.model, Module.MOE
     rows, local = shard.expert_rows, np.maximum(model.num_experts / shard.ep, 1.0)
     operators: list[Operator] = [
-        norm(shard, "mlp_norm", "shared_up"),
+        norm(shard, "mlp_norm", "shared_up", input_kept=_residual_kept(shard)),
         Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=float(model.hidden_size), module=module,
              low_precision=False, trained=shard.workload.lora_rank == 0,
              saved=shard.tokens_split * model.num_experts * 4, launches=(6.0, 6.0)),

@@ -29,6 +29,7 @@ def data_parallel(
                weights are dropped after every forward pass and stay after a backward pass, so that what comes next finds
                them or gathers them: all first forward passes, each backward pass behind a forward one, m + 1 in all
                whatever the schedule [torch.distributed.pipelining, stage.backward_maybe_with_nosync; counted in the fake run]
+               Below zero 3 a schedule may drop virtual stages and gather them again (``_again``).
 
     A forward pass goes through the reference model too, whose weights are gathered for it with zero 3.
 
@@ -61,6 +62,11 @@ def data_parallel(
         beyond = exposed(weights, window, first, slowdown) if "parameters" in hidden_by else weights
         exposed_more = dropped * beyond
         added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
+    for term in trainer.terms:
+        more = term.gathered_again(layout) * (once & pipelined & (zero >= 1) & (zero < 3))
+        if np.any(more):
+            exposed_more = more * _again(layout, weights, forward + backward, slowdown, hides="parameters" in hidden_by)
+            added, hidden, again = added + exposed_more, hidden + more * weights - exposed_more, again + more
     gathered, reduced = trainer.traffic.copied("gather"), trainer.traffic.copied("reduce")
     moved = (gathers * np.where(traffic.reference > 0.0, 2.0, 1.0) + again) * gathered + passes * (zero >= 1) * reduced
     return added + traffic.copies * moved, hidden
@@ -81,6 +87,21 @@ def _exposed(layout: Layout, slowdown: Slowdown, time: Floats, window: Floats, e
     if not np.any(early):
         return last
     return last + exposed(time * early, window * early * np.minimum(pp, m), slowdown=slowdown)
+
+
+def _again(layout: Layout, weights: Floats, passes: Floats, slowdown: Slowdown, hides: bool) -> Floats:
+    """Exposed seconds to gather all v virtual stages of a rank again, one at a time, each weights / v.
+
+    The schedule gathers the next three that it will need. Passes forward and backward alternate for p microbatches of two virtual
+    stages, then of the next two: the one that goes forward next is gathered when these begin, the one that goes back next
+    when they end. So half hide behind p pairs of passes of a virtual stage, ``passes`` / v each, half behind one.
+    [torch 2.13, pipelining/schedules.py, _add_unshard_reshard]
+    """
+    if not hides:
+        return weights
+    pp, vpp = np.asarray(layout.pp, dtype=float), np.asarray(layout.vpp, dtype=float)
+    each, window = weights / vpp, passes / vpp
+    return vpp / 2.0 * (exposed(each, pp * window, slowdown=slowdown) + exposed(each, window, slowdown=slowdown))
 
 
 def data_slowdown(cluster: Cluster, layout: Layout) -> Slowdown:

@@ -75,7 +75,7 @@ class ShapePrices:
 
     def blocks(self, layout: Layout) -> Blocks:
         """Those of every candidate."""
-        shapes, inverse = distinct(layout, SHAPE_FIELDS, _ep_stride(layout))
+        shapes, inverse = distinct_shapes(layout)
         rows, new = self._numbers.of(shapes)
         if len(new) or not self._blocks:
             more, known = self._summed(shapes.take(new)), self._blocks
@@ -161,6 +161,11 @@ def ends_of(shard: Shard) -> dict[str, Made]:
 def shard_of(workload: Workload, trainer: Trainer, shapes: Layout) -> Shard:
     """The sizes that one rank of each layout sees."""
     return Shard(workload=workload, trainer=trainer, layout=shapes, ep_stride=_ep_stride(shapes))
+
+
+def distinct_shapes(layout: Layout) -> tuple[Layout, NDArray[np.intp]]:
+    """A layout of each shape, and for every candidate its row in it."""
+    return distinct(layout, SHAPE_FIELDS, _ep_stride(layout))
 
 
 def _ep_stride(layout: Layout) -> NDArray[Any]:

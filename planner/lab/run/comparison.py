@@ -216,7 +216,10 @@ def _states(asked: Question, layout: Layout, stage: int, microbatches: int) -> I
     replicas = int(asked.layout.dp) // int(asked.layout.shard)
     zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1
     passes = 1 if zero <= 1 or pipelined else microbatches
-    gathers = passes * (1 if zero < 3 else microbatches + 1 if pipelined else 2)
+    gathers = passes * (1.0 if zero < 3 else microbatches + 1 if pipelined else 2)
+    if pipelined and 0 < zero < 3:
+        ran = layout.replace(num_microbatches=microbatches)
+        gathers += sum(_scalar(term.gathered_again(ran)) for term in asked.trainer.terms)
     model, kept = asked.workload.model, asked.split.one_root and zero == 3 and not pipelined
     ends = (2.0 - model.tied_embeddings) * model.vocab_size * model.hidden_size / int(asked.layout.tp) + model.hidden_size
     roots = (kept * microbatches * ends, 0.0)  # not gathered again for the backward pass

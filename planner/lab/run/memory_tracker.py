@@ -137,6 +137,11 @@ class MemoryTracker(TorchDispatchMode):
         self._most = self.points.setdefault(point, Most(dict(self.now), dict(self.now)))
         self._grown(*CATEGORIES)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: no switch for it around every operation."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # asked for before nearly every operation, and makes nothing

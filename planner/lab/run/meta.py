@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,6 +29,7 @@ from planner.errors import PlannerError
 from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import beyond, depths, place
+from planner.lab.run.fake_tensors import RepeatedFakes
 from planner.lab.run.host_states import HostStates
 from planner.lab.run.levels import ONE_PROCESS, Question, Task, kills
 from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
@@ -54,7 +54,9 @@ def run(task: Task) -> dict[str, Any]:
     """The ranks asked for, or one of each stage that may be the worst. One that does not come to its end is a result."""
     wanted, gone, killed, limit = task.chosen_ranks(), list[Lost](), kills(), FAKE * task.timeout
     count = "1 rank" if len(wanted) == 1 else f"{len(wanted)} ranks"
-    stated = f"{format_seconds(limit)} for each ({FAKE:.0f} times --timeout), then it is named and ended"
+    runs, cores = len(_jobs(task.asked.split, wanted)[1]), len(os.sched_getaffinity(0))
+    whole = f"; all of it takes at most {format_seconds(limit * -(-runs // cores))}"
+    stated = f"{format_seconds(limit)} for each ({FAKE:.0f} times --timeout), then it is named and ended{whole}"
     print(f"{count} on fake tensors. Limit: {stated}", file=sys.stderr, flush=True)
     with progress(f"level meta: {count}", every=30.0) as say:
         every = measure_ranks(task.asked.split, wanted, limit=limit, say=say, lost=gone.append)
@@ -83,8 +85,7 @@ def measure_ranks(
 ) -> list[Measured | None]:  # fmt: skip
     """The step of each rank, in processes of their own; of a deep stage the line through two shallow ones (depth.py)."""
     manner = Manner(work=measure, at_once=len(os.sched_getaffinity(0)), fork=True, where="on fake tensors", limit=limit)
-    deep = {rank: depths(split, rank * split.pp // split.world) for rank in ranks}
-    jobs = [(rank, job) for rank, pair in deep.items() for job in (pair[:2] if pair else (split,))]
+    deep, jobs = _jobs(split, ranks)
     every, found = iter(measure_all(jobs, manner, say=say, lost=lost)), []
     for pair in deep.values():
         one = next(every)
@@ -93,6 +94,12 @@ def measure_ranks(
             one = None if one is None or second is None else beyond(one, second, pair[2])
         found.append(one)
     return found
+
+
+def _jobs(split: Split, ranks: Sequence[int]) -> tuple[dict[int, Any], list[tuple[int, Split]]]:
+    """For each rank the two shallow jobs of a deep stage, or None; and all that is run, with its rank."""
+    deep = {rank: depths(split, rank * split.pp // split.world) for rank in ranks}
+    return deep, [(rank, job) for rank, pair in deep.items() for job in (pair[:2] if pair else (split,))]
 
 
 # ------------------------------------------------------------------------------------------------ one rank
@@ -177,7 +184,8 @@ class RankAlone:
         self.tracker = MemoryTracker()
         self._passes: Counter[int] = Counter()
         self._layers_done = 0
-        self._mode: Any = nullcontext() if device else FakeTensorMode(allow_non_fake_inputs=True)
+        tell("progress", (0.0, "its modules are built and split"))
+        self._mode: Any = nullcontext() if device else RepeatedFakes()
         with self.tracker.patches():
             self.run = Run(self.split, device or torch.device("cpu"))  # before tensors are fake: shards of nothing are quick
             self.parameters = sum(p.numel() for part in self.run.parts for p in part.parameters())
@@ -271,6 +279,7 @@ class RankAlone:
         self.run.gradients(*self.inputs())
         self._name_gradients()
         self.tracker.at("update")
+        self.tell("progress", (1.0, f"stage {self.run.rank['pp']}: clipping and the update"))
         self.run.clip()
         for optimizer in self.run.optimizers:
             optimizer.step()

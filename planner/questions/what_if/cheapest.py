@@ -4,15 +4,18 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from planner.costs import usd_per_million_tokens
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
+from planner.priced_layouts import SearchedJob
+from planner.questions.best_plan import best_of
 from planner.questions.what_if.changed_rows import Row, priced_row, row_asked, row_of
 from planner.questions.what_if.changes import Value, Variant, apply
 from planner.questions.what_if.inverse import Goal, Question, fewest_gpus
 from planner.rules import check_workload
-from planner.search import least_step
+from planner.search import least_fitting_step, least_step
 
 
 def cheapest(ask: Question, names: Sequence[str], every: bool) -> Iterator[Row]:
@@ -20,28 +23,40 @@ def cheapest(ask: Question, names: Sequence[str], every: bool) -> Iterator[Row]:
     GPUs that meet it, else on the job's number of GPUs.
 
     Unless ``every`` one is asked for, those that cannot be the cheapest are not searched: their computation alone costs as much as
-    the cheapest that was found, or their fastest layout without memory options does. Their rows say what they cost at the least.
+    the cheapest that was found, or with what passes wait for, or their fastest layout without memory options does. Their rows say
+    what they cost at the least. Bounds are made closer, and cards searched, from the lowest bound on.
     """
     bounded = not every and ask.goal.days is None
     cards = [_Card.of(ask, name) if bounded else _Card(name=name) for name in names]
-    lowest = math.inf
-    for number, card in enumerate(sorted(cards, key=lambda one: one.least) if bounded else cards, 1):
-        at = f"{card.name}, {number} of {len(names)}"
-
-        def say(text: str, at: str = at) -> None:
-            ask.say(f"{at}: {text}")
-
-        ask.say(at)
-        if ask.goal.days is not None:
-            variant = apply(ask.base, Value(flag="hardware", text=card.name))
-            row = fewest_gpus(dataclasses.replace(ask, base=variant, say=say, many=True), card.name)
-        else:
-            row = _on_hardware(ask, card, lowest if bounded else math.inf)
+    waiting = [(card.least, number, card) for number, card in enumerate(cards)]
+    heapify(waiting)
+    lowest, done = math.inf, 0
+    while waiting:
+        _, number, card = heappop(waiting)
+        if card.vague and card.least < lowest < math.inf:
+            card = card.closer(ask)
+            heappush(waiting, (card.least, number, card))
+            continue
+        done += 1
+        row = _answer(ask, card, lowest if bounded else math.inf, f"{card.name}, {done} of {len(names)}")
         if row.usd_per_million_tokens is not None:
             lowest = min(lowest, row.usd_per_million_tokens)
         gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
         missed = ask.goal.missed(row) if row.fits else ""
         yield dataclasses.replace(row, label=f"{card.name}{gpus}", why=missed or row.why, missed=bool(missed), by_price=True)
+
+
+def _answer(ask: Question, card: "_Card", lowest: float, at: str) -> Row:
+    """The row of one kind of hardware; ``at``: where in the list it is."""
+    ask.say(at)
+    if ask.goal.days is None:
+        return _on_hardware(ask, card, lowest)
+
+    def say(text: str) -> None:
+        ask.say(f"{at}: {text}")
+
+    variant = apply(ask.base, Value(flag="hardware", text=card.name))
+    return fewest_gpus(dataclasses.replace(ask, base=variant, say=say, many=True), card.name)
 
 
 def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
@@ -65,8 +80,12 @@ class _Card:
     """USD per million tokens; 0 = not known, or already searched."""
     step: float = 0.0
     """Seconds of a step that costs so much."""
+    why: str = "by its computation alone"
+    """What that is the least of."""
     resolved: ResolvedJob | None = None
     """The job on it, where there is such a bound."""
+    vague: bool = False
+    """The bound can be made closer."""
 
     @classmethod
     def of(cls, ask: Question, name: str) -> "_Card":
@@ -82,7 +101,19 @@ class _Card:
             least = _dollars(ask, resolved, step)
         except PlannerError:  # its row says why
             return cls(name=name)
-        return cls(name=name) if least is None else cls(name=name, least=least, step=step, resolved=resolved)
+        return cls(name=name) if least is None else cls(name=name, least=least, step=step, resolved=resolved, vague=True)
+
+    def closer(self, ask: Question) -> "_Card":
+        """With the cost of what passes wait for, in layouts that may fit; the same where none may, as it then says by how much it
+        misses."""
+        assert self.resolved is not None
+        job = SearchedJob.of(self.resolved.job)
+        resolved = dataclasses.replace(self.resolved, job=job)
+        step = least_fitting_step(job, ask.pins)
+        if not self.step < step < math.inf:
+            return dataclasses.replace(self, resolved=resolved, vague=False)
+        least = _dollars(ask, resolved, step) or 0.0
+        return dataclasses.replace(self, least=least, step=step, why="with any layout", resolved=resolved, vague=False)
 
 
 def _on_hardware(ask: Question, card: _Card, lowest: float) -> Row:
@@ -92,14 +123,15 @@ def _on_hardware(ask: Question, card: _Card, lowest: float) -> Row:
     if resolved is None or not math.isfinite(lowest):
         known = ask.first if _is_base(ask, variant) else None
         return row_of(variant, ask.first, ask.pins, ask.pricing, known=known)[1]
-    step, why = card.step, "by its computation alone"
+    step, why = card.step, card.why
     if card.least < lowest:
         tokens = resolved.job.workload.tokens
         rate = (_dollars(ask, resolved, tokens) or 0.0) / lowest  # a step of so many seconds: one token a second
-        found, row = row_of(variant, ask.first, ask.pins, ask.pricing, rate=rate)
-        if found is None or found.finding is None or found.finding.too_slow is None:
+        known = best_of(resolved, ask.pins, rate=rate)
+        row = row_of(variant, ask.first, ask.pins, ask.pricing, known=known)[1]
+        if known.finding is None or known.finding.too_slow is None:
             return row
-        step, why = found.finding.too_slow, "with any layout"
+        step, why = known.finding.too_slow, "with any layout"
     dollars = _dollars(ask, resolved, step) or 0.0
     row = priced_row(row_asked(variant), resolved, ask.pricing)
     return dataclasses.replace(

@@ -7,7 +7,7 @@ import numpy as np
 from planner.cost.layer.attention_layer import context_exchange
 from planner.cost.layer.operators import Collective, MemoryBound, Number, Operator, Shard
 from planner.cost.own_terms import OwnTerms
-from planner.layout import CpMethod, Module
+from planner.layout import CpMethod, Layout, Module, Schedule
 
 MERGE_BYTES = (38.0, 30.0)
 """Bytes per element of the attention output and block of keys to merge blocks in plain fp32 operations, forward and backward.
@@ -30,6 +30,20 @@ class Terms(OwnTerms):
     def most_gathered(self) -> int:
         """As its schedules say."""
         return self.gathered_virtual_stages
+
+    def gathered_again(self, layout: Layout) -> Number:
+        """(U - v) / v, as each virtual stage that is gathered is a v-th; of v virtual stages k are held, R = m / p rounds,
+
+            U = 2 R (v - k) + 2 k + 1    R > 1: each goes forward and back through all v, and finds k there at both turns
+            U = 2 v - k                  R = 1: all go forward, then all back
+
+        U is that of every rank but the last, which has 2 less.  [torch 2.13, pipelining/schedules.py, _add_unshard_reshard]
+        """
+        k, v = self.gathered_virtual_stages, np.asarray(layout.vpp, dtype=float)
+        rounds = np.maximum(np.asarray(layout.num_microbatches) // np.asarray(layout.pp), 1)
+        gathers = np.where(rounds > 1, 2.0 * rounds * (v - k) + 2.0 * k + 1.0, 2.0 * v - k)
+        drops = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (v > k) & (k > 0)
+        return np.where(drops, gathers / v - 1.0, 0.0)
 
     def layer(
         self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
