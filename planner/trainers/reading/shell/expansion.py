@@ -75,6 +75,10 @@ class Variables:
         return other
 
 
+_NESTED = re.compile(r"(?:\$\{[^${}]*)" + f"{{{DEEPEST + 1}}}")
+"""Too deep at once: each level would look for its end through all that is left."""
+
+
 class Expansion:
     """One word becomes fields."""
 
@@ -103,7 +107,7 @@ class Expansion:
     def word(self, raw: str, quoted: bool = False) -> None:
         """Adds a word as it is written. Raises PlannerError where expansions nest without end."""
         self.variables.depth += 1
-        if self.variables.depth > DEEPEST:
+        if self.variables.depth > DEEPEST or _NESTED.search(raw):
             raise PlannerError(f"{self.variables.where}: expansions inside of expansions, more than {DEEPEST} deep")
         self.characters(raw, quoted)
         self.variables.depth -= 1
