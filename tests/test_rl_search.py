@@ -17,7 +17,8 @@ from planner.questions.rl.rl_trace import STEPS, slices
 from planner.rl.rl_answer import answer
 from planner.rl.rl_layout import RlLayouts
 from planner.rl.rl_question import RlRequest, ask, read_fields, read_staleness
-from planner.rl.rl_search import Asked, placements, price, rollout_candidates, search, train_candidates
+from planner.rl.rl_search import Asked, placements, price, search, train_candidates
+from planner.rl.rollout_pools import rollout_candidates
 from planner.search import SAFE
 
 SMALL = {

@@ -206,7 +206,7 @@ class _Flow:
     def _active(self, answers: AnswerLengths) -> tuple[AnswerLengths, float]:
         """Lifetimes in decodes of answers whose turns wait for tools, and the share of it that they decode."""
         work = self.work
-        if work.turns == 1 or not work.tool_s:
+        if not work.waits:
             return answers, 1.0
         middle = int(np.argsort(self.each)[len(self.each) // 2])
         step = self.decode([middle], np.minimum(self.each, self.places)[[middle]], np.array([self._context(answers.mean / 2.0)]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import FIELDS, Layout
 from planner.rl.rl_framework import RlFramework, load_framework
+from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement
 from planner.rl.rl_plan import PHASES, RlPlan, RlPrediction, load_rl_plan
 from planner.rl.rl_question import ROLLOUT, RlQuestion, RlRequest, ask, read_fields
 from planner.rl.rl_ranges import host_doubt, spread_of
-from planner.rl.rl_search import Candidate, Found, search
+from planner.rl.rl_search import Asked, Candidate, Found, search, update_fits
 from planner.rl.rl_step import sampler_of
 from planner.rl.weight_sync import sync_bytes
 from planner.trainer import load_trainer
@@ -74,14 +76,14 @@ def answer(request: RlRequest, top: int = 3, progress: Callable[[str], None] = l
     question = ask(request)
     progress(f"pricing placements on {question.asked.gpus} GPUs")
     found = search(question.job, question.asked, top)
-    ways = () if found.fit else tuple(ways_out(question, progress))
+    ways = () if found.fit else tuple(ways_out(question, found, progress))
     why = why_of(question, found)
     plans = tuple(plan_of(question, one, why if number == 0 else "") for number, one in enumerate(found.best))
     named = {name: plan_of(question, one, "") for name, one in found.by_mode.items()}
     return Answered(question=question, plans=plans, by_mode=named, found=found, ways=ways, why=why)
 
 
-def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]:
+def ways_out(question: RlQuestion, nearest: Found, progress: Callable[[str], None]) -> list[Way]:
     """Changes that make a placement fit: another back end, a smaller share for the engine, states on the host, adapters, GPUs."""
     found, job, asked = list[Way](), question.job, question.asked
     tries: list[tuple[str, str, RlQuestion]] = []
@@ -89,7 +91,7 @@ def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]
         if backend.trainer != question.trainer:
             other = replace(question, job=job.replace(trainer=load_trainer(backend.trainer)), trainer=backend.trainer)
             tries.append((f"the back end {backend.name} of {job.framework.name}", f"--trainer {backend.trainer}", other))
-    for share in SHARES:
+    for share in SHARES if nearest.updates_fit else ():
         if share < (job.memory_share or max(job.framework.cache_share, job.framework.cache_share_alone)):
             smaller = replace(question, job=job.replace(memory_share=share))
             tries.append((f"{share:g} of the memory for the engine", f"--memory-share {share:g}", smaller))
@@ -99,9 +101,9 @@ def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]
     if not job.workload.lora_rank:
         tuned = job.replace(workload=job.workload.replace(lora_rank=32))
         tries.append(("adapters of rank 32 in place of all weights", "--lora-rank 32", replace(question, job=tuned)))
-    if not asked.apart:
-        for times in GROWN:
-            more = replace(asked, gpus=asked.gpus * times, train_gpus=0, generate_gpus=0)
+    grown = [replace(asked, gpus=asked.gpus * times, train_gpus=0, generate_gpus=0) for times in GROWN if not asked.apart]
+    if nearest.updates_fit or _some_update_fits(job, grown[:1] + grown[-1:], progress):
+        for more in grown:
             tries.append((f"{more.gpus} GPUs", f"--gpus {more.gpus}", replace(question, asked=more)))
     for change, flag, one in tries:
         if flag.split()[0] in {way.flag.split()[0] for way in found}:
@@ -114,6 +116,16 @@ def ways_out(question: RlQuestion, progress: Callable[[str], None]) -> list[Way]
         if result.fit:
             found.append(Way(change=change, flag=flag, step_s=result.best[0].seconds))
     return found
+
+
+def _some_update_fits(job: RlJob, tries: Sequence[Asked], progress: Callable[[str], None]) -> bool:
+    """Whether the ends of a row of numbers of GPUs leave hope for those between."""
+    for asked in tries:
+        progress(f"trying an update on {asked.gpus} GPUs")
+        with contextlib.suppress(PlannerError):
+            if update_fits(job, asked):
+                return True
+    return False
 
 
 def why_of(question: RlQuestion, found: Found) -> str:

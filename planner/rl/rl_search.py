@@ -10,36 +10,34 @@ from __future__ import annotations
 import itertools
 import time as clock
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlannerError, listed
 from planner.layout import FIELDS, Layout, Recompute, Schedule
-from planner.rl.generation import Sampler
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_memory import PhaseMemory, memory_of
 from planner.rl.rl_step import RolloutSide, Step, TrainSide, rollout_side, sampler_of, step_of, train_side
+from planner.rl.rollout_pools import Rollouts
 from planner.rl.training_phase import Learning, priced, workload_of
 from planner.rules import Job, allowed
 from planner.search import SAFE
-from planner.serving.candidates import engine_layouts
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.serving_rules import legal
 from planner.space import Pins, base_layouts
 
 STEPS = (0, 1, 2, 4, 8)
 """Staleness that is tried, within what is asked for; the ends of the range as well."""
 NEAR = 0.01
 """Placements this much slower than the fastest are as good: the one with the least staleness is taken."""
+SIZES = 16
+"""Sizes of the pool that generates whose engines are priced as one table: enough rows, and not too much memory."""
+MOST_SIZES = 128
+"""Sizes of pools that are tried: of more nodes, several at once are added."""
 TIE = 1e-6
 """Of equal steps, as the other pool decides them, the trainer that is done first."""
-LARGEST_ENGINE = 64
-"""GPUs of one engine."""
-ALONE = {"pp": 1, "attn_dp": 1, "dcp": 1}
-"""Degrees of an engine that frameworks of RL leave at 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +107,8 @@ class Found:
     searched: int
     """Placements that were priced."""
     fitting: int
+    updates_fit: bool
+    """Some update fits by itself."""
     seconds: float
     """Wall time."""
 
@@ -129,7 +129,7 @@ def search(job: RlJob, asked: Asked, top: int = 5, *, only_fitting: bool = False
     started, rows = clock.perf_counter(), list[_Row]()
     places = placements(job, asked)
     sides = _Sides(job, asked, places)
-    if only_fitting and not any(one.fits_alone.any() for one in sides.actors.values()):
+    if only_fitting and not sides.updates_fit:
         raise PlannerError(f"no update of {job.workload.model.name} fits on {asked.gpus} GPUs")
     searched = fitting = 0
     for placement in places:
@@ -148,9 +148,14 @@ def search(job: RlJob, asked: Asked, top: int = 5, *, only_fitting: bool = False
         if name not in named and one.fits:
             named[name] = _whole(job, one)
     return Found(
-        best=tuple(best), by_mode=named, fit=rows[0].fits, searched=searched, fitting=fitting,
+        best=tuple(best), by_mode=named, fit=rows[0].fits, searched=searched, fitting=fitting, updates_fit=sides.updates_fit,
         seconds=clock.perf_counter() - started,
     )  # fmt: skip
+
+
+def update_fits(job: RlJob, asked: Asked) -> bool:
+    """Whether some update fits by itself, generation aside. Raises PlannerError where nothing is legal."""
+    return _Sides(job, asked, placements(job, asked)).updates_fit
 
 
 def placements(job: RlJob, asked: Asked) -> list[Placement]:
@@ -195,7 +200,7 @@ def sizes(job: RlJob, asked: Asked, mode: str) -> list[tuple[int, int]]:
         return [(asked.train_gpus, asked.generate_gpus)]
     if mode == "colocated":
         return [(gpus, gpus)] if asked.train_gpus in (0, gpus) and asked.generate_gpus in (0, gpus) else []
-    unit = node if gpus > node and gpus % node == 0 else 1
+    unit = node * max(-(-gpus // (node * MOST_SIZES)), 1) if gpus > node and gpus % node == 0 else 1
     trains = [asked.train_gpus] if asked.train_gpus else list(range(unit, gpus, unit))
     found = [(train, gpus if mode == "hybrid" else asked.generate_gpus or gpus - train) for train in trains]
     return [(a, b) for a, b in found if a >= 1 and b >= 1 and (a < b if mode == "hybrid" else a + b <= gpus)]
@@ -242,28 +247,6 @@ def _usual(job: RlJob, layout: Layout, pins: Mapping[str, int], answers: int) ->
     return np.flatnonzero(kept)
 
 
-def rollout_candidates(job: RlJob, placement: Placement, pins: Mapping[str, int]) -> ServingLayout | None:
-    """Legal layouts of the engines on the GPUs of a placement, as many replicas as they hold; None = there is none."""
-    served, gpus = job.served(placement.mode), placement.generate_gpus
-    if job.workload.offline:  # one that stands for none, whose numbers nobody reads
-        return ServingLayout(tp=np.ones(1, int), max_batch=np.ones(1, int), max_tokens=np.full(1, 2048))
-    fixed = {**ALONE, **{name: value for name, value in pins.items() if name != "max_batch"}}
-    layout = engine_layouts(served.model, min(gpus, LARGEST_ENGINE), fixed)
-    count = int(np.size(layout.tp))
-    if not count:
-        return None
-    batch = pins.get("max_batch") or job.max_batch(placement.mode, not placement.synchronous)
-    tokens = served.engine.default_max_tokens(served.hardware, layout)
-    layout = replace(
-        layout, max_batch=np.full(count, batch) * np.asarray(layout.attn_dp),
-        max_tokens=np.broadcast_to(np.asarray(tokens, dtype=np.int64), (count,)),
-        replicas=np.maximum(gpus // np.asarray(layout.engine_gpus), 1),
-    )  # fmt: skip
-    good = legal(served.model, served.hardware, served.engine, served.precision, layout)
-    kept = np.flatnonzero(np.broadcast_to(good, (count,)) & (np.asarray(layout.num_gpus) <= gpus))
-    return layout.take(kept) if len(kept) else None
-
-
 class _Sides:
     """Both sides of every size of pool, priced once."""
 
@@ -274,7 +257,15 @@ class _Sides:
         self.layouts = {one: layout for one, layout in found.items() if layout is not None}
         self.actors = _together(job, self.layouts)
         self.trains: dict[tuple[int, int, bool], TrainSide | None] = {}
-        self.samplers: dict[tuple[bool, bool, int], Sampler | None] = {}
+        self.pools: dict[tuple[bool, bool], dict[int, Placement]] = {}
+        for place in places:
+            self.pools.setdefault((place.mode == "split", place.synchronous), {}).setdefault(place.generate_gpus, place)
+        self.rollouts: dict[tuple[bool, bool, int], Rollouts] = {}
+
+    @property
+    def updates_fit(self) -> bool:
+        """Whether some update fits by itself."""
+        return any(bool(one.fits_alone.any()) for one in self.actors.values())
 
     def train(self, placement: Placement) -> TrainSide | None:
         """Of the pool that trains; layouts whose update cannot fit at all are left out where others can."""
@@ -288,13 +279,16 @@ class _Sides:
         return self.trains[key]
 
     def rollout(self, placement: Placement) -> RolloutSide | None:
-        """Of the pool that generates."""
-        key = (placement.mode == "split", placement.synchronous, placement.generate_gpus)
-        if key not in self.samplers:
-            layout = rollout_candidates(self.job, placement, self.asked.rollout)
-            self.samplers[key] = None if layout is None else sampler_of(self.job, placement, layout)
-        sampler = self.samplers[key]
-        return None if sampler is None else rollout_side(self.job, placement, sampler)
+        """Of the pool that generates: engines of several sizes of pool are priced as one table, but where waits for tools, which
+        are those of its middle layout, lengthen answers."""
+        kind = (placement.mode == "split", placement.synchronous)
+        sizes, together = list(self.pools[kind]), 1 if self.job.workload.waits else SIZES
+        number = sizes.index(placement.generate_gpus) // together
+        key = (*kind, number)
+        if key not in self.rollouts:
+            some = {gpus: self.pools[kind][gpus] for gpus in sizes[number * together : (number + 1) * together]}
+            self.rollouts[key] = Rollouts(self.job, some, self.asked.rollout)
+        return self.rollouts[key].side(placement)
 
 
 def _together(job: RlJob, layouts: Mapping[int, Layout]) -> dict[int, Learning]:

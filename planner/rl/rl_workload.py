@@ -126,6 +126,11 @@ class RlWorkload:
             raise PlannerError(f"train_batch {self.train_batch} does not divide the {self.trained} answers of a step")
 
     @property
+    def waits(self) -> bool:
+        """Whether answers wait for tools between their turns."""
+        return self.turns > 1 and self.tool_s > 0.0
+
+    @property
     def offline(self) -> bool:
         """Answers are recorded and not generated."""
         return ALGORITHMS[self.algorithm].offline
