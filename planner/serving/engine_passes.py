@@ -127,11 +127,11 @@ class Engine:
     def prompting(self, batch: Any, packed: Any = 1.0) -> Callable[[Any, Any], tuple[Floats, Floats]]:
         """``prompt`` of a batch by the seconds of its decode and ``busy``."""
         each, holders = np.maximum(packed / self.dp, 1.0), self.holders(batch, packed)
-        number, timed = self.passing(self._beside(batch), each, holders)
+        number, timed = self.passing(self._mixed(batch), each, holders)
         added = self._added(batch, number, each, holders)
         return lambda decode, busy: added(timed(busy), decode)
 
-    def _beside(self, batch: Any) -> Any:
+    def _mixed(self, batch: Any) -> Any:
         """Of ``batch`` decodes those that run in the passes of prompts."""
         return batch if self.served.engine.mixes_prefill else 0.0
 
@@ -149,18 +149,18 @@ class Engine:
     def both(self, batch: Any, packed: Any = 1.0) -> Callable[[Any], tuple[Floats, Floats, Floats]]:
         """``decode`` and ``prompt`` of a batch by ``busy``, whose passes are priced together, as rows of one table."""
         batch, each = np.maximum(batch, 1e-6), np.maximum(packed / self.dp, 1.0)
-        beside, number = self._beside(batch), self.chunks(self._beside(batch))[0]
-        holders = self.holders(batch, packed)
-        passes = self._decodes(batch), self._prompts(beside, each, holders)
+        mixed, holders = self._mixed(batch), self.holders(batch, packed)
+        number, prompts = self._prompts(mixed, each, holders)
         shape = np.broadcast_shapes(np.shape(batch), np.shape(each), np.shape(number), np.shape(holders), np.shape(self.pp))
-        timed = self.timed(_stacked(passes, shape))
+        timed = self.timed(_stacked((self._decodes(batch), prompts), shape))
         added, rate = self._added(batch, number, each, holders), self.prompt_rate()
 
         def priced(busy: Any) -> tuple[Floats, Floats, Floats]:
-            clocks = self.clock(batch, busy), self.clock(beside, busy) * rate
+            clocks = self.clock(batch, busy), self.clock(mixed, busy) * rate
             time = timed(np.stack([np.broadcast_to(one, shape) for one in clocks]))
             decode, whole = np.broadcast_to(time.total, (2, *shape))
-            decode = decode + self.draft(batch, time.at(0))
+            if self.traffic.speculation:
+                decode = decode + self.draft(batch, time.at(0))
             return decode, *added(whole, decode)
 
         return priced
@@ -169,10 +169,10 @@ class Engine:
         """A pass that only decodes."""
         return Pass(batch=batch, context=self.context, queries=self.drafted, streamed=self.streamed)
 
-    def _prompts(self, batch: Any, each: Any, holders: Any) -> Pass:
-        """A mean pass of prompts beside ``batch`` decodes, on so many attention ranks."""
+    def _prompts(self, batch: Any, each: Any, holders: Any) -> tuple[Floats, Pass]:
+        """Passes of one prompt, and a mean one mixed with ``batch`` decodes, with prompts on so many attention ranks."""
         number, tokens = self.chunks(batch)
-        return Pass(
+        return number, Pass(
             batch=np.maximum(batch, 1e-6), context=self.context, prompts=each, prompt_tokens=tokens,
             cached=(number - 1.0) / 2.0 * tokens + self.hit, holders=holders, streamed=self.streamed,
         )  # fmt: skip
@@ -186,14 +186,14 @@ class Engine:
     def holders(self, batch: Any, packed: Any = 1.0) -> Floats:
         """Attention ranks that have a prompt in a pass that has any: ranks run in lock step, so that a prompt of one holds up all,
         and n prompts a pass meet others in it: n / (1 - exp(-n)), each on a rank of its own."""
-        number = np.ceil(self.input / self.room(batch))
-        n = np.maximum(self.prompts_per_decode(batch) * number, 1e-9)
+        n = np.maximum(self.prompts_per_decode(batch) * self.chunks(batch)[0], 1e-9)
         return np.asarray(np.clip(np.maximum(n / -np.expm1(-n), packed), 1.0, self.dp))
 
     def passing(self, batch: Any, each: Any = 1.0, holders: Any = np.inf) -> tuple[Floats, Callable[[Any], Floats]]:
         """``passes`` by ``busy``."""
-        timed, rate = self.timed(self._prompts(batch, each, holders)), self.prompt_rate()
-        return self.chunks(batch)[0], lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
+        number, prompts = self._prompts(batch, each, holders)
+        timed, rate = self.timed(prompts), self.prompt_rate()
+        return number, lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
 
     def together(self, batch: Any, number: Any) -> Floats:
         """Part of a prompt's time that it costs an engine of p stages, whose p groups follow each other from stage to stage: a pass

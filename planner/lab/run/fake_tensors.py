@@ -20,8 +20,6 @@ NAMESPACES = ("aten", "prims", "planner", "_c10d_functional")
 OWN_WAY = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 """Operations whose outputs depend on more than their key, or that change what an input is."""
 MOVES_STORAGE = ("set_", "resize_")
-
-
 SPANS = (torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction)
 """FSDP puts names around what it does, which are no tensors."""
 

@@ -33,7 +33,7 @@ def served_model(name: str) -> ModelSpec:
     asked = name.strip()
     if own := methods()["models"].get(asked.lower()):
         return replace(load_model(own["preset"]), **own.get("changes", {}))
-    preset = preset_named(asked) or preset_named(_COPY.sub("", asked.lower())) or _by_shape().get(_shape(asked)) or preset_of(asked)
+    preset = preset_named(asked) or _by_shape().get(_shape(asked)) or preset_of(asked)
     if not preset:
         raise PlannerError(f"model '{name[:100]}' is no preset and no copy of one")
     return load_model(preset)
