@@ -2,7 +2,8 @@
 
 The whole set reduces together, then its halves at the same time, then theirs, down to pairs: about log2 n rounds, however many
 members are slow, as all groups of a round run at once. A pair is slow where it stays behind the faster half of the pairs by more
-than they scatter. Which of the two it is, one more round says: each is paired with a member of a pair that is not slow.
+than they scatter. Which of the two it is, one more round says: each is paired with a member of a pair that is not slow. Who is
+slow there too is paired with another of them: a single reading may be chance, or the partner's.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,14 +80,14 @@ def find_slow(count: int, measure: Measure, scatter: Callable[[], float] = lambd
         found.undecided = suspects
         return found
     rounds = list(found.rounds)
-    alone = _with_partners([one for group in suspects for one in group], partners, take)
+    alone = _with_partners([one for group in suspects for one in group], partners, least, take)
     fine = []
     for group in suspects:
         worst = [one for one in group if alone[one] < least]
         found.slow += [Slow(one, alone[one] / found.healthy, _path(one, rounds)) for one in worst]
         fine += [] if worst else [group]
-    again = take(fine) if fine else {}  # chance, or the link
-    found.pairs = [group for group in fine if again[group] < least]
+    paces = take(fine) if fine else {}  # chance, or the link
+    found.pairs = [group for group in fine if paces[group] < least]
     found.slow.sort(key=lambda one: one.share)
     return found
 
@@ -100,15 +101,18 @@ def _usual(paces: list[float]) -> tuple[float, float]:
 
 
 def _with_partners(
-    members: list[int], partners: list[int], take: Callable[[list[Group]], dict[Group, float]]
+    members: list[int], partners: list[int], least: float, take: Callable[[list[Group]], dict[Group, float]]
 ) -> dict[int, float]:
-    """Bandwidth of each member with a healthy partner of its own, as many at once as there are partners."""
+    """Bandwidth of each member with a healthy partner of its own, as many at once as there are partners; below ``least`` the better
+    of two partners."""
     alone: dict[int, float] = {}
     while members:
         now, members = members[: len(partners)], members[len(partners) :]
-        groups = {one: tuple(sorted((one, partner))) for one, partner in zip(now, partners, strict=False)}
-        paces = take(list(groups.values()))
-        alone |= {one: paces[group] for one, group in groups.items()}
+        for some in (partners, [*partners[1:], partners[0]]):
+            pairs = {one: (min(one, other), max(one, other)) for one, other in zip(now, some, strict=False)}
+            pairs = {one: pair for one, pair in pairs.items() if alone.get(one, 0.0) < least}
+            paces = take(list(pairs.values())) if pairs else {}
+            alone |= {one: max(paces[pair], alone.get(one, 0.0)) for one, pair in pairs.items()}
     return alone
 
 
