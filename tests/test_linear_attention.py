@@ -337,10 +337,11 @@ def test_a_config_json_is_its_preset(name: str) -> None:
 
 def test_layers_of_other_hybrids() -> None:
     """Qwen 3.5, dense and with experts, its text inside of a multimodal file; Bamba; what is not understood is said."""
-    text = {**PUBLISHED["qwen3-next-80b"], "model_type": "qwen3_5_moe_text", "intermediate_size": None}
+    state = {"mamba_ssm_dtype": "float32"}  # of the state that is passed on; in the published files of Qwen3.5
+    text = {**PUBLISHED["qwen3-next-80b"], **state, "model_type": "qwen3_5_moe_text", "intermediate_size": None}
     sparse = from_hugging_face({"model_type": "qwen3_5_moe", "text_config": text})
     assert (sparse.linear and sparse.linear.num_layers, sparse.num_shared_experts) == (36, 1)
-    dense = {**BASE, **GDN, "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
+    dense = {**BASE, **GDN, **state, "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
              "vocab_size": 248320, "intermediate_size": 17408,
              "layer_types": ["linear_attention", "full_attention"] * 32}  # fmt: skip
     one = from_hugging_face(dense)
