@@ -341,8 +341,8 @@ def test_layers_of_other_hybrids() -> None:
     text = {**PUBLISHED["qwen3-next-80b"], **state, "model_type": "qwen3_5_moe_text", "intermediate_size": None}
     sparse = from_hugging_face({"model_type": "qwen3_5_moe", "text_config": text})
     assert (sparse.linear and sparse.linear.num_layers, sparse.num_shared_experts) == (36, 1)
-    dense = {**BASE, **GDN, **state, "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
-             "vocab_size": 248320, "intermediate_size": 17408,
+    dense = {**BASE, **GDN, **state, "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64,
+             "num_attention_heads": 24, "vocab_size": 248320, "intermediate_size": 17408,
              "layer_types": ["linear_attention", "full_attention"] * 32}  # fmt: skip
     one = from_hugging_face(dense)
     assert (one.num_attention_layers, one.attention_gate, one.is_moe) == (32, True, False)
