@@ -109,8 +109,8 @@ def _with_partners(
     while members:
         now, members = members[: len(partners)], members[len(partners) :]
         for some in (partners, [*partners[1:], partners[0]]):
-            pairs = {one: (min(one, other), max(one, other)) for one, other in zip(now, some, strict=False)}
-            pairs = {one: pair for one, pair in pairs.items() if alone.get(one, 0.0) < least}
+            met = zip(now, some, strict=False)
+            pairs = {one: tuple(sorted((one, other))) for one, other in met if alone.get(one, 0.0) < least}
             paces = take(list(pairs.values())) if pairs else {}
             alone |= {one: max(paces[pair], alone.get(one, 0.0)) for one, pair in pairs.items()}
     return alone

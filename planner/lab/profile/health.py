@@ -51,7 +51,7 @@ class Check:
         """Of this rank's samples, relative, by measurement."""
         self.scatter: list[float] = []
         """Of a median of samples on the median rank, by round of the bisection."""
-        self.pace = Pace("health", 2 * len(inside) + 2 * len(between) + self.nodes.bit_length() + 2)
+        self.pace = Pace("health", 2 * len(inside) + 2 * len(between) + self.nodes.bit_length() + 3)
 
     def run(self) -> dict[str, Any]:
         """Everything; the same on every rank."""
