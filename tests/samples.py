@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 from typing import Any
 
@@ -104,3 +105,9 @@ def legal_layouts(model_name: str, trainer: str, gpus: int, batch: int, most: in
 
 def priced(one: Job, layout: Layout) -> Estimate:
     return estimate(one.workload, one.cluster, one.trainer, layout)
+
+
+def tight(one: Job, memory: float) -> Job:
+    """The same job where a card has so many usable bytes."""
+    hardware = one.cluster.hardware.scaled(usable_memory=memory / one.cluster.hardware.usable_memory)
+    return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, hardware=hardware))
