@@ -32,7 +32,7 @@ def estimate_of_two() -> ServingEstimate:
             weights=np.array([10 * GIB, 20 * GIB]), draft=0.0, activations=GIB, graphs=0.0, reserve=GIB, cache=2 * GIB,
             usable=79 * GIB, bytes_per_token=1e5, bytes_per_sequence=0.0, capacity=1e5,
         ),
-        saturated=np.array([False, True]), fits=True, max_concurrency=7.0, preemption=0.0,
+        saturated=np.array([False, True]), fits=True, max_concurrency=7.0, preemption=0.0, busy=0.0,
     )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from test_serving_search import SMALL, asked, at_client
 import planner
 from planner.errors import PlannerError
 from planner.serving import pool_search
-from planner.serving.pool_search import chosen_pools, pool_pairs
+from planner.serving.pool_search import pool_pairs
 from planner.serving.serve_plan import load_serve_plan
+from planner.serving.serving_search import chosen
 
 # ------------------------------------------------------------------------------------------------ several beside each other
 
@@ -135,7 +136,7 @@ def test_pools_keep_littles_law_at_every_load() -> None:
     inside = table["requests"] * (table["ttft"] - client + (output - 1.0) / table["user"])
     assert len(table) > 50 and inside == pytest.approx(table["load"], rel=0.02)
     for row in (0, len(table) // 2, len(table) - 1):
-        [alone] = chosen_pools(table, question.task, [row])
+        [alone] = chosen(table, question.task, [row])
         assert alone.total == pytest.approx(table["total"][row], rel=1e-9) and alone.num_gpus <= 16
 
 

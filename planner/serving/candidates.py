@@ -86,9 +86,9 @@ def loads(most: float, every: int = 1) -> NDArray[np.int64]:
 
 def at_loads(most: Floats, every: int = 1) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
     """Rows and their loads: row n appears with loads up to ``most[n]``, the largest whole one included."""
-    grid = loads(float(np.max(most, initial=1.0)), every)
-    rows, columns = np.nonzero(grid[None, :] <= np.maximum(most, 1.0)[:, None])
     last = np.maximum(most, 1.0).astype(np.int64)
-    rows, load = np.concatenate([rows, np.arange(len(most))]), np.concatenate([grid[columns], last])
-    both = np.unique(np.stack([rows, load]), axis=1)
-    return both[0], both[1]
+    grid = loads(float(np.max(last, initial=1)), every)
+    more = np.searchsorted(grid, last)  # of the grid, below the last
+    rows = np.repeat(np.arange(len(last)), more + 1)
+    at = np.arange(len(rows)) - np.repeat(np.cumsum(more + 1) - more - 1, more + 1)
+    return rows, np.where(at < more[rows], grid[np.minimum(at, len(grid) - 1)], last[rows])

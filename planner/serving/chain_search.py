@@ -133,7 +133,7 @@ class _Rows:
         traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
         found = estimate_of(ChainEngine(chain, layout, traffic), chain_memory(chain, layout, traffic), value)
         counts: Mapping[str, int] = {"looked_at": len(value), "legal": len(value), "fitting": len(value)}
-        table = Priced.of(chain.kinds[0], layout, columns_of(found, task, value), counts)
+        table = Priced.of(chain.kinds[0], layout, found, columns_of(found, task, value), counts)
         return cls(chain=chain, shapes=shapes, table=table, found=found)
 
     def first(self, task: Task, objective: str) -> int | None:

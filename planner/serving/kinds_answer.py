@@ -201,7 +201,7 @@ def _pairs(across: Across, answer: Served, mine: Task, theirs: Task) -> Priced:
     value = np.full(len(grid), theirs.traffic.value) if theirs.loaded else (grid[:, 4] * grid[:, 3]).astype(np.float64)
     traffic = theirs.traffic if theirs.loaded else replace(theirs.traffic, load="concurrency")
     found = pools.estimate(answer, prefill, decode, traffic, value, across)
-    return Priced.of(answer, decode, columns_of(found, theirs, value), starts[1].counts, prefill)
+    return Priced.of(answer, decode, found, columns_of(found, theirs, value), starts[1].counts, prefill)
 
 
 def _chosen(table: Priced, task: Task, row: int, across: Across) -> Choice:

@@ -7,7 +7,7 @@ with every share of the GPUs, at every load. What comes out is compared with the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from planner.arrays import Floats, NDArray
 from planner.serving import pools
 from planner.serving.candidates import loads
 from planner.serving.engine_passes import Engine
-from planner.serving.priced_table import Choice, Priced, Task, broadcast, columns_of
+from planner.serving.priced_table import Priced, Task, broadcast, columns_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, Starting, choices, front_of, starting
+from planner.serving.serving_search import MOST_RUNNING, Starting, front_of, starting
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -54,7 +54,7 @@ def pool_pairs(one: Served, task: Task) -> Priced:
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
     traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
     found = pools.compared(one, prefill, decode, traffic, value)
-    return Priced.of(one, decode, columns_of(found, task, value), start.counts, prefill)
+    return Priced.of(one, decode, found, columns_of(found, task, value), start.counts, prefill)
 
 
 def prefill_splits(one: Served, task: Task, layout: ServingLayout) -> dict[int, float]:
@@ -148,16 +148,6 @@ def _wanted(busy: Floats) -> NDArray[np.bool_]:
     idle[:-1] = busy[1:] <= IDLE
     late[:, 1:] = busy[:, :-1] > WAITED_FOR
     return ~(idle | late)
-
-
-def chosen_pools(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
-    """Rows of ``pool_pairs``, priced again with all that an estimate says."""
-
-    def price(one: Served, some: Priced, traffic: Traffic) -> ServingEstimate:
-        assert some.prefill is not None
-        return priced_pools(one, some.prefill, some.layout, traffic, some["load"])
-
-    return choices(table, task, rows, price)
 
 
 def priced_pools(

@@ -61,6 +61,10 @@ class Priced:
     columns: Mapping[str, Floats]
     """load: requests in flight, or requests/s; total: output tokens/s; user: output tokens/s of a request; ttft, tpot: the figure
     that the limits are about, seconds; e2e: mean; score: largest of ttft and tpot over their limits; requests: requests/s."""
+    estimates: tuple[ServingEstimate, ...] = ()
+    """Of columns, without the parts of the step."""
+    place: NDArray[np.intp]
+    """(rows, 2): which of ``estimates``, and the row in it."""
     looked_at: int = 0
     """Layouts before rules and memory."""
     legal: int = 0
@@ -76,24 +80,32 @@ class Priced:
         """Some rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         prefill = None if self.prefill is None else self.prefill.take(rows)
-        return replace(self, source=self.source[rows], layout=self.layout.take(rows), prefill=prefill, columns=columns)
+        return replace(
+            self, source=self.source[rows], place=self.place[rows], layout=self.layout.take(rows), prefill=prefill,
+            columns=columns,
+        )  # fmt: skip
 
     @classmethod
     def of(
-        cls, one: Served, layout: ServingLayout, columns: Mapping[str, Floats], counts: Mapping[str, int],
-        prefill: ServingLayout | None = None,
+        cls, one: Served, layout: ServingLayout, found: ServingEstimate, columns: Mapping[str, Floats],
+        counts: Mapping[str, int], prefill: ServingLayout | None = None,
     ) -> Priced:  # fmt: skip
         """Rows of one engine and format that start."""
         keep = np.flatnonzero(np.isfinite(columns["total"]))
         every = np.zeros(len(columns["total"]), dtype=np.intp)
-        return cls(served=(one,), source=every, layout=layout, prefill=prefill, columns=columns, **counts).take(keep)
+        place = np.stack([every, np.arange(len(every))], axis=1)
+        whole = cls(
+            served=(one,), source=every, layout=layout, prefill=prefill, columns=columns, estimates=(found,), place=place, **counts
+        )
+        return whole.take(keep)
 
     @classmethod
     def nothing(cls, one: Served, layout: ServingLayout, counts: Mapping[str, int]) -> Priced:
         """No rows."""
         columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
         none = np.zeros(0, dtype=np.intp)
-        return cls(served=(one,), source=none, layout=layout.take(none), prefill=None, columns=columns, **counts)
+        place = np.zeros((0, 2), dtype=np.intp)
+        return cls(served=(one,), source=none, layout=layout.take(none), prefill=None, columns=columns, place=place, **counts)
 
     def deployments(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         """Numbers that tell deployments apart, for some rows: engine, format and split; loads of one have the same."""
@@ -188,8 +200,13 @@ def joined(tables: Sequence[Priced]) -> Priced:
     prefill = _joined_layouts([(one.prefill, len(one)) for one in tables if one.prefill is not None and len(one)])
     sums = {name: sum(getattr(one, name) for one in tables) for name in COUNTS}
     assert layout is not None
-    served = tuple(one.served[0] for one in tables)
-    return Priced(served=served, source=sources, layout=layout, prefill=prefill, columns=columns, **sums)
+    served, estimates = tuple(one.served[0] for one in tables), [one.estimates for one in tables]
+    before = np.cumsum([0, *map(len, estimates)])
+    place = np.concatenate([np.add(one.place, (before[at], 0)) for at, one in enumerate(tables)])
+    return Priced(
+        served=served, source=sources, layout=layout, prefill=prefill, columns=columns, estimates=sum(estimates, ()), place=place,
+        **sums,
+    )  # fmt: skip
 
 
 def _joined_layouts(parts: Sequence[tuple[ServingLayout, int]]) -> ServingLayout | None:

@@ -142,3 +142,5 @@ class ServingEstimate:
     """Requests of this length that the cache of the whole deployment holds at once."""
     preemption: Numbers
     """Chance that a step finds the cache full and has to pre-empt."""
+    busy: Numbers
+    """Share of the time of one engine that goes to prompts."""

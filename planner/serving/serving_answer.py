@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.serving.pool_search import chosen_pools, pool_pairs
+from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import OBJECTIVES, Choice, Priced, Task, joined
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
@@ -157,10 +157,9 @@ class Picks:
         """The deployments of some rows."""
         for number, table in enumerate(self.tables):
             rows = sorted({row for at, row in keys if at == number and (at, row) not in self.known})
-            choose = chosen if table.prefill is None else chosen_pools
             if rows:
                 self.known |= {
-                    (number, row): one for row, one in zip(rows, choose(table, self.task, rows), strict=True)
+                    (number, row): one for row, one in zip(rows, chosen(table, self.task, rows), strict=True)
                 }
         return [self.known[key] for key in keys]
 

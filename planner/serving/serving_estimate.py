@@ -77,7 +77,7 @@ def result(
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
     rest = np.maximum(output - 1.0, 0.0) * flow.tpot
     mixed = flow.decode + flow.prompt * engine.dp * engine.pp
-    share = np.minimum(flow.rate * flow.tpot, 1.0)
+    share, busy = np.minimum(flow.rate * flow.tpot, 1.0), np.minimum(flow.rate * flow.prompt, 1.0)
     saturated = np.isinf(flow.waiting) if traffic.load == "rate" else flow.waiting > 0.5
     return ServingEstimate(
         ttft=Quantiles(mean=ttft, **at),
@@ -94,10 +94,11 @@ def result(
         total_tokens_per_second=rate * total,
         running=flow.running,
         waiting=flow.waiting,
-        step=engine.decode_step(flow.running, np.minimum(flow.rate * flow.prompt, 1.0)) if parts else NO_PARTS,
+        step=engine.decode_step(flow.running, busy) if parts else NO_PARTS,
         memory=memory,
         saturated=saturated,
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),
         max_concurrency=most * replicas,
         preemption=preemption_chance(served.engine, layout, traffic, memory, flow.running),
+        busy=busy,
     )

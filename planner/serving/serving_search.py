@@ -6,7 +6,7 @@ never ranked above what does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.serving.candidates import at_loads, engine_layouts
+from planner.serving.engine_passes import Engine
 from planner.serving.priced_table import (
     COUNTS,
     Choice,
@@ -25,13 +26,11 @@ from planner.serving.priced_table import (
     estimate_row,
     traffic_of,
 )  # fmt: skip
-from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import legal
-from planner.serving.traffic import Traffic
 
 NEAR_FASTEST = 0.95
 """Interactive: of what reaches this part of the highest speed per user, the highest throughput."""
@@ -41,6 +40,8 @@ SEVERAL = 64
 """Rows that are looked at for every deployment that is wanted, and how many times as many where those are too few."""
 FEW = 8
 """Of the loads every so many-th is looked at of all splits: factors of four."""
+AT_ONCE = 512
+"""Rows that are priced at once rather than in two rounds: a table of so few costs as much as one of none."""
 CHUNKS, CHUNKS_WITHIN = (0.25, 0.5, 2.0), (512, 2**16)
 """Token budgets of a step that are tried in addition to the engine's default, as factors, and the least and the largest."""
 MOST_RUNNING = 2**15
@@ -99,7 +100,8 @@ def starting(one: Served, task: Task) -> Starting:
 def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "") -> Priced:
     """All splits of one engine and format that start, at the load of the task, or at every load that their cache holds.
 
-    Loads are looked at in two rounds: of all splits a few, of those that may be among the best every one of ``loads``.
+    Loads are looked at in two rounds where there are many rows: of all splits a few, of those that may be among the best every one
+    of ``loads``.
     ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors. ``alone``: only
     what is best for this objective is asked for.
     """
@@ -112,9 +114,12 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "
     layout = replace(layout, replicas=_replicas(task, layout))
     if task.loaded:
         return _table(one, task, _with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
-    coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
-    close = np.unique(coarse["split"][finalists(coarse, task, alone)].astype(np.intp))
-    table = _at_loads(one, task, layout.take(close), at_loads(most[close]), counts)
+    close, every = np.arange(len(most)), at_loads(most)
+    if len(every[0]) > AT_ONCE:
+        coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
+        close = np.unique(coarse["split"][finalists(coarse, task, alone)].astype(np.intp))
+        every = at_loads(most[close])
+    table = _at_loads(one, task, layout.take(close), every, counts)
     if not chunks or not len(table) or "max_tokens" in task.pins:
         return table
     best = {row for objective in task.objectives for row in ranked(table, task, objective, 1)}
@@ -173,7 +178,7 @@ def _table(
     """Price rows; those that do not start are left out."""
     traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
     found = estimate(one, layout, traffic, load, parts=False)
-    return Priced.of(one, layout, columns_of(found, task, load, split), counts)
+    return Priced.of(one, layout, found, columns_of(found, task, load, split), counts)
 
 
 def value_of(table: Priced, task: Task, objective: str, fastest: float = 0.0) -> Floats:
@@ -247,22 +252,17 @@ def _rounded(values: Floats) -> Floats:
 
 
 def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
-    """Rows of aggregated deployments, priced again with all that an estimate says."""
-    return choices(table, task, rows, lambda one, some, traffic: estimate(one, some.layout, traffic, some["load"]))
-
-
-def choices(
-    table: Priced, task: Task, rows: Sequence[int], price: Callable[[Served, Priced, Traffic], ServingEstimate]
-) -> list[Choice]:  # fmt: skip
-    """Rows of a table as deployments, those of one engine and format priced together."""
+    """Rows of a table as deployments; the parts of their steps are priced, those of one engine and format together."""
     found: dict[int, Choice] = {}
     for source in sorted({int(table.source[row]) for row in rows}):
         one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
         some, traffics = table.take(np.array(mine)), [traffic_of(table, task, row) for row in mine]
-        answers = price(one, some, traffics[0])
+        known = [estimate_row(table.estimates[at], row) for at, row in some.place]
+        running, busy = (np.array([getattr(answer, name) for answer in known]) for name in ("running", "busy"))
+        steps = Engine(one, some.layout, traffics[0]).decode_step(running, busy)
         for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
             found[row] = Choice(
                 served=one, layout=some.layout.row(at), prefill=some.prefill and some.prefill.row(at), traffic=traffic,
-                found=estimate_row(answers, at), limits=task.limits,
+                found=replace(known[at], step=estimate_row(steps, at)), limits=task.limits,
             )  # fmt: skip
     return [found[int(row)] for row in rows]
