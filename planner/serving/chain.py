@@ -176,7 +176,10 @@ def chain_memory(chain: Chain, layout: ServingLayout, traffic: Traffic) -> Servi
             held = np.max(np.where(mine & at, chain.layers, 0), axis=1)
             if np.any(held):
                 found.append(of_stage(placed(one, layout, traffic), stage_of(one, held, end)))
-    return scarcest(found)
+    count = len(chain.layers)
+    every = {name: np.stack([np.broadcast_to(one[name], (count,)) for one in found]) for name in found[0]}
+    sizes = {one["usable"] for one in found}
+    return scarcest({**every, "usable": sizes.pop()} if len(sizes) == 1 else every)
 
 
 def placed(one: Served, layout: ServingLayout, traffic: Traffic) -> Placed:

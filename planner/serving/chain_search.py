@@ -21,6 +21,7 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import of_stage, scarcest
 from planner.serving.serving_rules import legal
 from planner.serving.serving_search import MOST_RUNNING, ranked, value_of
+from planner.serving.serving_weights import stacked
 from planner.serving.step import Pass
 
 CUT_BY = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
@@ -251,7 +252,8 @@ def _most_layers(kinds: Sequence[Served], shapes: _Shapes, task: Task, layers: i
     found = np.zeros((len(kinds), 3, rows), dtype=np.int64)
     for number, one in enumerate(kinds):
         for at, end in enumerate(("first", "middle", "last")):
-            memory = scarcest([of_stage(placed(one, layout, task.traffic), stage_of(one, held, end))])
+            stage = stacked([stage_of(one, held, end)], held.shape)
+            memory = scarcest(of_stage(placed(one, layout, task.traffic), stage))
             running = np.asarray(running_at_most(one, layout, task.traffic, memory))
             fits = (running >= np.minimum(shapes.batch[row], layout.max_batch)) & np.asarray(memory.fits)
             found[number, at] = np.sum(fits.reshape(layers, rows), axis=0)

@@ -18,6 +18,7 @@ logits    ``logits`` bytes for each of V and each of the largest batch, at most 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,6 +37,7 @@ from planner.serving.serving_weights import (
     draft_bytes,
     growing_layers,
     sequence_bytes,
+    stacked,
     stages,
     token_bytes,
     weight_bytes,
@@ -76,11 +78,12 @@ def serving_memory(
 ) -> ServingMemory:
     """Parts on the GPU with the least room, for one layout or for columns."""
     one = Placed(model=model, hardware=hardware, engine=engine, precision=precision, layout=layout, traffic=traffic)
-    return scarcest([of_stage(one, stage) for stage in stages(model, engine, layout) if np.any(stage.exists)])
+    shape = np.broadcast_shapes(*(np.shape(value) for value in vars(layout).values()))
+    return scarcest(of_stage(one, stacked([stage for stage in stages(model, engine, layout) if np.any(stage.exists)], shape)))
 
 
 def of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
-    """Fields of ServingMemory on a GPU of one stage."""
+    """Fields of ServingMemory on a GPU of one stage, or of several as the stage has them."""
     model, engine, layout, speculation = one.model, one.engine, one.layout, one.traffic.speculation
     weights = weight_bytes(model, engine, one.precision, layout, stage)
     draft = draft_bytes(model, one.precision, layout, speculation, stage)
@@ -94,8 +97,8 @@ def of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
     total = one.hardware.usable_memory
     held = weights + draft
     room = total - held - peak - context - group - graphs - SPARE
-    whole = _whole(one, held, peak, graphs)
-    taken = np.minimum(_share(one) * whole[0], whole[0]) - whole[1]  # a share of less than nothing is no smaller lack
+    share, whole = _share(one), _whole(one, held, peak, graphs)
+    taken = np.minimum(share * whole[0], whole[0]) - whole[1]  # a share of less than nothing is no smaller lack
     longest = per_token * (one.traffic.input.mean + one.traffic.output.mean) + per_sequence
     cache = np.where(taken >= longest, taken, np.maximum(taken, room))
     spread = np.sqrt((LOOSE[0] * held) ** 2 + (LOOSE[1] * (peak + graphs)) ** 2 + (LOOSE[2] * (context + group)) ** 2)
@@ -103,7 +106,7 @@ def of_stage(one: Placed, stage: Stage) -> dict[str, Any]:
         "weights": weights, "draft": draft, "activations": peak, "graphs": graphs, "cache": cache, "spread": spread,
         "reserve": total - held - peak - graphs - cache, "usable": total, "bytes_per_token": per_token,
         "bytes_per_sequence": per_sequence, "raised": (taken < longest) & (cache > taken),
-        "share": np.where(cache > taken, (cache + whole[1]) / np.maximum(whole[0], 1.0), _share(one)),
+        "share": np.where(cache > taken, (cache + whole[1]) / np.maximum(whole[0], 1.0), share),
         "capacity": np.maximum(cache, 0.0) / np.maximum(per_token, 1e-9) * np.asarray(layout.attn_dp),
         "left": np.where(stage.exists, cache / np.maximum(per_token, 1e-9), np.inf),
     }  # fmt: skip
@@ -127,16 +130,16 @@ def _whole(one: Placed, held: Floats, peak: Floats, graphs: Floats) -> tuple[Any
     return total - held - peak - context - group - graphs, 0.0
 
 
-def scarcest(found: list[dict[str, Any]]) -> ServingMemory:
-    """The stage with the least room, by candidate."""
-    least = np.argmin(np.stack(np.broadcast_arrays(*[one["left"] for one in found])), axis=0)
-    sizes = [one["usable"] for one in found]
-    values: dict[str, Any] = {"usable": sizes[0] if len(set(sizes)) == 1 else np.asarray(sizes)[least]}
+def scarcest(found: Mapping[str, Any]) -> ServingMemory:
+    """The stage with the least room, by candidate; what has the axis of ``left`` for them is told apart by it."""
+    left = np.asarray(found["left"])
+    least = np.argmin(left, axis=0)[None]
+    values = {}
     for field in fields(ServingMemory):
-        if field.name not in values:
-            column = np.stack([np.broadcast_to(one[field.name], least.shape) for one in found])
-            picked = np.take_along_axis(column, least[None], axis=0)[0]
-            values[field.name] = picked if picked.ndim else picked.item()
+        value = np.asarray(found[field.name])
+        if value.ndim == left.ndim:
+            value = value[0] if len(left) == 1 else np.take_along_axis(value, least, axis=0)[0]
+        values[field.name] = value if value.ndim else value.item()
     return ServingMemory(**values)
 
 

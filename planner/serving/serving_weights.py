@@ -12,6 +12,7 @@ state       per sequence: windowed layers min(window, length) tokens; linear lay
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +36,15 @@ INDEXER_KEY = 1.0 + 4.0 / 128
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one pipeline stage holds; numbers or columns."""
+    """What one pipeline stage holds; numbers or columns, or several stages with an axis of them before."""
 
     layers: Floats
     """Transformer layers."""
     sparse: Floats
     """Those with routed experts."""
-    first: bool
+    first: Any
     """It is the first stage: input embedding, image encoder."""
-    last: bool
+    last: Any
     """It is the last stage: output head, modules that draft."""
     exists: NDArray[np.bool_]
     """Where the layout has such a stage."""
@@ -68,6 +69,18 @@ def stages(model: ModelSpec, engine: Engine, layout: ServingLayout) -> list[Stag
         Stage(layers=middle, sparse=middle * share, first=False, last=False, exists=p > 2),
         Stage(layers=last, sparse=whole, first=False, last=True, exists=np.ones(p.shape, dtype=bool)),
     ]
+
+
+def stacked(several: Sequence[Stage], shape: tuple[int, ...]) -> Stage:
+    """Stages of columns of ``shape`` as one, with an axis of stages before them."""
+    columns = {
+        name: np.stack([np.broadcast_to(getattr(one, name), shape) for one in several])
+        for name in ("layers", "sparse", "exists")
+    }
+    ends = {
+        name: np.array([getattr(one, name) for one in several]).reshape(-1, *(1 for _ in shape)) for name in ("first", "last")
+    }
+    return Stage(**columns, **ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +153,10 @@ def weight_bytes(model: ModelSpec, engine: Engine, precision: Precision, layout:
     found = found + stage.sparse * (layer.routed + layer.shared)
     found = found - host_bytes(model, engine, precision, layout, stage.layers, stage.sparse)
     front = PLAIN * (counts.input_embedding / tp + counts.position_embedding + counts.vision)
-    if stage.first:
-        return np.asarray(found + front)
-    if stage.last:
-        found = found + PLAIN * (counts.final_norm + (counts.head or counts.input_embedding) / tp)
-        tied = PLAIN * counts.input_embedding / tp * (counts.head == 0)
-        found = found + np.where(np.asarray(layout.pp) == 1, front - tied, 0.0)
-    return np.asarray(found)
+    tied = PLAIN * counts.input_embedding / tp * (counts.head == 0)
+    back = PLAIN * (counts.final_norm + (counts.head or counts.input_embedding) / tp)
+    back = back + np.where(np.asarray(layout.pp) == 1, front - tied, 0.0)
+    return np.asarray(found + np.where(stage.first, front, 0.0) + np.where(stage.last, back, 0.0))
 
 
 def draft_bytes(
@@ -155,15 +165,15 @@ def draft_bytes(
     """Weights of what drafts, on the last stage: the model's own module of multi-token prediction, loaded once whatever the depth,
     or a draft model of ``draft_parameters`` in 16 bits that is split over tp; n-gram lookup has none."""
     none = np.zeros(np.shape(layout.tp))
-    if speculation is None or not speculation.draft_parameters or not stage.last:
+    if speculation is None or not speculation.draft_parameters:
         return none
     tp = np.asarray(layout.tp, dtype=np.float64)
     if not model.mtp_layers:
-        return none + speculation.draft_parameters * PLAIN / tp
+        return none + np.where(stage.last, speculation.draft_parameters * PLAIN / tp, 0.0)
     counts, layer = count_parameters(model), layer_bytes(model, precision, layout)
     inner = layer.routed + layer.shared if model.is_moe else layer.dense
     joined = (counts.mtp_sharded / tp + counts.mtp_replicated) * PLAIN
-    return none + joined + model.layers_per_mtp * (layer.mixer + inner)
+    return none + np.where(stage.last, joined + model.layers_per_mtp * (layer.mixer + inner), 0.0)
 
 
 def token_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -> Floats:
@@ -178,12 +188,12 @@ def token_bytes(model: ModelSpec, precision: Precision, layout: ServingLayout) -
 
 
 def growing_layers(
-    model: ModelSpec, engine: Engine, layers: Floats, speculation: Speculation | None, last: bool
+    model: ModelSpec, engine: Engine, layers: Floats, speculation: Speculation | None, last: Any
 ) -> Floats:
     """Layers of a stage whose cache grows with every token; a module that drafts adds one of its own."""
     growing = model.num_full_attention_layers if engine.frees_windows else model.num_attention_layers
-    drafts = last and speculation is not None and speculation.draft_parameters > 0 and model.mtp_layers > 0
-    return layers * growing / model.num_layers + float(drafts)
+    drafts = speculation is not None and speculation.draft_parameters > 0 and model.mtp_layers > 0
+    return layers * growing / model.num_layers + np.where(last, float(drafts), 0.0)
 
 
 def sequence_bytes(
