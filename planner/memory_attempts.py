@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats, NDArray, unique
 from planner.cost.price.deduplicate import distinct
 from planner.cost.unique_stages import KEPT_FIELDS, kept_bytes
 from planner.layout import Layout
@@ -218,7 +218,7 @@ def splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], Lay
     if not job.trainer.legal.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
         return none, layouts.take(none)
     stages = np.broadcast_to(np.asarray(layouts.pp), (len(layouts),))
-    near = {int(pp): _near_even(job.model.num_layers, int(pp)) for pp in np.unique(stages)}
+    near = {int(pp): _near_even(job.model.num_layers, int(pp)) for pp in unique(stages)}
     rows = [(owner, *split) for owner, pp in enumerate(stages) for split in near[int(pp)]]
     if not rows:
         return none, layouts.take(none)

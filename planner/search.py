@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.arrays import unique
 from planner.cost.estimate import Estimate
 from planner.cost.least_compute import LeastCompute, exposed_gpu_seconds
 from planner.cost.refine import Walks
@@ -245,7 +246,7 @@ def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layou
     found = SearchedJob.of(job).estimate(candidates)
     time = np.where(fits(job, found), found.step_time, np.inf)
     best = []
-    for number in np.unique(owner):
+    for number in unique(owner):
         rows = np.flatnonzero(owner == number)
         row = int(rows[np.argmin(time[rows])])
         if np.isfinite(time[row]):

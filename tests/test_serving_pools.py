@@ -47,7 +47,7 @@ def one_by_one(requests: int, decode: float, rounds: int = 400) -> tuple[float, 
 def test_prompts_that_come_during_a_pass_share_the_next(requests: int, decode: float) -> None:
     """From a worker that is idle most of the time to one that is full."""
     rate, first = one_by_one(requests, decode)
-    found = load.bisected(
+    found = load.reached(
         lambda x: x * (QUEUE.own(x) + QUEUE.wait(x, 1.0, float(requests)) + decode), float(requests), float(QUEUE.capacity)
     )
     assert float(found) == pytest.approx(rate, rel=0.03)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, unique
 from planner.hardware import HardwareProfile
 from planner.linear_attention import KINDS as LINEAR_KINDS
 from planner.schema import Bytes, Line, Name, Positive, keys, one_of, within
@@ -139,7 +139,7 @@ def _captured(grid: tuple[tuple[float, float], ...], most: float) -> Floats:
         while size < min(end, most + 1.0):
             found.append(size)
             size += step or size
-    return np.unique(np.asarray(found or [0.0], dtype=np.float64))
+    return unique(np.asarray(found or [0.0], dtype=np.float64))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ from planner.serving.step import Pass
 
 ROUNDS = 3
 """Rounds of the fixed point: B settles within a thousandth."""
-BISECTIONS = 30
+MOST_STEPS, EXACT = 60, 1e-12
+"""Steps to a root at most, and how near to it they end, as a part of it."""
 LAST = 0.995
 """Percentile of the steady part of a short run from which on its first wave decides."""
 SATURATED = 0.995
@@ -159,7 +160,7 @@ def queue_wait(rate: Any, added: Any, requests: Any) -> Floats:
 
 
 def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any, least: Any = 0.0) -> Floats:
-    """X that solves N = X (base + wait(X) + O D / (1 - h X S)), by bisection: the right side grows with X up to X = 1 / S.
+    """X that solves N = X (base + wait(X) + O D / (1 - h X S)): the right side grows with X up to X = 1 / S.
 
     ``held`` h: the part of the prompts that lengthens the decodes of a request; 0 where they are computed elsewhere.
     """
@@ -169,18 +170,40 @@ def closed_rate(requests: Any, base: Any, added: Any, decodes: Any, held: Any, l
         wait = np.maximum(queue_wait(rate, added, requests), least)
         return np.asarray(rate * (base + wait + decodes / (1.0 - held * rate * added)))
 
-    return bisected(inside, requests, high)
+    return reached(inside, requests, high)
 
 
-def bisected(grows: Callable[[Floats], Floats], aim: Any, high: Any) -> Floats:
-    """x between 0 and ``high`` where a function that grows reaches ``aim``; ``high`` where it never does."""
-    low = np.zeros(np.broadcast_shapes(np.shape(grows(high)), np.shape(aim)))
-    high = np.asarray(high) + low
-    for _ in range(BISECTIONS):
-        middle = 0.5 * (low + high)
-        below = grows(middle) < aim
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return np.asarray(0.5 * (low + high))
+def reached(grows: Callable[[Floats], Floats], aim: Any, high: Any) -> Floats:
+    """x between 0 and ``high`` where f(x) = x R(x), that grows, reaches ``aim`` N; ``high`` where it never does.
+
+    The root of g(x) = x / f(x) - x / N, whose first part is nearly straight where f has a pole, by regula falsi in the form that
+    is called Illinois: the end that stays counts half. A row that is there stays, whatever others of its table need. [Dowell and
+    Jarratt 1971, BIT 11, 168-174]
+    """
+    high = np.asarray(high) + np.zeros(np.broadcast_shapes(np.shape(grows(high)), np.shape(aim)))
+
+    def distance(x: Floats) -> Floats:
+        return np.asarray(x / np.maximum(grows(x), 1e-300) - x / aim)
+
+    low = 1e-9 * high
+    at_low, at_high = distance(low), distance(high)
+    found, side = high, np.zeros(high.shape)
+    done = at_high >= 0.0
+    for _ in range(MOST_STEPS):
+        if done.all():
+            break
+        span = np.where(done, 1.0, at_low - at_high)
+        middle = np.where(done, found, low + (high - low) * np.clip(at_low / span, 0.0, 1.0))
+        off = distance(middle)
+        over = off < 0.0
+        near = (np.abs(off) * aim <= EXACT * middle) | (np.abs(middle - found) <= 0.1 * EXACT * middle)
+        at_low, at_high = (
+            np.where(over, np.where(side > 0.0, 0.5 * at_low, at_low), off),
+            np.where(over, off, np.where(side < 0.0, 0.5 * at_high, at_high)),
+        )
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+        found, side, done = middle, np.where(over, 1.0, -1.0), done | near
+    return np.asarray(found)
 
 
 def offline(engine: Engine, requests: Any, most: Any) -> Flow:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats, NDArray, unique
 from planner.serving import pools
 from planner.serving.candidates import loads
 from planner.serving.engine_passes import Engine
@@ -113,7 +113,7 @@ def decode_splits(one: Served, task: Task, start: Starting, prefill: ServingLayo
 
 def _spread(rows: NDArray[np.intp], most: int) -> NDArray[np.intp]:
     """Some of many, both ends included."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.intp))]
+    return rows[unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.intp))]
 
 
 def _whole_workers(
@@ -125,7 +125,7 @@ def _whole_workers(
         largest = (task.gpus - int(size[first])) // int(size[second])
         if largest < 1:
             continue
-        workers = np.unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(np.int64))
+        workers = unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(np.int64))
         others = (task.gpus - workers * int(size[second])) // int(size[first])
         if task.loaded:
             share = task.traffic.value / workers if task.traffic.load == "concurrency" else np.ones(len(workers))

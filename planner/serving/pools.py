@@ -163,7 +163,7 @@ class _Pair:
             prompts = queue.waited(rate, self.workers, requests)
             return rate * (prompts + base + tokens * slowed(rate / self.decoders, self.stop))
 
-        return load.bisected(inside, requests, high)
+        return load.reached(inside, requests, high)
 
 
 def _pair_of(

@@ -88,7 +88,7 @@ class Priced:
     @classmethod
     def of(
         cls, one: Served, layout: ServingLayout, found: ServingEstimate, columns: Mapping[str, Floats],
-        counts: Mapping[str, int], prefill: ServingLayout | None = None,
+        counts: Mapping[str, Any], prefill: ServingLayout | None = None,
     ) -> Priced:  # fmt: skip
         """Rows of one engine and format that start."""
         keep = np.flatnonzero(np.isfinite(columns["total"]))
@@ -100,7 +100,7 @@ class Priced:
         return whole.take(keep)
 
     @classmethod
-    def nothing(cls, one: Served, layout: ServingLayout, counts: Mapping[str, int]) -> Priced:
+    def nothing(cls, one: Served, layout: ServingLayout, counts: Mapping[str, Any]) -> Priced:
         """No rows."""
         columns = {name: np.zeros(0) for name in (*COLUMNS, "split")}
         none = np.zeros(0, dtype=np.intp)

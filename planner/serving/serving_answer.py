@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.arrays import unique
 from planner.errors import PlannerError
 from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import OBJECTIVES, Choice, Priced, Task, joined
@@ -150,7 +151,7 @@ class Picks:
         rows = front_of(speed, total)
         if len(rows) > MOST_FRONT:
             marks = np.geomspace(speed[rows[0]], speed[rows[-1]], MOST_FRONT)
-            rows = rows[np.unique([int(np.argmin(np.abs(np.log(speed[rows] / mark)))) for mark in marks])]
+            rows = rows[unique([int(np.argmin(np.abs(np.log(speed[rows] / mark)))) for mark in marks])]
         return [where[at] for at in rows]
 
     def price(self, keys: Sequence[Key]) -> list[Choice]:

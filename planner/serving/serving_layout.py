@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -81,9 +82,9 @@ class ServingLayout:
     """Percent of the weights of layers, or of routed experts, that GPUs hold; the others stay in host memory."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if np.any(np.asarray(getattr(self, one.name)) < 1):
-                raise PlannerError(f"{one.name} must be at least 1")
+        for name, value in vars(self).items():
+            if value < 1 if isinstance(value, int) else (value < 1).any():
+                raise PlannerError(f"{name} must be at least 1")
         if np.any(np.asarray(self.gpu_weights) > 100):
             raise PlannerError(f"gpu_weights {np.max(self.gpu_weights)} is a percentage; give 1 to 100")
 
@@ -94,7 +95,9 @@ class ServingLayout:
 
     def take(self, rows: object) -> ServingLayout:
         """Some rows of columns; numbers stand for all rows."""
-        return replace(self, **{name: value[rows] if np.ndim(value) else value for name, value in vars(self).items()})
+        found = copy(self)  # rows of what was checked need no check
+        vars(found).update({name: value[rows] for name, value in vars(self).items() if np.ndim(value)})
+        return found
 
     def row(self, index: int) -> ServingLayout:
         """One row, its fields integers."""

@@ -134,7 +134,7 @@ def scarcest(found: Mapping[str, Any]) -> ServingMemory:
     """The stage with the least room, by candidate; what has the axis of ``left`` for them is told apart by it."""
     left = np.asarray(found["left"])
     least = np.argmin(left, axis=0)[None]
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(ServingMemory):
         value = np.asarray(found[field.name])
         if value.ndim == left.ndim:

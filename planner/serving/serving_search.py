@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats, NDArray, unique
 from planner.serving.candidates import at_loads, engine_layouts
 from planner.serving.engine_passes import Engine
 from planner.serving.priced_table import (
@@ -117,7 +117,7 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "
     close, every = np.arange(len(most)), at_loads(most)
     if len(every[0]) > AT_ONCE:
         coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
-        close = np.unique(coarse["split"][finalists(coarse, task, alone)].astype(np.intp))
+        close = unique(coarse["split"][finalists(coarse, task, alone)].astype(np.intp))
         every = at_loads(most[close])
     table = _at_loads(one, task, layout.take(close), every, counts)
     if not chunks or not len(table) or "max_tokens" in task.pins:
@@ -228,7 +228,7 @@ def finalists(table: Priced, task: Task, alone: str = "") -> NDArray[np.intp]:
         least = np.max(table["total"], initial=0.0, where=table["score"] <= 1.0)
         hopeful = first_broken[(bound >= least)]
         found.append(hopeful[np.argsort(-table["total"][hopeful])][: 2 * FINALISTS])
-    return np.unique(np.concatenate(found if alone else [*found, front(table)]))
+    return unique(np.concatenate(found if alone else [*found, front(table)]))
 
 
 def front(table: Priced) -> NDArray[np.intp]:

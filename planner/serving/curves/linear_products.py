@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import NDArray, unique
 from planner.curves import Column, GemmCurve
 from planner.serving.curves.kernel_laws import compute_dtype
 from planner.serving.curves.kernel_tables import Kernel
@@ -71,7 +71,7 @@ class Products:
         """The measured kernel at its nodes; between them its mesh and what its law adds beyond are straight."""
         if not self.kernel.axes:
             return None
-        nodes = np.unique(np.clip([1.0, *self.kernel.axes["m"], TABLE_ROWS], 1.0, TABLE_ROWS))
+        nodes = unique(np.clip([1.0, *self.kernel.axes["m"], TABLE_ROWS], 1.0, TABLE_ROWS))
         return Lines(nodes, self.kernel.time({"m": nodes, "n": self.n[..., None], "k": self.k[..., None]}))
 
     def _many(self, few: Column, rows: Column, shape: NDArray[np.intp]) -> Column:
