@@ -145,6 +145,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
+    model = _with_tables(given, model)
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
@@ -175,6 +176,13 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         frozen_weights="bf16" if adapters else None,
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=(*noted, *notes),
     )  # fmt: skip
+
+
+def _with_tables(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
+    """The model with one table for embedding and head, or with two, where a script says so over the model of its recipe."""
+    if model is None or (tied := given.get("model.share_embeddings_and_output_weights")) not in (True, False):
+        return model
+    return model if model.tied_embeddings == tied else dataclasses.replace(model, tied_embeddings=tied, published_parameters=0.0)
 
 
 def _targets(given: Settings) -> str:
