@@ -29,7 +29,8 @@ def _file(folder: Path, text: str, name: str = "run.sh") -> Path:
 @pytest.mark.parametrize("watcher", ["scripts/gpu_monitor.py", "scripts/dcgm_scrape.py"])
 def test_what_watches_gpus_beside_a_training_trains_nothing(tmp_path: Path, watcher: str) -> None:
     start = f"python {watcher} --output gpus.jsonl &\n"
-    train = "docker exec box bash -lc 'cd /work && accelerate launch --num_processes 4 own/train_loop.py --mbs 1 --model Qwen/Qwen3-8B'\n"
+    words = "accelerate launch --num_processes 4 own/train_loop.py --mbs 1 --model Qwen/Qwen3-8B"
+    train = f"docker exec box bash -lc 'cd /work && {words}'\n"
     with pytest.raises(OpenQuestionsError, match="forward pass of own/train_loop.py"):
         to_plan(read(_file(tmp_path, start + train), None, Given()))
     found = read(_file(tmp_path, f"{start}torchrun --nproc_per_node 4 own/loop.py {MODEL}\n", "b.sh"), None, Given())
@@ -55,3 +56,20 @@ def test_a_script_over_a_recipe_says_whether_embedding_and_head_are_one(tmp_path
         found = read(_file(tmp_path, BRIDGE.replace("SHARED", text), "pretrain.py"), None, Given(num_gpus=8))
         assert found.model is not None and found.model.tied_embeddings == tied
         assert not any("share_embeddings" in one for one in found.unread)
+
+
+def test_weights_that_a_yaml_over_a_recipe_begins_with_name_its_model(tmp_path: Path) -> None:
+    text = (
+        "train:\n  global_batch_size: 64\n  micro_batch_size: 1\nmodel:\n  seq_length: 8192\n  tensor_model_parallel_size: 2\n"
+        "  pipeline_model_parallel_size: 4\n  expert_model_parallel_size: 2\n  sequence_parallel: true\n"
+        "checkpoint:\n  pretrained_checkpoint: /models/NAME\n"
+    )
+    said = Given(settings={"recipe": "nemotron_3_nano_sft_config"}, num_gpus=32)
+    file = _file(tmp_path, text.replace("NAME", "NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"), "sft.yaml")
+    found = read(file, "megatron-bridge", said)
+    assert found.model is not None and found.model.name == "nemotron-3-nano-30b"
+    assert any("by its name" in one for one in found.notes)
+    other = read(_file(tmp_path, text.replace("NAME", "iter_100"), "own.yaml"), "megatron-bridge", said)
+    assert other.model is None
+    of_recipe = Given(settings={"recipe": "qwen3_8b_sft_config"}, num_gpus=32)
+    assert read(file, "megatron-bridge", of_recipe).model_name != "/models/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"

@@ -82,8 +82,8 @@ def _gate_bytes(shard: Shard, slots: Number) -> Number:
 def _masks(shard: Shard, slots: Number) -> MemoryBound:
     """Bytes per element of S E c, e those of an activation. Forward: an outer product written, 4, for each choice, and with two
     their sum, 12; from three on a one-hot of 8, cast 8 + 4, times the gates 4 + 4. Whether it is zero 4 + 1, and casts of both
-    masks 1 + e and 4 + e. Backward: the cast of the gradient e + 4; times locations and summed 12 for each choice, from three on 16, as
-    locations have the size of the mask."""
+    masks 1 + e and 4 + e. Backward: the cast of the gradient e + 4; times locations and summed 12 for each choice, from three on
+    16, as locations have the size of the mask."""
     e, many, choices = shard.element, shard.model.top_k > 2, min(shard.model.top_k, 2)
     made = 28.0 if many else 4.0 * choices + 12.0 * (choices > 1)
     half = e < 4

@@ -11,6 +11,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.model_names import preset_of
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
@@ -99,13 +100,20 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
     sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
     over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    named = data.get("hf_model_path") or call.get("hf_path")
+    named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
     settings = {"model.hf": "", **known.get(target, {}), **words, **over}
     run = Settings(path, data, said=said).section("run")
     nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
     return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
                  said.num_gpus or (nodes * each if nodes and each else None))  # fmt: skip
+
+
+def _by_checkpoint(data: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """The path of the weights that a job begins with, where its recipe names no model and the path names one."""
+    section = data.get("checkpoint")
+    path = str(section.get("pretrained_checkpoint") or "") if isinstance(section, Mapping) and not recipe.get("model.hf") else ""
+    return path if preset_of(path) else ""
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
