@@ -95,6 +95,7 @@ def test_dense_layers_and_trainers_without_masks_stay_as_they_were() -> None:
     assert [one.name for one in layers.layer(with_masks, moe=False)[0]] == [one.name for one in layers.layer(plain, moe=False)[0]]
     assert "permute" in named(plain) and "expert_masks" not in named(plain)
     assert 3 not in load_trainer("deepspeed+expert_masks=1").legal.zero and 3 in load_trainer("deepspeed").legal.zero
+    assert not load_trainer("deepspeed+expert_masks=1").legal.cp_methods and load_trainer("deepspeed").legal.cp_methods
     known: Trainer = TRAINERS["megatron-deepspeed"]
     assert known.option("expert_masks") == "off"
     assert load_trainer("megatron-deepspeed+expert_masks=1.25").option("expert_masks") == "1.25"
