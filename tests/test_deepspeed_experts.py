@@ -167,3 +167,26 @@ def test_words_that_change_nothing_of_the_masks(tmp_path: Path) -> None:
 def test_no_exporter_writes_such_experts_and_says_so(tmp_path: Path, target: str) -> None:
     plan = to_plan(_read(tmp_path, "--num-experts 16", Given(settings={"zero_stage": "2"})), {})
     assert "expert_masks" in " ".join(load_target(target).refusals(ExportJob.of(plan)))
+
+
+def test_the_dump_of_a_log_says_the_same(tmp_path: Path) -> None:
+    values = {
+        "deepspeed": True, "zero_stage": 1, "num_layers": 4, "hidden_size": 512, "ffn_hidden_size": 2048, "num_attention_heads": 8,
+        "seq_length": 512, "max_position_embeddings": 512, "padded_vocab_size": 32000, "micro_batch_size": 2, "world_size": 8,
+        "global_batch_size": 16, "fp16": True, "add_bias_linear": True, "num_experts": [16], "topk": 2, "expert_interval": 1,
+        "mlp_type": "standard", "moe_token_dropping": True, "moe_train_capacity_factor": 1.25, "moe_min_capacity": 4,
+        "moe_expert_parallel_size": 4, "use_tutel": False, "tensor_model_parallel_size": 1,
+    }  # fmt: skip
+
+    def dumped(given: Given | None = None, **changed: object) -> Any:
+        file = tmp_path / "train.log"
+        file.write_text("".join(f"  {name} {'.' * (40 - len(name))} {value}\n" for name, value in {**values, **changed}.items()))
+        return read(file, "megatron", given or Given())
+
+    found = dumped()
+    assert (found.trainer, found.model.num_experts, found.model.top_k) == ("megatron-deepspeed+expert_masks=1.25", 16, 2)
+    assert (found.fields["ep"], found.fields["etp"], found.unread) == (4, 1, ())
+    for name, value in (("use_tutel", True), ("moe_token_dropping", False), ("mlp_type", "residual")):
+        with pytest.raises(PlannerError, match=f"--set {name}=false imports the job without"):
+            dumped(**{name: value})
+        assert dumped(Given(settings={name: "false"}), **{name: value}).trainer == found.trainer

@@ -18,7 +18,7 @@ LEAST = 4
 """--moe-min-capacity by default, which the cost model counts with."""
 QUIET = (
     "moe_loss_coeff", "moe_eval_capacity_factor", "create_moe_param_group", "disable_moe_top2_2nd_expert_sampling",
-    "moe_top2_2nd_expert_sampling", "moe_train_capacity_factor", "moe_min_capacity", "expert_interval", "moe_token_dropping",
+    "moe_top2_2nd_expert_sampling", "moe_train_capacity_factor", "moe_min_capacity", "expert_interval",
 )  # fmt: skip
 """What is read here or changes neither time nor memory."""
 OWN_WORDS = re.compile(r".*(expert|moe|(^|_)(ep|edp)(_|$)|pft|gating|router).*")
@@ -65,7 +65,8 @@ def _refuse(found: Arguments) -> None:
         raise PlannerError(f"{found.where}: DeepSpeed's experts do not run with ZeRO 3 (runtime/engine.py: MoE not supported)")
     said = {
         "mlp_type": found.get("mlp_type") == "residual",
-        "disable_moe_token_dropping": found.get("disable_moe_token_dropping") or found.get("moe_token_dropping") is False,
+        "disable_moe_token_dropping": found.get("disable_moe_token_dropping"),
+        "moe_token_dropping": found.get("moe_token_dropping") is False,  # as a dump has it
         "use_tutel": found.get("use_tutel"),
         "enable_expert_tensor_parallelism": found.number("tensor_model_parallel_size", 1) > 1
         and found.get("enable_expert_tensor_parallelism"),
