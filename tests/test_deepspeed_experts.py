@@ -178,15 +178,15 @@ def test_the_dump_of_a_log_says_the_same(tmp_path: Path) -> None:
         "moe_expert_parallel_size": 4, "use_tutel": False, "tensor_model_parallel_size": 1,
     }  # fmt: skip
 
-    def dumped(given: Given | None = None, **changed: object) -> Any:
+    def dumped(changed: dict[str, object], given: Given | None = None) -> Any:
         file = tmp_path / "train.log"
-        file.write_text("".join(f"  {name} {'.' * (40 - len(name))} {value}\n" for name, value in {**values, **changed}.items()))
+        file.write_text("".join(f"  {name} {'.' * (40 - len(name))} {value}\n" for name, value in (values | changed).items()))
         return read(file, "megatron", given or Given())
 
-    found = dumped()
+    found = dumped({})
     assert (found.trainer, found.model.num_experts, found.model.top_k) == ("megatron-deepspeed+expert_masks=1.25", 16, 2)
     assert (found.fields["ep"], found.fields["etp"], found.unread) == (4, 1, ())
     for name, value in (("use_tutel", True), ("moe_token_dropping", False), ("mlp_type", "residual")):
         with pytest.raises(PlannerError, match=f"--set {name}=false imports the job without"):
-            dumped(**{name: value})
-        assert dumped(Given(settings={name: "false"}), **{name: value}).trainer == found.trainer
+            dumped({name: value})
+        assert dumped({name: value}, Given(settings={name: "false"})).trainer == found.trainer
