@@ -63,7 +63,7 @@ def spellings(name: str) -> list[str]:
     """A name without its owner, in small letters, and what is left of it when endings of uploads are cut off one by one; each also
     without what says in the middle that it was tuned."""
     shorter = _cut(name.rpartition("/")[2].lower().replace("_", "-"), _UPLOADED)
-    return [one for ending in shorter for one in (ending, ending.removeprefix("meta-"), _INNER.sub("", ending))]
+    return [one for ending in shorter for one in (ending, re.sub(r"^(meta|nvidia)-", "", ending), _INNER.sub("", ending))]
 
 
 def preset_of(name: str) -> str | None:

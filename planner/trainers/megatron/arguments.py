@@ -46,6 +46,8 @@ class Arguments(dict[str, Any]):
     """Files that the script writes: configurations of DeepSpeed."""
     engine: dict[str, int]
     """Fields of a layout that the configuration of DeepSpeed says: offload."""
+    dense_masks: str = ""
+    """Capacity factor of experts that are DeepSpeed's own; empty = they are not."""
     rows: int = 0
     """Rows of the vocabulary that they say of a model which the user names; 0 = those of the model."""
 

@@ -4,6 +4,7 @@ words, and which of them decide memory or degrees and cannot be said in a plan."
 import re
 
 from planner.errors import PlannerError, shown
+from planner.trainers.megatron import deepspeed_experts
 from planner.trainers.megatron.arguments import Arguments, known_arguments
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import adapter_targets
@@ -42,6 +43,7 @@ HARMLESS = re.compile(
 def translate(found: Arguments, gpus: int | None) -> None:
     """Says arguments of forks in Megatron's words; ``gpus`` of the job, None = not known. Raises PlannerError for those that decide
     memory or degrees and have none."""
+    deepspeed_experts.take(found)
     if found.dumped:
         return
     if found.get("glu_activation") == "swiglu":

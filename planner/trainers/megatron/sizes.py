@@ -73,10 +73,6 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
         return None
     if str(found.get("num_experts")) in ("0", "1", "['1']"):
         found.pop("num_experts")
-    if found.get("num_experts") and (found.get("deepspeed") or found.get("deepspeed_config")):
-        raise PlannerError(
-            f"{found.where}: --num-experts with --deepspeed: experts of Megatron-DeepSpeed are not priced"
-        )
     _ask_for_routing(found)
     missing = [one for one in SIZES if found.get(one) is None]
     if said is not None and (missing or other):
@@ -250,7 +246,7 @@ def _model(found: Arguments, rows: int) -> ModelSpec:
         "expert_ffn_size": found.number("moe_ffn_hidden_size", width) if experts else 0,
         "num_shared_experts": int(bool(shared)), "shared_expert_ffn_size": shared if experts else 0,
         "num_dense_layers": dense, "moe_layer_interval": interval, "expert_bias": bool(experts) and bias,
-        "router_bias": bool(experts) and bias, "window": window, "num_windowed_layers": windowed,
+        "router_bias": bool(experts) and bias and not found.dense_masks, "window": window, "num_windowed_layers": windowed,
         "mtp_layers": found.number("mtp_num_layers"), "clamped_activation": clamped,
         "scaled_rope": position == "yarn" and not mla, "attention_sinks": found.get("softmax_type") == "learnable",
     }  # fmt: skip

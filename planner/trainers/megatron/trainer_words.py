@@ -72,6 +72,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
             "expert_overlap": "on" if found.get("overlap_moe_expert_parallel_comm") else "off",
             "fused_experts": "on" if found.get("use_transformer_engine_op_fuser") else "off",
             "router_dtype": "fp32" if found.get("moe_router_dtype") in ("fp32", "fp64") else "bf16",
+            "expert_masks": found.dense_masks,
         }  # fmt: skip
     return said
 

@@ -11,6 +11,7 @@ from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import CpMethod, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.model_names import preset_of
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
@@ -99,13 +100,20 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
     sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
     over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    named = data.get("hf_model_path") or call.get("hf_path")
+    named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
     settings = {"model.hf": "", **known.get(target, {}), **words, **over}
     run = Settings(path, data, said=said).section("run")
     nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
     return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
                  said.num_gpus or (nodes * each if nodes and each else None))  # fmt: skip
+
+
+def _by_checkpoint(data: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """The path of the weights that a job begins with, where its recipe names no model and the path names one."""
+    section = data.get("checkpoint")
+    path = str(section.get("pretrained_checkpoint") or "") if isinstance(section, Mapping) and not recipe.get("model.hf") else ""
+    return path if preset_of(path) else ""
 
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +153,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
+    model = _with_tables(given, model)
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
@@ -175,6 +184,13 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         frozen_weights="bf16" if adapters else None,
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=(*noted, *notes),
     )  # fmt: skip
+
+
+def _with_tables(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
+    """The model with one table for embedding and head, or with two, where a script says so over the model of its recipe."""
+    if model is None or (tied := given.get("model.share_embeddings_and_output_weights")) not in (True, False):
+        return model
+    return model if model.tied_embeddings == tied else dataclasses.replace(model, tied_embeddings=tied, published_parameters=0.0)
 
 
 def _targets(given: Settings) -> str:

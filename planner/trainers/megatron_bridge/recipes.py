@@ -44,7 +44,7 @@ DECISIVE = (
     "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.optimizer_cpu_offload",
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
     "comm_overlap.overlap_moe_expert_parallel_comm", "model.fine_grained_activation_offloading", "model.moe_paged_stash",
-    "model.cpu_offloading_num_layers", "model.cp_comm_type",
+    "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
 )  # fmt: skip
 """Settings that decide a plan."""
 

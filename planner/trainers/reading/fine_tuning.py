@@ -39,7 +39,7 @@ KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa"
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
     r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
-    r"|layers_to_transform|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b[st]p_size).*"
+    r"|layers_to_transform|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
 ENCODER = re.compile(r"freeze_?v(ision\w*|it\w*)?")
@@ -148,7 +148,7 @@ def reading(job: FineTuning) -> Reading:
     return result
 
 
-_ONE_RANK = re.compile(r"\w*(parallel|[st]p)\w*size = '?1'?")
+_ONE_RANK = re.compile(r"\w*(parallel|[stcpe]p|dp_(shard|replicate))\w*size = '?1'?")
 """A split over one rank, which splits nothing."""
 _FEWER_BITS = re.compile(r"(.*\.)?zero_quantized_(weights|gradients) = True")
 """Of ZeRO++: what is sent is quantised, and what is stored is not.  [DeepSpeed, docs/_tutorials/zeropp.md]"""

@@ -48,6 +48,8 @@ def shared_refusals(job: ExportJob) -> list[str]:
         found.append("recompute selective: checkpoints of transformers cover whole layers; use full or none")
     if spelled(job.plan.trainer)[2].get("loss") == "chunked":
         found.append("option loss=chunked: transformers' Trainer has all logits at once, or Liger's loss; use loss=fused_linear")
+    if spelled(job.plan.trainer)[2].get("expert_masks", "off") != "off":
+        found.append("option expert_masks: models of transformers have no layers of deepspeed.moe, only Megatron-DeepSpeed has")
     return found
 
 
