@@ -126,7 +126,7 @@ def test_who_waits_for_a_place_of_a_closed_loop_waits_as_long_as_the_others(engi
 def test_the_law_of_little_holds_where_prompts_are_the_limit(engine: str, value: float) -> None:
     """N = X (TTFT + (O - 1) TPOT): with answers of 16 tokens 3.4 of 4 requests were in flight."""
     what, layout = (
-        served("qwen3-32b", engine=engine, weights="bf16"),
+        served("qwen3-32b", "h200-sxm", engine, "bf16"),
         ServingLayout(tp=1, max_batch=64, max_tokens=8192),
     )
     traffic = Traffic(input=Lengths.uniform(6554, 9830), output=Lengths.uniform(13, 19), value=value)
