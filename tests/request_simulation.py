@@ -31,6 +31,8 @@ class Loop:
     seed: int = 0
     first: dict[int, float] = field(default_factory=dict)
     end: dict[int, float] = field(default_factory=dict)
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds between two tokens, and how many there were."""
 
     def run(self) -> tuple[float, float]:
         """Mean time to first token and per output token, seconds."""
@@ -62,7 +64,9 @@ class Loop:
                 each = self.seconds(len(running), 0)
                 until = (arrivals[0][0] - clock) / each if arrivals else np.inf
                 steps = max(int(min(running[0][0] - count, np.ceil(until))), 1)
-            clock, count = clock + steps * self.seconds(len(running), tokens), count + steps
+            passes = self.seconds(len(running), tokens)
+            self.gaps.append((passes, steps * len(running)))
+            clock, count = clock + steps * passes, count + steps
             for one in done:
                 self.first[one] = clock
                 heapq.heappush(running, (count + int(outputs[one]) - 1, one))
@@ -75,3 +79,8 @@ class Loop:
         waits = [self.first[one] - sent[one] for one in self.end]
         paces = [(self.end[one] - self.first[one]) / max(int(outputs[one]) - 1, 1) for one in self.end]
         return float(np.mean(waits)), float(np.mean(paces))
+
+    def gap(self, level: float) -> float:
+        """The gap that a share ``level`` of all gaps is not above, after the first wave."""
+        found = np.array(sorted(self.gaps[len(self.gaps) // self.waves :]))
+        return float(found[np.searchsorted(np.cumsum(found[:, 1]), level * found[:, 1].sum()), 0])

@@ -12,6 +12,7 @@ from planner import library
 from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.serving import serve_plan as files
+from planner.serving.load import Flow
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serve_plan import EngineOptions, ServePlan, load_serve_plan, predict_serving
 from planner.serving.serving_layout import Precision, ServingLayout
@@ -19,6 +20,7 @@ from planner.serving.traffic import Lengths, Limits, Speculation, Traffic
 from tests.serve_samples import sample_plan
 
 GIB = 1024.0**3
+STEADY = Flow(**dict.fromkeys(("ttft", "tpot", "wait", "rate", "running", "waiting", "prompt", "decode"), 0.0))
 
 
 def estimate_of_two() -> ServingEstimate:
@@ -32,7 +34,7 @@ def estimate_of_two() -> ServingEstimate:
             weights=np.array([10 * GIB, 20 * GIB]), draft=0.0, activations=GIB, graphs=0.0, reserve=GIB, cache=2 * GIB,
             usable=79 * GIB, bytes_per_token=1e5, bytes_per_sequence=0.0, capacity=1e5,
         ),
-        saturated=np.array([False, True]), fits=True, max_concurrency=7.0, preemption=0.0, busy=0.0,
+        saturated=np.array([False, True]), fits=True, max_concurrency=7.0, preemption=0.0, flow=STEADY,
     )  # fmt: skip
 
 

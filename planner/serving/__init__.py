@@ -8,6 +8,7 @@ From the ground up; a module imports from its own line and from lines above:
     serving_memory serving_rules                  what fits, what may run
     linear_layers even_stages step                products of a pass by their few shapes; seconds of one forward pass
     engine_passes lock_step load                  those of one engine; requests in step; queues
+    token_gaps                                    gaps between the tokens of an answer, of a flow of queues
     serving_estimate prefill_queue pools chain    both together: one pool, two pools, stages on several kinds
     intervals serve_plan                          where nine of ten runs lie; a plan and its file
     serving_inputs candidates priced_table        flags as values; splits and loads as columns; ``Priced``: deployments as columns

@@ -238,6 +238,8 @@ class Entry:
     """File and version where it was read."""
 
 
+VERSION_SIGNS = r"\d{1,4}(?:\.\d{1,4}){1,3}(?:(?:rc|\.post|a|b)\d{1,3})?"
+"""A version of an engine, as its plans write it."""
 NO_FACTS = ("name", "version", "note", "sources", "file")
 FACTS = tuple(name for name in Engine.__dataclass_fields__ if name not in NO_FACTS)
 
@@ -257,7 +259,13 @@ def load_engine(name: str) -> Engine:
     engine, _, version = name.strip().partition("@")
     if engine not in engine_names():
         raise UnknownNameError("engine", engine, engine_names())
-    return _load(engine, version.strip())
+    return _load(engine, _spelled(version.strip()))
+
+
+def _spelled(version: str) -> str:
+    """A version as plans write it, of what packages and images call it: v0.11.0, 0.11.0+cu128, 0.9.2.dev15 and latest."""
+    found = re.search(VERSION_SIGNS, version)
+    return found.group() if found else "" if version == "latest" else version
 
 
 def _own(name: str) -> Engine:
@@ -281,7 +289,8 @@ def _load(name: str, version: str) -> Engine:
     facts = check_keys(data["facts"], FACTS, f"{path.name}: facts")
     asked = _numbers(version) if version else _numbers(str(data["newest"]))
     if not asked:
-        raise PlannerError(f"engine version '{version[:40]}' has no number; write {name}@{data['newest']}")
+        lacks = "is none like 1.2" if re.search(r"\d", version) else "has no number"
+        raise PlannerError(f"engine version '{version[:40]}' {lacks}; write {name}@{data['newest']}")
     note = ""
     if asked[:2] > _numbers(str(data["newest"]))[:2]:
         note = f"{name} {version} is not known; its defaults are those of {data['newest']}"

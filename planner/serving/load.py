@@ -54,6 +54,8 @@ class Flow:
     """S."""
     decode: Floats
     """D(B)."""
+    late: Any = 0.0
+    """The part of wait that all wait alike: for a place, behind those in flight."""
     chance: Any = 1.0
     """Of a request to queue at all."""
     first: Any = 0.0
@@ -68,7 +70,7 @@ class Flow:
         requests of the first wave are served at even intervals, after all others have been."""
         share = 1.0 / self.waves
         mean = self.ttft - np.maximum(self.first - self.ttft, 0.0) * share / (1.0 - share) if share < 1.0 else self.ttft
-        queued = np.where(np.isinf(self.wait), 0.0, self.wait)
+        queued = np.where(np.isinf(self.wait), 0.0, self.wait - self.late)
         chance = np.clip(self.chance, 1e-9, 1.0)
         rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
         steady = mean - queued + queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
@@ -86,8 +88,7 @@ def closed(engine: Engine, requests: Any, most: Any, queued: bool = False) -> Fl
     flow = _mixing(engine, inside, queued) if engine.served.engine.mixes_prefill else _stopping(engine, inside)
     outside = np.maximum(requests - inside, 0.0)
     late = outside / flow.rate
-    chance = np.where(outside > 0.0, 1.0, flow.chance)
-    return replace(flow, ttft=flow.ttft + late, wait=flow.wait + late, waiting=outside, chance=chance)
+    return replace(flow, ttft=flow.ttft + late, wait=flow.wait + late, late=late, waiting=outside)
 
 
 def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
@@ -103,7 +104,8 @@ def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
         busy = rate * added
         tpot = decode / engine.speed / (1.0 - train.share * rate * added)
         batch = np.clip(rate * output * tpot, 1e-6, requests)
-    wait = np.maximum(queue_wait(rate, added, requests), least)
+    rest = requests / rate - base - output * tpot  # of those whose prompts are more than the engine computes
+    wait = np.maximum(np.maximum(queue_wait(rate, added, requests), least), np.where(busy > SATURATED, rest, 0.0))
     return Flow(
         ttft=base + wait,
         tpot=tpot,

@@ -82,6 +82,7 @@ def _estimate_of(pair: _Pair, memory: ServingMemory, value: Any, parts: bool) ->
         ttft=found.base + wait + outside,
         tpot=found.tpot,
         wait=wait + outside,
+        late=outside,
         rate=found.rate / pair.decoders,
         running=found.batch,
         waiting=outside * found.rate,

@@ -231,3 +231,11 @@ def estimate_row(found: Any, row: int) -> Any:
         return replace(found, **{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
     value = np.asarray(found)
     return found if value.ndim == 0 else value.reshape(-1)[row if value.size > 1 else 0]
+
+
+def estimates_of(rows: Sequence[Any]) -> Any:
+    """Rows of estimates as one of columns."""
+    first = rows[0]
+    if is_dataclass(first) and not isinstance(first, type):
+        return replace(first, **{one.name: estimates_of([getattr(row, one.name) for row in rows]) for one in fields(first)})
+    return np.array(rows)

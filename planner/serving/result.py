@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner import arrays as npt
+
+if TYPE_CHECKING:
+    from planner.serving.load import Flow
 
 Numbers = float | npt.Floats
 """A number, or a column of numbers."""
@@ -142,5 +146,5 @@ class ServingEstimate:
     """Requests of this length that the cache of the whole deployment holds at once."""
     preemption: Numbers
     """Chance that a step finds the cache full and has to pre-empt."""
-    busy: Numbers
-    """Share of the time of one engine that goes to prompts."""
+    flow: Flow
+    """The steady state of one engine that all of it follows from."""

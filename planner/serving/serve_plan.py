@@ -48,7 +48,7 @@ from planner.schema import (
     value_of,
     within,
 )
-from planner.serving.engine import load_engine
+from planner.serving.engine import VERSION_SIGNS, load_engine
 from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Limits, Traffic
@@ -71,7 +71,7 @@ EngineName = Annotated[
     str,
     Rule(
         signs=re.compile(
-            rf"({'|'.join(ENGINES)})(@\d{{1,4}}(\.\d{{1,4}}){{0,3}}((rc|\.post|a|b)\d{{1,3}})?)?|[\w./ +-]{{1,200}}\.ya?ml"
+            rf"({'|'.join(ENGINES)})(@{VERSION_SIGNS})?|[\w./ +-]{{1,200}}\.ya?ml"
         ),
         says=f"one of {', '.join(ENGINES)}, with @ and a version if one is meant, like vllm@0.33; or a YAML file",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, St
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
+from planner.serving.token_gaps import token_gaps
 from planner.serving.traffic import Traffic
 
 NO_PARTS = StepTime(**dict.fromkeys((one.name for one in fields(StepTime)), 0.0))
@@ -66,7 +67,7 @@ def result(
     engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow, parts: bool = True
 ) -> ServingEstimate:  # fmt: skip
     """An estimate from the flow of one engine, with the client's part of the time to first token. ``parts``: with those of the
-    mean step; a search compares rows without."""
+    mean step and the spread of gaps between tokens; a search compares rows without."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
     host, outside = served.engine.host, traffic.client != "process" and traffic.load != "static"
@@ -75,30 +76,32 @@ def result(
     at = {name: flow.ttft_at(level) + client for name, level in LEVELS.items()}
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
+    tpot = Quantiles(**dict.fromkeys(("mean", *LEVELS), flow.tpot))
     rest = np.maximum(output - 1.0, 0.0) * flow.tpot
-    mixed = flow.decode + flow.prompt * engine.dp * engine.pp
-    share, busy = np.minimum(flow.rate * flow.tpot, 1.0), np.minimum(flow.rate * flow.prompt, 1.0)
     saturated = np.isinf(flow.waiting) if traffic.load == "rate" else flow.waiting > 0.5
-    return ServingEstimate(
+    found = ServingEstimate(
         ttft=Quantiles(mean=ttft, **at),
-        tpot=Quantiles(mean=flow.tpot, p50=flow.tpot, p90=flow.tpot, p99=flow.tpot),
-        itl=Quantiles(
-            mean=flow.tpot,
-            p50=flow.decode,
-            p90=np.where(share > 0.1, mixed, flow.decode),
-            p99=np.where(share > 0.01, mixed, flow.decode),
-        ),
+        tpot=tpot,
+        itl=tpot,
         e2e=Quantiles(mean=ttft + rest, **{name: first + rest for name, first in at.items()}),
         requests_per_second=rate,
         output_tokens_per_second=rate * output,
         total_tokens_per_second=rate * total,
         running=flow.running,
         waiting=flow.waiting,
-        step=engine.decode_step(flow.running, busy) if parts else NO_PARTS,
+        step=NO_PARTS,
         memory=memory,
         saturated=saturated,
         fits=np.asarray(memory.fits) & (np.asarray(most) >= 1.0),
         max_concurrency=most * replicas,
         preemption=preemption_chance(served.engine, layout, traffic, memory, flow.running),
-        busy=busy,
+        flow=flow,
     )
+    return with_parts(engine, found) if parts else found
+
+
+def with_parts(engine: Engine, found: ServingEstimate) -> ServingEstimate:
+    """An estimate with the parts of the mean step and the spread of gaps between tokens."""
+    flow = found.flow
+    step = engine.decode_step(flow.running, np.minimum(flow.rate * flow.prompt, 1.0))
+    return replace(found, step=step, itl=token_gaps(engine, flow, LEVELS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from planner.keywords import flag_of
 from planner.model import ModelSpec, load_model
 from planner.serving.engine import Engine, engine_names, load_engine
 from planner.serving.priced_table import Task
-from planner.serving.published import alternatives, precision_text, published
+from planner.serving.published import Published, alternatives, precision_text, published
 from planner.serving.served import Served
 from planner.serving.serving_inputs import (
     PERCENTILES,
@@ -141,7 +141,7 @@ def ask(request: ServeRequest) -> Question:
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=_bandwidth(request.network_bandwidth))
     engines = _engines(request, assumed)
-    precision, others = _precision(request, model, hardware, assumed)
+    precision, others = _precision(request, model, hardware, engines, assumed)
     limits = Limits(
         ttft=read_seconds(request.ttft, "--ttft"),
         tpot=read_seconds(request.tpot, "--tpot"),
@@ -221,6 +221,8 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
     for one in said:
         name, at, version = one.lower().partition("@")
         engine = load_engine(one if one.endswith((".yaml", ".yml")) else f"{names.get(name, name)}{at}{version}")
+        if engine.label in [other.label for other in found]:
+            continue
         if engine.note:
             assumed.append(
                 Assumption("engine", f"{engine.name} {engine.version}", engine.note, "--engine NAME@VERSION")
@@ -230,7 +232,7 @@ def _engines(request: ServeRequest, assumed: list[Assumption]) -> tuple[Engine, 
 
 
 def _precision(
-    request: ServeRequest, model: ModelSpec, hardware: HardwareProfile, assumed: list[Assumption]
+    request: ServeRequest, model: ModelSpec, hardware: HardwareProfile, engines: Sequence[Engine], assumed: list[Assumption]
 ) -> tuple[Precision, tuple[Precision, ...]]:
     """The main format, and the quantised ones to compare it with."""
     if request.fixed is not None:
@@ -242,7 +244,7 @@ def _precision(
         }
         changed = {**kept, **({"experts": "", "attention": ""} if "weights" in kept else {})}
         return dataclasses.replace(request.fixed, **changed), ()
-    usual = published(model)
+    usual = _loaded(published(model), hardware, engines)
     cache = None if request.cache is None else _format(request.cache, CACHES, "--cache")
     if request.weights is not None and request.weights != "auto":
         found = Precision(weights=_format(request.weights, WEIGHTS, "--weights"))
@@ -253,6 +255,17 @@ def _precision(
         assumed.append(Assumption("cache", found.cache, "no flag: what engines take for these weights", "--cache fp8"))
     others = [one for one in alternatives(found, hardware) if cache is None or one.cache == cache]
     return found, tuple(others)
+
+
+def _loaded(usual: Published, hardware: HardwareProfile, engines: Sequence[Engine]) -> Published:
+    """The published format as engines load it: bf16 as fp16 on a device without bf16.  [vllm/config/model.py, _resolve_auto_dtype;
+    sglang, maybe_downgrade_dtype_for_legacy_gpu]"""
+    if usual.precision != Precision() or any(one.runs("bf16", hardware) for one in engines):
+        return usual
+    if not any(one.runs("fp16", hardware) for one in engines):
+        return usual
+    why = f"{hardware.name} has no bf16: engines load such weights as fp16 there"
+    return dataclasses.replace(usual, precision=Precision(weights="fp16"), why=why)
 
 
 def _format(text: str, known: tuple[str, ...], flag: str) -> str:

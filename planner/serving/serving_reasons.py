@@ -112,7 +112,8 @@ def disaggregated_text(loaded: bool, together: Choice, apart: Choice) -> str:
     if missing[1]:
         return f"Disaggregated: {names} {missing[1]}; aggregated keeps the limits."
     if missing[0]:
-        return f"Disaggregated: {names} keeps the limits; the best aggregated one, {name_of(together)}, does not: {missing[0]}."
+        why = missing[0] if missing[0].startswith("does not") else f"does not: {missing[0]}"
+        return f"Disaggregated: {names} keeps the limits; the best aggregated one, {name_of(together)}, {why}."
     times, rates = (
         [_number(one.found.e2e.mean) for one in (apart, together)],
         [one.total for one in (apart, together)],

@@ -24,10 +24,11 @@ from planner.serving.priced_table import (
     broadcast,
     columns_of,
     estimate_row,
+    estimates_of,
     traffic_of,
 )  # fmt: skip
 from planner.serving.served import Served
-from planner.serving.serving_estimate import estimate, running_at_most
+from planner.serving.serving_estimate import estimate, running_at_most, with_parts
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_rules import legal
@@ -252,17 +253,16 @@ def _rounded(values: Floats) -> Floats:
 
 
 def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
-    """Rows of a table as deployments; the parts of their steps are priced, those of one engine and format together."""
+    """Rows of a table as deployments; what a search leaves out is priced, for those of one engine and format together."""
     found: dict[int, Choice] = {}
     for source in sorted({int(table.source[row]) for row in rows}):
         one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
         some, traffics = table.take(np.array(mine)), [traffic_of(table, task, row) for row in mine]
         known = [estimate_row(table.estimates[at], row) for at, row in some.place]
-        running, busy = (np.array([getattr(answer, name) for answer in known]) for name in ("running", "busy"))
-        steps = Engine(one, some.layout, traffics[0]).decode_step(running, busy)
+        answers = with_parts(Engine(one, some.layout, traffics[0]), estimates_of(known))
         for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
             found[row] = Choice(
                 served=one, layout=some.layout.row(at), prefill=some.prefill and some.prefill.row(at), traffic=traffic,
-                found=replace(known[at], step=estimate_row(steps, at)), limits=task.limits,
+                found=estimate_row(answers, at), limits=task.limits,
             )  # fmt: skip
     return [found[int(row)] for row in rows]

@@ -272,7 +272,7 @@ def changed_options(function: Callable[..., None]) -> Callable[..., None]:
     for name, kind, value, text in reversed((*QUESTION, ("output", str, "N", "Generated tokens, likewise. [256]"))):
         once = name in ("model", "nodes", "price")
         function = click.option(
-            flag_of(name), name, type=kind if once else str, multiple=not once, metavar=value, help=text
+            flag_of(name), *ALSO.get(name, ()), name, type=kind if once else str, multiple=not once, metavar=value, help=text
         )(function)  # fmt: skip
     return function
 

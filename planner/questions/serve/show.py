@@ -165,8 +165,8 @@ def print_parts(console: Console, plan: ServePlan) -> None:
     console.print(latency_table(found))
     if found.ranges and (ends := found.ranges.get("output_tokens_per_second")):
         console.print(
-            f"Output tokens/s: {found.output_tokens_per_second:,.0f}, {ends[0]:,.0f} to {ends[1]:,.0f} in nine of ten runs, by "
-            f"{found.ranges_basis}.",
+            f"Output tokens/s: {number(found.output_tokens_per_second)}, {number(ends[0])} to {number(ends[1])} in nine of ten "
+            f"runs, by {found.ranges_basis}.",
             soft_wrap=not console.is_terminal,
         )
     console.print(step_table(found))
@@ -255,20 +255,11 @@ def ways_table(ways: Sequence[Change], width: int) -> Table:
 
 def rates_line(row: ServeRow) -> str:
     """Rates of the whole, dollars and energy in one line."""
-    total = (
-        "" if row.usd_per_million_total is None else f", ${row.usd_per_million_total:.3g} per million tokens in and out"
-    )
-    out = (
-        ""
-        if row.usd_per_million_output is None
-        else f"; ${row.usd_per_million_output:.3g} per million output tokens{total}"
-    )
-    energy = (
-        ""
-        if row.kwh_per_million_output is None
-        else f", at most {row.kwh_per_million_output:.3g} kWh per million output tokens"
-    )
-    return f"{row.requests_per_second:.3g} requests/s, {row.tokens_per_second:,.0f} output tokens/s{out}{energy}."
+    total = "" if row.usd_per_million_total is None else f", ${money(row.usd_per_million_total)} per million tokens in and out"
+    output, kwh = row.usd_per_million_output, row.kwh_per_million_output
+    out = "" if output is None else f"; ${money(output)} per million output tokens{total}"
+    energy = "" if kwh is None else f", at most {number(kwh)} kWh per million output tokens"
+    return f"{row.requests_per_second:.3g} requests/s, {number(row.tokens_per_second)} output tokens/s{out}{energy}."
 
 
 # ------------------------------------------------------------------------------------------------ plain data

@@ -1,0 +1,134 @@
+"""What a user types first of serving: versions as packages spell them, an engine said twice, small rates, full servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from serve_samples import served
+
+from planner.commands.main import main
+from planner.errors import PlannerError
+from planner.serving import load
+from planner.serving.engine import load_engine
+from planner.serving.engine_passes import Engine
+from planner.serving.serving_estimate import estimate
+from planner.serving.serving_layout import ServingLayout
+from planner.serving.traffic import Lengths, Traffic
+
+ESTIMATE = ["serve", "estimate", "--model", "llama-8b", "--gpus", "1", "--hardware", "h100", "--tp", "1"]
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(main, list(words))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(
+    ("said", "label"),
+    [
+        ("vllm@v0.11.0", "vllm@0.11.0"), ("vllm@0.11.0+cu128", "vllm@0.11.0"), ("vllm@0.9.2.dev15", "vllm@0.9.2"),
+        ("sglang@v0.5.9.post1-cu126", "sglang@0.5.9.post1"), ("trtllm@1.2.0rc4", "trtllm@1.2.0rc4"),
+    ],
+)  # fmt: skip
+def test_a_version_of_a_package_or_an_image_is_that_of_its_plans(said: str, label: str, tmp_path: Path) -> None:
+    """A plan for vllm@v0.11.0 was written and then refused by the reader of plans."""
+    assert load_engine(said).label == label
+    file = str(tmp_path / "serve.yaml")
+    run(*ESTIMATE, "--engine", said, "--output", file)
+    assert label.replace("@", " ") in run("serve", "estimate", file)
+
+
+def test_latest_is_the_newest_and_a_number_alone_is_no_version() -> None:
+    assert load_engine("sglang@latest") == load_engine("sglang")
+    with pytest.raises(PlannerError, match="'99' is none like 1.2; write vllm@"):
+        load_engine("vllm@99")
+
+
+def test_an_engine_said_twice_is_searched_once() -> None:
+    once = run("serve", "--model", "llama-8b", "--gpus", "1", "--hardware", "h100", "--engine", "vllm", "--top", "9")
+    twice = run(
+        "serve", "--model", "llama-8b", "--gpus", "1", "--hardware", "h100", "--engine", "vllm,vLLM", "--top", "9"
+    )
+    assert once.count("offline") == twice.count("offline")
+
+
+def test_a_rare_request_has_no_rate_of_zero_and_no_powers_of_ten() -> None:
+    """5/h was "0 output tokens/s; $4.3e+04 per million"."""
+    said = run(*ESTIMATE, "--rate", "5/h")
+    assert "0.356 output tokens/s" in said and "e+0" not in said and "0 to 0" not in said
+
+
+def test_a_change_takes_the_flags_that_the_question_has() -> None:
+    """--network was a flag of ``plan serve`` and unknown to its what-if."""
+    said = run(
+        "serve",
+        "what-if",
+        "--model",
+        "llama-8b",
+        "--gpus",
+        "2",
+        "--engine",
+        "vllm",
+        "--network",
+        "400 Gb/s",
+        "--rate",
+        "2/s",
+    )
+    assert "llama-3.1-8b on 2 x" in said
+
+
+def test_the_limit_that_aggregated_ones_miss_is_said_once() -> None:
+    """Was "the best aggregated one, sglang tp 1 pp 2 x 19, does not: does not keep up"."""
+    said = run(
+        "serve",
+        "--model",
+        "llama-70b",
+        "--gpus",
+        "38",
+        "--rate",
+        "50/s",
+        "--ttft",
+        "1s",
+        "--tpot",
+        "50ms",
+        "--hardware",
+        "h100",
+    )
+    assert "does not: does not" not in said and "does not keep up with 50 requests/s" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(("hardware", "model"), [("t4", "qwen2.5-1.5b"), ("v100", "llama-8b")])
+def test_a_card_without_bf16_serves_in_fp16_as_the_engines_do(hardware: str, model: str) -> None:
+    """vLLM and SGLang load bf16 weights as fp16 there and say so; the question ended in "does not run bf16 weights"."""
+    said = run("serve", "--model", model, "--gpus", "1", "--hardware", hardware)
+    assert "fp16" in said and "has no bf16" in said
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_who_waits_for_a_place_of_a_closed_loop_waits_as_long_as_the_others(engine: str) -> None:
+    """N requests for B places: each waits for the N - B ahead of it, (N - B) / X; it was spread as if it arrived at random."""
+    what, layout = served(engine=engine, weights="bf16"), ServingLayout(tp=8, max_batch=64, max_tokens=8192)
+    traffic = Traffic(input=Lengths.uniform(1638, 2458), output=Lengths.uniform(205, 307), value=256.0)
+    full, found = (estimate(what, layout, replace(traffic, value=value)) for value in (64.0, 256.0))
+    late = 192.0 / float(found.requests_per_second)
+    for figure in ("mean", "p50", "p90", "p99"):
+        assert float(found.ttft.of(figure)) == pytest.approx(float(full.ttft.of(figure)) + late, rel=1e-6)
+    flow = load.closed(Engine(what, layout, traffic), 256.0, 64.0)
+    assert float(flow.late) == pytest.approx(late)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("value", [1.0, 4.0, 64.0])
+def test_the_law_of_little_holds_where_prompts_are_the_limit(engine: str, value: float) -> None:
+    """N = X (TTFT + (O - 1) TPOT): with answers of 16 tokens 3.4 of 4 requests were in flight."""
+    what, layout = (
+        served("qwen3-32b", "h200-sxm", engine, "bf16"),
+        ServingLayout(tp=1, max_batch=64, max_tokens=8192),
+    )
+    traffic = Traffic(input=Lengths.uniform(6554, 9830), output=Lengths.uniform(13, 19), value=value)
+    flow = load.closed(Engine(what, layout, traffic), value, 64.0)
+    assert float(flow.rate * (flow.ttft + 15.0 * flow.tpot)) == pytest.approx(value, rel=0.02)
