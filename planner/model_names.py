@@ -10,12 +10,16 @@ _REPOSITORY = re.compile(r"^source:.*?Hugging Face ([\w.-]+/[\w.-]+)", re.MULTIL
 _TUNED = "base|instruct|chat|it"
 _VARIANT = re.compile(rf"-({_TUNED}|hf|pt)$")
 """Endings of the variants of one architecture: base, tuned, converted. Versions and dates stay: sizes may differ."""
-_UPLOADED = re.compile(
-    rf"[-_.]({_TUNED}|hf|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|thinking"
-    r"|fp4(-v\d)?|w4a16|w8a8|mcore|quantized|kv|terminus)$"
+_COPIED = (
+    rf"{_TUNED}|hf|pt|bf16|fp16|fp8|unsloth|bnb|[48]bit|int[48]|gptq|awq|gguf|mxfp4|nvfp4|dynamic|2507|think(ing)?"
+    r"|fp4(-v\d)?|w4a16|w8a8|mcore|quantized|kv|block|static|pertensor|terminus|deduped"
 )
+_UPLOADED = re.compile(rf"[-_.]({_COPIED})$")
 """The same in names of copies that somebody else uploaded, quantised ones among them."""
+_DATED = re.compile(rf"[-_.]({_COPIED}|exp|preview|v0\.\d|2[3-6](0[1-9]|1[0-2])|0528|0324)$")
+"""The same with versions and months, of which sizes rarely differ: near enough for a row of somebody's run."""
 _INNER = re.compile(rf"-({_TUNED})\b")
+_MAKER = re.compile(r"^(meta|nvidia)-")
 FORMATS = (
     (r"nvfp4|\bfp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8", "fp8"), (r"int4|w4a16|awq|gptq|uint4|4bit", "int4"),
     (r"int8|w8a8|8bit", "int8"),
@@ -45,7 +49,7 @@ def preset_named(name: str) -> str | None:
 
 def preset_called(name: str) -> str | None:
     """The same for a name that a user types, whose owner may be missing: llama-3.3-70b-instruct is tuned llama-3.3-70b."""
-    bare = [] if "/" in name else _cut(name.lower().removeprefix("meta-"), _VARIANT)
+    bare = [] if "/" in name else _cut(_MAKER.sub("", name.lower()), _VARIANT)
     return next((preset for one in (name, *bare) if (preset := preset_named(one))), None)
 
 
@@ -59,11 +63,11 @@ def _base(repository: str) -> str:
     return f"{owner}/{_cut(name.removeprefix('meta-'), _VARIANT)[-1]}"
 
 
-def spellings(name: str) -> list[str]:
+def spellings(name: str, endings: re.Pattern[str] = _UPLOADED) -> list[str]:
     """A name without its owner, in small letters, and what is left of it when endings of uploads are cut off one by one; each also
-    without what says in the middle that it was tuned."""
-    shorter = _cut(name.rpartition("/")[2].lower().replace("_", "-"), _UPLOADED)
-    return [one for ending in shorter for one in (ending, re.sub(r"^(meta|nvidia)-", "", ending), _INNER.sub("", ending))]
+    without what its maker puts before it, and without what says in the middle that it was tuned."""
+    shorter = _cut(name.rpartition("/")[2].lower().replace("_", "-"), endings)
+    return [one for ending in shorter for one in (ending, _MAKER.sub("", ending), _INNER.sub("", _MAKER.sub("", ending)))]
 
 
 def preset_of(name: str) -> str | None:
@@ -71,6 +75,12 @@ def preset_of(name: str) -> str | None:
     cached = re.search(r"models--[\w.-]+--([\w.-]+?)/snapshots/", name)  # as the hub's cache lays them
     asked = spellings(cached[1] if cached else name.strip("/"))
     return next((preset for one in asked if one and (preset := preset_named(one) or _known().get(one)) is not None), None)
+
+
+def preset_like(name: str) -> str | None:
+    """The same, and where there is none the preset that has this name but for versions and months: near enough for a row of
+    somebody's run. Aliases are no such names: what mistral-small is depends on the month."""
+    return preset_of(name) or _undated().get(spellings(name, _DATED)[-1])
 
 
 @cache
@@ -82,6 +92,14 @@ def _known() -> dict[str, str]:
         for one in (bare[0], bare[2]):
             found.setdefault(one, preset)
     return found
+
+
+@cache
+def _undated() -> dict[str, str]:
+    """Presets by their names and those of repositories, without versions and months; of two that share one the preset so called."""
+    others = repositories() | {name: preset for name, preset in aliases().items() if "/" in name}
+    found = {spellings(name, _DATED)[-1]: preset for name, preset in others.items()}
+    return found | {spellings(name, _DATED)[-1]: name for name in library.names("models")}
 
 
 def format_named(name: str) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import unique
+from planner.arrays import Floats, NDArray, unique
 from planner.cost.estimate import Estimate
 from planner.cost.least_compute import LeastCompute, exposed_gpu_seconds
 from planner.cost.refine import Walks
 from planner.layout import Layout, Recompute
-from planner.memory_attempts import attempts, host_shares, lean_peak, least_memory, may_fit, on_host, splits
+from planner.memory_attempts import attempts, host_shares, lean_peak, memory_bounds, on_host, splits
 from planner.priced_layouts import PLAN_FIELDS, SAFE, SearchedJob, estimates_of, fits, price, price_legal
 from planner.rules import Job, allowed, refusals
 from planner.space import Pins, base_layouts, host_options, recompute_options, stack, usual_modules
@@ -77,9 +77,12 @@ def search(
     layouts that no option can make fit are not priced.
     """
     job, pins = SearchedJob.of(job), pins or Pins()
-    legal = _space(job, pins).legal
-    if only_fitting:
-        legal = legal.take(may_fit(job, pins, legal))
+    space = _space(job, pins)
+    if not only_fitting:
+        return _search(job, pins, space.legal, top, within, only_fitting)
+    legal = space.legal.take(_bounds(job, pins)[1])
+    if len(space.legal) and not len(legal):
+        return _none(space.size * (1 + len(recompute_options(job, pins))))
     return _search(job, pins, legal, top, within, only_fitting)
 
 
@@ -91,7 +94,7 @@ def closest(job: Job, pins: Pins | None, top: int, found: Finding) -> Finding:
     """
     job, pins = SearchedJob.of(job), pins or Pins()
     legal = _space(job, pins).legal
-    least, searched = least_memory(job, pins, legal), may_fit(job, pins, legal)
+    least, searched = _bounds(job, pins)
     tried = False
     while not found.fit and np.any(~searched & (least <= found.last_peak)):
         limit = found.last_peak
@@ -184,6 +187,28 @@ def _space(job: Job, pins: Pins) -> _Space:
     return space
 
 
+_BOUNDED: list[tuple[SearchedJob, Pins, tuple[Floats, NDArray[np.bool_]]]] = []
+"""That of the last job: a bound, a search and the closest attempts ask for it in turn."""
+
+
+def _bounds(job: SearchedJob, pins: Pins) -> tuple[Floats, NDArray[np.bool_]]:
+    """``memory_bounds`` of the space of a job."""
+    for last, pinned, found in _BOUNDED:
+        if last is job and pinned == pins:
+            return found
+    found = memory_bounds(job, pins, _space(job, pins).legal)
+    _BOUNDED[:] = [(job, pins, found)]
+    return found
+
+
+def _none(searched: int) -> Finding:
+    """What a search finds where no layout can fit."""
+    return Finding(
+        layouts=[], estimates=[], runner_up=None, fit=False, unlimited=None, searched=searched, legal=0, priced=0, fitting=0,
+        refused={}, seconds=0.0,
+    )  # fmt: skip
+
+
 def least_step(job: Job, pins: Pins | None = None) -> float:
     """Seconds of a step that no plan of a job undercuts, by its computation alone: found in a few hundredths of the time of a
     search. Infinite where no layout is legal."""
@@ -196,7 +221,7 @@ def least_fitting_step(job: SearchedJob, pins: Pins | None = None) -> float:
     of a search. Infinite where none may fit."""
     pins = pins or Pins()
     legal = _space(job, pins).legal
-    gpu_seconds = exposed_gpu_seconds(job.workload, job.shapes, legal.take(may_fit(job, pins, legal)))
+    gpu_seconds = exposed_gpu_seconds(job.workload, job.shapes, legal.take(_bounds(job, pins)[1]))
     return job.workload.tokens * gpu_seconds / job.cluster.num_gpus
 
 

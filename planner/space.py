@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.layout import FIELDS, NAMES, Layout, Module, Order, Recompute, Schedule, alike, is_v_shaped, module_mask
+from planner.layout import (
+    FIELDS,
+    NAMES,
+    Layout,
+    Module,
+    Order,
+    Recompute,
+    Schedule,
+    alike,
+    is_v_shaped,
+    module_mask,
+    repeated,
+)
 from planner.model import ModelSpec
 from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
@@ -237,8 +249,10 @@ def stack(layouts: list[Layout]) -> Layout:
 
     def joined(name: str) -> NDArray[np.int64]:
         columns = [getattr(one, name) for one, _ in sized]
-        if columns and all(map(alike, columns)) and len({int(np.ravel(one)[0]) for one in columns}) == 1:
-            return np.broadcast_to(np.asarray(np.ravel(columns[0])[0], dtype=np.int64), total)
+        if columns and all(map(alike, columns)):
+            values = {int(one if np.ndim(one) == 0 else one[0]) for one in columns}
+            if len(values) == 1:
+                return repeated(np.array([*values], dtype=np.int64), total)
         return np.concatenate([none, *(np.broadcast_to(one, rows) for one, (_, rows) in zip(columns, sized, strict=True))])
 
     return Layout(**{name: joined(name) for name in FIELDS})

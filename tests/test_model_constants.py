@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,25 @@ def test_what_a_published_config_says_is_what_the_preset_has() -> None:
     assert olmo.rope_scaling == RopeScaling(kind="yarn", factor=8.0, original_length=8192)
     for name in ("phi-4-mini", "ministral-3-8b", "granite-3.3-8b", "ernie-4.5-21b-a3b"):  # no field says what they do
         assert load_model(name).constants is None
+
+
+def test_routers_and_rotations_that_a_file_leaves_to_its_code() -> None:
+    """Qwen3.5's router has no switch and divides by the sum [transformers, Qwen3_5MoeTopKRouter], Nemotron-H's is that of
+    DeepSeek-V3 [NemotronHTopkRouter]; MiniMax-M2 gives the width that is rotated."""
+    path = Path(__file__).parent / "data" / "hugging_face_configs.json"
+    qwen = json.loads(path.read_text())["qwen3.5-122b-a10b"]
+    qwen["text_config"] |= {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+    assert from_hugging_face(qwen).constants == load_model("qwen3.5-122b-a10b").constants
+    nemotron = {"model_type": "nemotron_h", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+                "intermediate_size": 32, "vocab_size": 100, "max_position_embeddings": 512, "layer_norm_epsilon": 1e-5,
+                "hybrid_override_pattern": "ME*E", "num_hidden_layers": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32, "n_shared_experts": 1, "mamba_num_heads": 4,
+                "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "conv_kernel": 4, "chunk_size": 16,
+                "mlp_hidden_act": "relu2", "norm_topk_prob": True, "routed_scaling_factor": 2.5}  # fmt: skip
+    read = from_hugging_face(nemotron).constants
+    assert read is not None and read.router == Router(score="sigmoid", expert_bias=True, scale=2.5)
+    says = {"rms_norm_eps": 1e-6, "rope_theta": 5e6, "head_dim": 128, "rotary_dim": 64, "scoring_func": "sigmoid"}
+    assert from_hugging_face(json.loads(path.read_text())["minimax-m2"] | says).constants == load_model("minimax-m2").constants
 
 
 def test_a_config_says_its_constants() -> None:

@@ -12,6 +12,8 @@ from samples import job, tight
 from planner import memory_attempts
 from planner import search as searching
 from planner.defaults import Request, resolve
+from planner.layout import alike, repeated
+from planner.priced_layouts import SearchedJob
 from planner.rules import Job, allowed
 from planner.search import Pins, search
 from planner.space import base_layouts
@@ -43,6 +45,34 @@ def test_only_fitting_does_not_price_what_is_too_large_for_any_option() -> None:
         every, quick = search(narrow, top=1), search(narrow, top=1, only_fitting=True)
         assert quick.fit == every.fit and (not every.fit or quick.layouts == every.layouts) and quick.priced <= every.priced
     assert search(tight(one, 1.0), only_fitting=True).priced < search(tight(one, 1.0)).priced
+
+
+def test_what_can_fit_is_worked_out_once_for_a_job_and_of_the_job_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search, its bounds and the closest attempts ask for it; where nothing can fit the first prices nothing."""
+    one, counted, kept = job("moe", "megatron", gpus=2, batch=2), [0], memory_attempts._kept
+
+    def count(*given: Any) -> Any:
+        counted[0] += 1
+        return kept(*given)
+
+    monkeypatch.setattr(memory_attempts, "_kept", count)
+    for memory, fits in ((1.0, False), (one.cluster.hardware.usable_memory, True), (1.0, False)):
+        asked, counted[0] = SearchedJob.of(tight(one, memory)), 0
+        searching.least_fitting_step(asked)
+        found = search(asked, top=1, only_fitting=True)
+        assert found.fit == fits and (fits or (found.priced == 0 and found.searched > 0))
+        if not fits:
+            nearest, every = searching.closest(asked, None, 1, found), search(tight(one, memory), top=1)
+            assert nearest.layouts == every.layouts and not nearest.fit
+        assert counted[0] == 1
+
+
+def test_columns_of_one_value_are_those_of_numpy() -> None:
+    for column in (np.array([7, 8], dtype=np.int64), np.broadcast_to(np.int64(3), 5)):
+        ours, theirs = repeated(column, 9), np.broadcast_to(column[:1], 9)
+        assert np.array_equal(ours, theirs) and ours.strides == theirs.strides and ours.dtype == theirs.dtype
+        assert alike(ours) and len(repeated(column, 0)) == 0
+    assert alike(4) and alike(np.array(4)) and not alike(np.array([4]))
 
 
 def test_waves_find_what_all_at_once_finds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from planner.hardware import load_hardware
 from planner.hardware.names import profile_named
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
-from planner.model_names import preset_named, spellings
+from planner.model_names import preset_of
 from planner.rl.rl_framework import framework_names, load_framework
 from planner.rl.training_phase import frozen_weights
 from planner.rl.weight_sync import SyncSides, sync_bytes, sync_seconds, sync_table
@@ -58,8 +58,7 @@ def model_of(row: Mapping[str, Any]) -> ModelSpec:
     name = row.get("model")
     if not isinstance(name, str):
         raise PlannerError("the row names no model")
-    found = next((preset for one in spellings(name) if (preset := preset_named(one))), None)
-    return load_model(found or name)
+    return load_model(preset_of(name) or name)
 
 
 def number(data: Mapping[str, Any], name: str, default: float = 1) -> float:

@@ -37,6 +37,7 @@ def main() -> None:
 
     script.Run.step, saves.Saves._heard, saves.Saves.said = gated, noted, written
     script.main()
+    script.leave()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import sys
 
 from planner.lab.launch.place import Place
-from planner.lab.launch.torchrun import as_rank
+from planner.lab.launch.torchrun import as_rank, leave
 from planner.lab.profile.points import Settings
 
 
@@ -20,4 +20,4 @@ def measure(settings: str, place: Place) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(as_rank("profile", sys.argv[1], measure))
+    leave(as_rank("profile", sys.argv[1], measure))

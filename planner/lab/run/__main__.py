@@ -3,7 +3,7 @@
 import sys
 
 from planner.lab.launch.place import Place
-from planner.lab.launch.torchrun import as_rank
+from planner.lab.launch.torchrun import as_rank, leave
 from planner.lab.run.levels import task_of_rank
 
 
@@ -15,4 +15,4 @@ def train(settings: str, place: Place) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(as_rank("validate", sys.argv[1], train))
+    leave(as_rank("validate", sys.argv[1], train))

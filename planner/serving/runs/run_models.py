@@ -6,25 +6,14 @@ import re
 from dataclasses import replace
 from functools import cache
 
-from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec, load_model
-from planner.model_names import FORMATS, aliases, format_named, preset_named, preset_of, repositories, scales_blocks
+from planner.model_names import FORMATS, format_named, preset_like, preset_named, scales_blocks
 from planner.serving.published import published
 from planner.serving.runs.methods import methods
 from planner.serving.runs.run_schema import ServingRow
 from planner.serving.serving_layout import CACHES, WEIGHTS
-
-_COPY = re.compile(
-    r"[-_.](nvfp4|mxfp4|fp4|fp8|awq|gptq|int[48]|w4a16|w8a8|bf16|quantized)"
-    r"([-_.](nvfp4|mxfp4|fp4|fp8|awq|gptq|int[48]|w4a16|w8a8|dynamic|kv|block|preview|v\d))*$"
-)
-"""Endings of copies in another format: -FP8-KV, -quantized.w8a8, -FP4-v2."""
-_VARIANT = re.compile(
-    r"-(instruct|chat|base|hf|it|pt|thinking|terminus|exp|preview|v0\.\d|2[3-6](0[1-9]|1[0-2])|0528|0324)$"
-)
-"""Endings of one shape's variants: tuned for something, of a month."""
 
 
 @cache
@@ -33,25 +22,10 @@ def served_model(name: str) -> ModelSpec:
     asked = name.strip()
     if own := methods()["models"].get(asked.lower()):
         return replace(load_model(own["preset"]), **own.get("changes", {}))
-    preset = preset_named(asked) or _by_shape().get(_shape(asked)) or preset_of(asked)
+    preset = preset_named(asked) or preset_like(asked)
     if not preset:
         raise PlannerError(f"model '{name[:100]}' is no preset and no copy of one")
     return load_model(preset)
-
-
-def _shape(name: str) -> str:
-    """The name of a model's shape, whoever published the copy: nvidia/Llama-3.1-70B-Instruct-FP8 is llama-3.1-70b."""
-    shorter = _COPY.sub("", name.lower().rpartition("/")[2].removeprefix("meta-").removeprefix("nvidia-"))
-    while (plain := _VARIANT.sub("", shorter)) != shorter:
-        shorter = plain
-    return shorter
-
-
-@cache
-def _by_shape() -> dict[str, str]:
-    """Presets by the names of their shapes; where two share one, the preset whose name it is."""
-    found = {_shape(one): preset for one, preset in (*repositories().items(), *aliases().items()) if "/" in one}
-    return found | {_shape(preset): preset for preset in library.names("models")}
 
 
 def weight_format(text: str, hardware: HardwareProfile) -> str:
