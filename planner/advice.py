@@ -1,7 +1,6 @@
 """When nothing fits: the cheapest changes that would make it fit, each searched and priced, one command line each."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from planner import library
@@ -11,6 +10,7 @@ from planner.explain import layout_text
 from planner.gains import LEAST_GAIN, Gain
 from planner.hardware import load_hardware
 from planner.keywords import flag_of
+from planner.record import record
 from planner.rules import Job
 from planner.search import Pins, search
 
@@ -29,7 +29,7 @@ OTHER_GPUS = 3
 """Other GPUs are listed up to this many, cheapest step first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Advice:
     """One change that makes the job fit."""
 

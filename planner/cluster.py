@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,9 +11,10 @@ from planner.curves import bus_factor
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Order
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Cluster:
     """GPUs of one kind, numbered node by node: rank r sits in scale-up domain r // scale_up_domain."""
 

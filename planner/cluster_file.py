@@ -13,7 +13,7 @@ A file of one kind and one site is the same question as ``--hardware`` and ``--g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from typing import Annotated, Any
 from planner import library, schema
 from planner.errors import PlannerError, listed, nearest_first, shown
 from planner.hardware import HardwareProfile, load_hardware
+from planner.record import record
 from planner.schema import Bandwidth, Bytes, Count, HourlyPrice, Name, Rule, Seconds, TrafficPrice, within
 
 SITE = "here"
@@ -38,7 +39,7 @@ def _slowdown(value: Any, where: str) -> dict[str, float]:
     return {"": schema.value_of(Slow, value, where, "")}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class NodeKind:
     """Equal nodes of one site."""
 
@@ -92,7 +93,7 @@ class NodeKind:
         return self.profile.prices[0].usd_per_hour if self.profile.prices else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Link:
     """The link between two sites or two kinds, both directions alike."""
 
@@ -123,7 +124,7 @@ class Link:
         return min(whole, self.flows * nodes * self.window / (2.0 * self.latency))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Storage:
     """Where checkpoints lie."""
 
@@ -137,7 +138,7 @@ class Storage:
     """Time until the first byte."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ClusterFile:
     """Everything that a job may run on."""
 

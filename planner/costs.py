@@ -1,11 +1,11 @@
 """What a training run costs: time, GPU-hours, dollars and energy, each with the source and date of its rate."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, Price
+from planner.record import record
 from planner.units import KILO, MEGA
 
 HOUR, DAY = 3600.0, 86400.0
@@ -18,7 +18,7 @@ LEFT_OUT = (
 """What none of the figures holds."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Basis:
     """Where one rate comes from."""
 
@@ -32,7 +32,7 @@ class Basis:
     """Date of that source; '' where it states none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Rates:
     """What one GPU costs by the hour and draws."""
 
@@ -57,7 +57,7 @@ class Rates:
         return self.watts * self.power_share * self.pue / KILO
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Costs:
     """Totals of one training run."""
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from planner.model import ModelSpec, load_model
 from planner.options import Ratios, Unstated, assumed_options, unstated
 from planner.plan_file import Plan, predict
 from planner.plausible import odd_sizes
+from planner.record import record
 from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
@@ -48,7 +49,7 @@ TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Request:
     """What a user said; None = not said."""
 
@@ -84,7 +85,7 @@ class Request:
     """Another link inside a node than the profile's (``hardware.joined_by``); becomes part of the profile's name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ResolvedJob:
     """A request with its defaults filled in."""
 

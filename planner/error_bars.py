@@ -7,7 +7,7 @@ class around it, whose bar answers alone where nothing like a job was ever measu
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.record import record
 from planner.schema import Rule, value_of, within
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -43,7 +44,7 @@ class Kind(NamedTuple):
     """'dense' or 'mixture of experts'."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ErrorBar:
     """Nine of ten measured runs lie between low and high times the prediction."""
 

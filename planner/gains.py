@@ -3,19 +3,19 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.options import Alternative, Unstated, priced
+from planner.record import record
 from planner.rules import Job, allowed, check_workload
 from planner.search import Finding, fits
 from planner.workload import PRECISIONS
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Gain:
     """An option, or a precision, that would make the best plan faster."""
 

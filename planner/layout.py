@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from planner.arrays import NDArray
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.schema import Rule, group, one_of, value_of, within
 
 Column = int | NDArray[np.integer]
@@ -92,7 +92,7 @@ LARGEST = 2**24
 """No degree, count or size of a layout is larger than this; anything above is a typing error."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Layout:
     """Every degree and option of one way to run a job; ``num_gpus = tp * pp * dp * cp``.
 

@@ -1,16 +1,16 @@
 """Layers whose mixer keeps a state of fixed size instead of keys and values: Mamba-2, gated delta net, Kimi delta attention."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+from planner.record import record
 from planner.schema import check, one_of, within
 
 KINDS = ("mamba2", "gated_delta_net", "kimi_delta_attention")
 Size = Annotated[int, within(1, 10**9)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LinearAttention:
     """The linear-attention layers of a hybrid model.
 

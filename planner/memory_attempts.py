@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.arrays import Floats, NDArray, unique
@@ -11,6 +9,7 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.unique_stages import KEPT_FIELDS, kept_bytes
 from planner.layout import Layout
 from planner.priced_layouts import Priced, SearchedJob, host_holds, price, safe_memory
+from planner.record import record
 from planner.rules import Job, allowed
 from planner.space import OFFLOADS, MemoryOption, Pins, stack
 
@@ -31,7 +30,7 @@ WAVE, WAVES = 2048, 4
 leave room for others."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Tried:
     """Layouts of a job, the more the further they were changed to fit."""
 

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from planner.errors import PlannerError, UnknownNameError, nearest_first
 from planner.linear_attention import LayerKind, LinearAttention, disagreements, layer_kinds
 from planner.model_constants import Constants, constants_of_preset
 from planner.model_names import aliases, preset_called, preset_of, quantised_as
+from planner.record import record
 from planner.schema import Name, Rule, Text, check, one_of, plain_fields, read, within
 from planner.vision import VisionTower
 
@@ -25,7 +26,7 @@ SizeOrNone = Annotated[int, within(0, 10**9)]
 Parameters = Annotated[float, Rule(most=1e18, kept=True, says="a number of parameters")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Transformer:
     """What every decoder-only transformer has."""
 
@@ -77,7 +78,7 @@ class Transformer:
     """Each value head's output is multiplied by a gate that the query projection puts out as well (Qwen3-Next)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LatentAttention:
     """Multi-head latent attention (MLA): keys and values are stored compressed."""
 
@@ -93,7 +94,7 @@ class LatentAttention:
     """MLA: width of one value head."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Experts:
     """Routed and shared experts (MoE)."""
 
@@ -117,7 +118,7 @@ class Experts:
     """Width that tokens are projected down to on their way to the routed experts and back from (Nemotron 3); 0 = none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SparseAttention:
     """DeepSeek sparse attention (DSA): an indexer scores all keys, and attention sees the best of them."""
 
@@ -131,7 +132,7 @@ class SparseAttention:
     """Layers with an indexer of their own; the others attend to the keys that the layer before chose."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
     """A decoder-only transformer. Values are checked on construction; raises PlannerError naming field and value."""
 

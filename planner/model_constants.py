@@ -4,18 +4,18 @@ Exporters write them. Presets have theirs in profiles/model_constants.yaml, a co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any
 
 from planner import library
+from planner.record import record
 from planner.schema import Positive, one_of, value_of, within
 
 Count = Annotated[int, within(1, 10**9)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RopeScaling:
     """How rotary positions are stretched beyond the length that the model was first trained with."""
 
@@ -41,7 +41,7 @@ class RopeScaling:
     """yarn: the border between both is a whole dimension."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Router:
     """How experts are chosen and weighted."""
 
@@ -59,7 +59,7 @@ class Router:
     """Factor on the weights of routed experts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Constants:
     """All of them; a model whose constants nobody knows has none."""
 

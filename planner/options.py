@@ -1,13 +1,14 @@
 """Options of a job's trainer that its user did not state: what is assumed, and what the other values would cost or gain."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from planner.assumption import Assumption
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, Schedule
+from planner.record import record
 from planner.rules import Job
 from planner.trainer_options import Recipe, table
 from planner.workload import LOW_PRECISIONS, Workload
@@ -16,7 +17,7 @@ Ratios = Mapping[str, Sequence[float]]
 """'step_time' and 'memory' with another value of an option over those with its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Alternative:
     """A job with another value of one option, or another precision."""
 
@@ -58,7 +59,7 @@ def alternatives(job: Job, said: Collection[str] = ()) -> Iterator[Alternative]:
                 yield Alternative(option=option, value=value, flag=flag, what=entry.what, job=changed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Unstated:
     """Layouts of a job, priced as it is and under each other value of the options that were not stated."""
 

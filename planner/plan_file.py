@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from planner.error_bars import OWN_RUN, QUANTITIES, Kind, error_bar, kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
+from planner.record import record
 from planner.rules import Job
 from planner.schema import Bandwidth, Count, Number, Positive, Text, check_keys, keys, one_of, plain, read
 from planner.trainer import Trainer, load_trainer
@@ -26,7 +26,7 @@ VERSION = 2
 STAGE_NAMES = ("first", "middle", "last")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Prediction:
     """An estimate of one layout as plain numbers: what plan files, tables and --json show."""
 
@@ -107,7 +107,7 @@ def predict(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Plan:
     """One layout for one job, with everything needed to price, export or run it again."""
 

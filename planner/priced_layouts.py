@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from planner.cost.estimate import CHUNK, Estimate, estimate
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import ShapePrices
 from planner.layout import FIELDS, Layout
+from planner.record import record
 from planner.rules import Job, allowed
 from planner.space import stack
 
@@ -47,7 +47,7 @@ def safe_memory(usable: float, error: float) -> float:
     return usable * float(np.exp(-error * np.log(1.0 / SAFE - 1.0) / 1.702))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SearchedJob(Job):
     """A job of which many batches of layouts are priced."""
 
@@ -67,7 +67,7 @@ class SearchedJob(Job):
         return estimate(self.workload, self.cluster, self.trainer, layout, self.shapes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Priced:
     """Legal layouts, and the columns that a search compares them by."""
 

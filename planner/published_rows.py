@@ -7,17 +7,18 @@ A file of such runs has ``source``, ``topic`` and ``rows`` (profiles/beyond-runs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from planner.errors import PlannerError, shown
+from planner.record import record
 
 PREDICTED, DOES_NOT_FIT, REFUSED, NOT_RUN = "predicted", "does not fit", "refused", "not run"
 STATUSES = (PREDICTED, DOES_NOT_FIT, REFUSED, NOT_RUN)
 """``does not fit`` is priced as if it did; ``not run``: the source measured nothing of this row."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Quantity:
     """One measured number beside its prediction, in the unit that ends its name."""
 
@@ -32,7 +33,7 @@ class Quantity:
         return self.predicted / self.measured - 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AnsweredRow:
     """The answer to one row of a published file."""
 

@@ -1,6 +1,6 @@
 """The one reader of checked data: a mapping from a file becomes a frozen dataclass, or a sentence says what is wrong with it.
 
-    @dataclass(frozen=True, kw_only=True)
+    @record
     class Thing:
         name: Name                                             # letters, digits and some signs
     kind: str                                              # a text of one line; Text: of several
@@ -30,18 +30,18 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from planner import library, units
 from planner.errors import CONTROL, PlannerError, nearest_first, shown
+from planner.record import record
 
 T = TypeVar("T")
 LARGEST = 1e15
 """No number of a file without bounds of its own is larger."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Rule:
     """What a value must be beyond its type; the second part of ``Annotated``."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time as clock
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ from planner.cost.refine import Walks
 from planner.layout import Layout, Recompute
 from planner.memory_attempts import attempts, host_shares, lean_peak, memory_bounds, on_host, splits
 from planner.priced_layouts import PLAN_FIELDS, SAFE, SearchedJob, estimates_of, fits, price, price_legal
+from planner.record import record
 from planner.rules import Job, allowed, refusals
 from planner.space import Pins, base_layouts, host_options, recompute_options, stack, usual_modules
 
@@ -27,7 +27,7 @@ LEANEST = 256
 LEAST_FINALISTS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Finding:
     """What a search found."""
 
@@ -154,7 +154,7 @@ def _search(job: SearchedJob, pins: Pins, legal: Layout, top: int, within: float
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Space:
     """The layouts of a job without memory options."""
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from planner.layout import (
     repeated,
 )
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
 
@@ -38,7 +39,7 @@ OPTIONS = (
 """Fields that trade time for memory, which the search varies after all others."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pins:
     """Degrees and options that the user fixed, by field of Layout; the search varies the others."""
 
@@ -168,7 +169,7 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
     return splits
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MemoryOption:
     """A way to save memory in the layers, at the price of time."""
 

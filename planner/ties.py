@@ -1,17 +1,17 @@
 """How near two plans of one job may be predicted before they count as equal: counted on measured pairs."""
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from planner import library
+from planner.record import record
 
 RIGHT = 0.8
 """Plans are called equal where fewer than this share of measured pairs of such a gap were ordered rightly."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Ties:
     """Share of measured pairs of layouts of one job whose order was predicted rightly, by the predicted gap (profiles/ties.yaml).
 

@@ -11,12 +11,12 @@ import functools
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner import library, schema
 from planner.errors import PlannerError, nearest_first, shown
+from planner.record import record
 from planner.trainer_options import (
     Choices,
     choices_of,
@@ -34,7 +34,7 @@ MERGED = ("passes", "copy_bytes")
 """Facts that are mappings of which a file, or a change, may give a part."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Trainer:
     """One generation of a training framework."""
 

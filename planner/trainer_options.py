@@ -16,11 +16,12 @@ import functools
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from planner import library, schema
 from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
+from planner.record import record
 
 NEEDS = ("experts", "adapters", "fp8", "mxfp8", "tensor")
 """Where an option matters."""
@@ -33,7 +34,7 @@ by their number; modules before and after the layers that are dealt to stages li
 _SPELLED = re.compile(r"(?P<name>[^@+]+?)(?:@(?P<version>[^@+]*))?(?P<options>(?:\+[^+=]*=[^+=]*)*)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Option:
     """One option by the table."""
 
@@ -49,7 +50,7 @@ class Option:
     """Value -> the facts that it stands for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Recipe:
     """What a published recipe of the software says of one kind of job."""
 
@@ -65,7 +66,7 @@ class Recipe:
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Choices:
     """What a trainer's file says in addition to its facts, at one version."""
 

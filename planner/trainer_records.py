@@ -1,11 +1,11 @@
 """The records that the facts of a trainer lie in: what is legal, stored, one kernel, sent, and what the host costs."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError
 from planner.layout import MODULE_NAMES, NAMES
+from planner.record import record
 from planner.schema import Positive, Seconds, keys, one_of, within
 
 WORDS: dict[str, dict[str, str]] = library.read_yaml(library.profiles_directory() / "trainer_words.yaml")
@@ -25,7 +25,7 @@ def _factor(fact: str, name: str) -> Any:
     return property(lambda record: getattr(record, fact).get(name, 1.0))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FineTuning:
     """What a job of a trainer for fine-tuning is where its user does not say; nothing of a trainer that pre-trains as well."""
 
@@ -47,7 +47,7 @@ class FineTuning:
         return lora_rank > 0 or objective != "lm" or self.sequence_length > 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Legal:
     """Which jobs and layouts it can run."""
 
@@ -134,7 +134,7 @@ class Legal:
         return ("none", "selective", "full") if self.recompute_modules else ("none", "full")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stored:
     """What is in memory, and how well that is known."""
 
@@ -177,7 +177,7 @@ class Stored:
         return self.gradients != "buffers"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Casts:
     """Bytes that kernels move to quantise for one precision, per element."""
 
@@ -193,7 +193,7 @@ class Casts:
     """Kernels that quantise the rows of one expert, where experts run one after the other; 0: one kernel does those of all."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Kernels:
     """What is one kernel, and what is many."""
 
@@ -247,7 +247,7 @@ class Kernels:
         return "fp8" if "attention" in self.fp8 else "bf16"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Traffic:
     """How states travel, and what hides behind computation."""
 
@@ -274,7 +274,7 @@ class Traffic:
         return self.copy_bytes.get(name, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Host:
     """What the host costs."""
 

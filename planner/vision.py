@@ -2,12 +2,12 @@
 read from a config.json, which refuses towers and other encoders that are not modelled, by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.record import record
 from planner.schema import check, plain_fields, value_of, within
 
 Size = Annotated[int, within(1, 10**9)]
@@ -24,7 +24,7 @@ _PARENTS = {"gemma3": "siglip_vision_model", "llama4": "llama4_vision_model", "m
             "llava": "clip_vision_model"}  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class VisionTower:
     """Layers of full attention over the patches of an image; each token of the text model stands for some patches."""
 

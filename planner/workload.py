@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from planner import model as models
 from planner.errors import PlannerError, UnknownNameError
 from planner.model import ModelSpec
+from planner.record import record
 from planner.schema import Rule, check, read, within
 from planner.trainer_records import WORDS
 
@@ -74,7 +74,7 @@ def usual_name(text: str) -> str:
     return CALLED.get(name, name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Workload:
     """One training job, without saying where or how it runs."""
 

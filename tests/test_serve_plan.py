@@ -12,8 +12,7 @@ from planner import library
 from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.serving import serve_plan as files
-from planner.serving.load import Flow
-from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
+from planner.serving.result import Flow, Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.serve_plan import EngineOptions, ServePlan, load_serve_plan, predict_serving
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.traffic import Lengths, Limits, Speculation, Traffic

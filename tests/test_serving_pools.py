@@ -15,6 +15,7 @@ from planner.serving.engine import load_engine
 from planner.serving.engine_facts import Case
 from planner.serving.engine_passes import Engine
 from planner.serving.prefill_queue import Prompts, prompts_of
+from planner.serving.result import Flow
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
 
@@ -125,7 +126,7 @@ def test_the_last_wave_ends_over_the_time_that_the_first_one_s_prompts_took() ->
     """Five waves of equal lengths whose first tokens come over a fifth of a request's time: 5 e / (5 e + s), s = e / 5."""
     engine = Engine(DENSE, ServingLayout(tp=8), replace(TRAFFIC, output=Lengths.fixed(1001)))
     columns = {one: np.asarray(0.0) for one in ("wait", "running", "waiting", "prompt", "decode")}
-    flow = load.Flow(ttft=np.asarray(1.0), tpot=np.asarray(9e-3), rate=np.asarray(1.0), **columns)
+    flow = Flow(ttft=np.asarray(1.0), tpot=np.asarray(9e-3), rate=np.asarray(1.0), **columns)
     late = load.with_burst(engine, flow, np.asarray(2.0), 5.0)
     assert float(late.ttft) == pytest.approx(1.2)
     assert float(late.rate) == pytest.approx(10.0 / 10.2 * 5.0 / (5.0 + 0.5 * 0.2))

@@ -14,6 +14,7 @@ from planner.serving import load
 from planner.serving.engine import load_engine
 from planner.serving.engine_passes import Engine
 from planner.serving.lock_step import Bulk, bulk_of, train_of
+from planner.serving.result import Flow
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
@@ -71,7 +72,7 @@ def test_a_train_of_equal_prompts_by_hand() -> None:
 
 def test_percentiles_of_the_first_token() -> None:
     """M/G/1: nobody waits with chance 1 - c; the first wave of a short run is its last percentiles and not its median."""
-    flow = load.Flow(**dict.fromkeys(("tpot", "rate", "running", "waiting", "prompt", "decode"), 1.0), ttft=3.0, wait=1.0)
+    flow = Flow(**dict.fromkeys(("tpot", "rate", "running", "waiting", "prompt", "decode"), 1.0), ttft=3.0, wait=1.0)
     assert float(flow.ttft_at(0.5)) == pytest.approx(2.0 + np.log(2.0))
     rare = replace(flow, chance=0.25)
     assert float(rare.ttft_at(0.5)) == pytest.approx(2.0)

@@ -12,6 +12,7 @@ from serve_samples import served
 from planner import arrays as npt
 from planner.serving import load
 from planner.serving.engine_passes import Engine
+from planner.serving.result import Flow
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.step import Pass, step_time
@@ -57,7 +58,7 @@ def test_the_mean_of_all_gaps_is_the_time_per_token(
     )  # a share may end between two
 
 
-def _at_all(engine: Engine, flow: load.Flow) -> npt.Floats:
+def _at_all(engine: Engine, flow: Flow) -> npt.Floats:
     """The quantile function at the middles of 200 equal shares."""
     return np.array([float(token_gaps(engine, flow, {**LEVELS, "p50": (i + 0.5) / 200.0}).p50) for i in range(200)])
 

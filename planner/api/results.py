@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, over
 
 from planner.errors import PlannerError
 from planner.layout import Layout
+from planner.record import record
 from planner.units import GIB
 
 if TYPE_CHECKING:  # rich is imported when something is printed
@@ -98,7 +99,7 @@ class Answer(Result, Generic[T]):
         self.printed(console, self.found)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Estimate:
     """Predicted time and memory of one plan, in seconds and bytes."""
 
@@ -256,7 +257,7 @@ class Imported(Plan):
     """What was taken for what."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Exported:
     """A plan of any kind as a folder that was written."""
 

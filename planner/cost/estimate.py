@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from planner.cost.state_dtypes import stored_as
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
@@ -36,7 +36,7 @@ CHUNK = 1 << 16
 """Candidates priced at once: their columns stay in the cache."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Estimate:
     """Time and memory of every candidate; columns of length N."""
 

@@ -1,13 +1,13 @@
 """Parameter counts by kind of weight, for one whole model: what tensor, pipeline and expert parallelism split later."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from planner.linear_attention import LayerKind, LinearAttention
 from planner.model import ModelSpec
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ParameterCounts:
     """Parameters of one model without any parallelism.
 

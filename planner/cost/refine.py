@@ -5,7 +5,6 @@ What is printed is the walked idle time of this module; the closed form (``pipel
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -21,6 +20,7 @@ from planner.cost.price.layer_costs import ShapePrices
 from planner.cost.price.stage_times import StageTimes
 from planner.cost.unique_stages import StageTable
 from planner.layout import Layout, Schedule, is_v_shaped
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -171,7 +171,7 @@ class Walks:
         return dataclasses.replace(one, time={**one.time, "bubble": bubble, "stragglers": stragglers})
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Pipeline:
     """What the walk of one layout takes."""
 

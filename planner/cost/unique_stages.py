@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from planner.cost.price.layer_costs import SHAPE_FIELDS, ShapePrices
 from planner.cost.price.stage_times import StageSeconds, StageTimes, layer_hooks, stage_times, stages_first
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, is_v_shaped
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -33,7 +33,7 @@ SEND_FIELDS = ("tp", "pp", "cp", "dp", "ep", "micro_batch_size", "sequence_paral
 FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Gathered(StageSeconds, states.StageBytes, state_traffic.UpdateSeconds):
     """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
     operations with a column of N are then contiguous, several times faster than with the stages last."""
@@ -109,7 +109,7 @@ def _some(column: Floats, rows: NDArray[np.intp], stages: slice) -> Floats:
     return np.asarray((column if column.ndim == 1 else column[stages]).take(rows, axis=-1))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Given:
     """Stages whose contents are given, as pipelines of unlike stages have them: three for each row of a layout."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from planner.curves.reading import Column, checked, numbers
 from planner.errors import PlannerError
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AttentionCurve:
     """Time of one attention kernel: t = t0 + F / (P e) (1 + s0/S) max(1, c U / T), and never below F / P.
 

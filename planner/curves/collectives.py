@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from planner import arrays as npt
 from planner import units
 from planner.curves.reading import Column, checked, column, numbers
 from planner.errors import PlannerError
+from planner.record import record
 from planner.schema import Rule, Seconds, Text, plain_fields, within
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -42,7 +43,7 @@ def least_factor(op: str, n: npt.ArrayLike) -> Column:
     return np.minimum(bus_factor(op, n), 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CollectiveCurve:
     """Measured times of one collective inside one domain, over (log2 size, log2 group)."""
 
@@ -140,7 +141,7 @@ class CollectiveCurve:
         return np.maximum(time - latency, 0.0) * volume + latency * growth
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Segment:
     """One protocol of a collective across nodes: a straight line in the bytes."""
 
@@ -160,7 +161,7 @@ class Segment:
         return self.latency + self.latency_per_rank * (n - 1.0) + self.latency_per_doubling * np.log2(nodes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class NetworkCurve:
     """Time of one collective across nodes: t = min over two protocols of a + x / e, x = F S / line rate.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,11 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves.reading import Column, checked, numbers
 from planner.errors import PlannerError
+from planner.record import record
 from planner.schema import Seconds, plain_fields
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Grid:
     """A correction factor over (log M, log N, log K), interpolated linearly in the logarithms, clamped outside."""
 
@@ -69,7 +70,7 @@ class Grid:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Waves:
     """Tile and wave quantisation of a chip without balanced tiles (Ampere and before)."""
 
@@ -109,7 +110,7 @@ class Waves:
         return best
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class GemmCurve:
     """Time of one dense GEMM of output M x N and reduction K.
 

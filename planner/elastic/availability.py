@@ -11,7 +11,6 @@ import datetime
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from planner import library
 from planner.arrays import Floats
 from planner.costs import HOUR
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.units import MILLI
 
 MINUTE = 60.0
@@ -35,7 +35,7 @@ POLICIES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Trace:
     """Machines that are held over time."""
 
@@ -137,7 +137,7 @@ def _trace(name: str, events: list[tuple[float, float, float, float]]) -> Trace:
     return Trace(name=name, times=times, counts=columns[:, 1], removed=columns[:, 2], added=columns[:, 3])
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Job:
     """What a replay needs to know of a job."""
 
@@ -167,7 +167,7 @@ class Job:
     """Seconds until the peers have new process groups."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Replayed:
     """One policy over a trace."""
 
@@ -188,7 +188,7 @@ class Replayed:
         return {**vars(self), "what": POLICIES[self.policy]}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Replay:
     """A trace and what each policy makes of it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
@@ -13,6 +13,7 @@ from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan_file import Plan
+from planner.record import record
 from planner.rules import check_workload
 from planner.search import search
 from planner.space import Pins
@@ -24,7 +25,7 @@ TRIED = 12
 """Numbers of GPUs, and of sequences, that are tried."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Found:
     """The best layouts on a number of GPUs, fastest first."""
 

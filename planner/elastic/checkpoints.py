@@ -7,14 +7,13 @@ scalars or columns of numpy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from planner.arrays import Floats
 from planner.cluster_file import Storage
 from planner.errors import PlannerError
+from planner.record import record
 
 NEWTON_STEPS = 60
 """The derivative vanishes at 0: the distance to a small root is halved by each step at first."""
@@ -22,7 +21,7 @@ SERIES = 1e-10
 """Stall over time between failures below which the interval is that of the series: Newton's function is rounding there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SaveTimes:
     """What one save and one load of a checkpoint take."""
 

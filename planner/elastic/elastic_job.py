@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,7 @@ from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.plan_file import Plan
+from planner.record import record
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.units import GIGA, format_seconds
 
@@ -34,7 +35,7 @@ COPIES = {"weights": 1, "optimizer_states": 3}
 """Tensors for each weight: itself; master weight and two moments."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Surroundings:
     """What a plan file does not say: storage, failures, prices."""
 
@@ -127,7 +128,7 @@ def said_of(around: Surroundings, communicators: float) -> list[Assumption]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ElasticJob:
     """A plan with its surroundings."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from planner import library, schema
 from planner.errors import PlannerError
+from planner.record import record
 from planner.schema import Line, Text
 from planner.trainer import Trainer
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Recipe:
     """How a trainer's checkpoint is read into another layout."""
 

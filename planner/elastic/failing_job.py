@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +15,13 @@ from planner.assumption import Assumption
 from planner.elastic.checkpoints import SaveTimes
 from planner.elastic.failure_rates import NodeMtbf
 from planner.elastic.spares import in_repair, short_of
+from planner.record import record
 
 UNLIKELY = 1e-7
 """States of the nodes that are rarer count as no work."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FailingNodes:
     """Equal nodes of a job."""
 
@@ -49,7 +50,7 @@ class FailingNodes:
         return short_of(in_repair(self.count, self.mtbf.seconds, self.repair), self.spares)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Failures:
     """How often the nodes of a job fail, by kind; kinds fail independently."""
 
@@ -109,7 +110,7 @@ def only(kind: int, count: int, kinds: int) -> tuple[int, ...]:
     return tuple(count * (number == kind) for number in range(kinds))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Groups:
     """A job as replica groups that share no states."""
 
@@ -123,7 +124,7 @@ class Groups:
     """Why there are none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Rerouting:
     """A job whose ranks do the work of peers that failed."""
 

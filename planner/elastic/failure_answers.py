@@ -7,7 +7,6 @@ Failures come to the job every M = M_node / nodes; of several kinds of nodes 1 /
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from planner.elastic.checkpoints import SaveTimes, best_interval, wall_over_work
 from planner.elastic.failing_job import FailingJob, Failures, Groups, Rerouting
 from planner.elastic.failure_rates import constants
 from planner.layout import Layout
+from planner.record import record
 
 PARTS = ("work", "saves", "lost_work", "restarts", "waiting", "slower")
 """Shares of the wall time: steps that stay; stalls by saves; steps that are done again; new starts; no nodes to run on; fewer
@@ -29,7 +29,7 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FailureAnswer:
     """One way to answer failures."""
 

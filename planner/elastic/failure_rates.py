@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,6 +12,7 @@ from planner import library, schema
 from planner.costs import DAY, HOUR
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.record import record
 from planner.schema import Bandwidth, Count, Name, Positive, Seconds, Text
 
 VERSION = 1
@@ -23,7 +23,7 @@ REPAIR = DAY
 """Seconds until a failed node is back, where the user does not say and no source shows it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FailureRate:
     """One published observation."""
 
@@ -54,7 +54,7 @@ class FailureRate:
         return self.node_hours / self.failures * HOUR
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class NodeMtbf:
     """Mean time between failures of one node, and where it comes from."""
 
@@ -103,7 +103,7 @@ def repair_of(hardware: HardwareProfile, spot: bool) -> float:
     return (node_mtbf(hardware, spot=True).repair if spot else 0.0) or REPAIR
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Constant:
     """A number with its source."""
 
@@ -115,7 +115,7 @@ class Constant:
     """The other end; both are the value where it is documented as one number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Constants:
     """What stopping, starting and moving a job takes beside its bytes: seconds, and bytes/s."""
 
@@ -131,7 +131,7 @@ class Constants:
     storage_node: Constant
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Time:
     value: Seconds
     source: Text
@@ -139,7 +139,7 @@ class _Time:
     high: Seconds | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Rate:
     value: Bandwidth
     source: Text

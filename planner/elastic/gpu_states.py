@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.elastic.prometheus import Metric
 from planner.elastic.seen_tables import Table
+from planner.record import record
 
 KEPT = 200
 """Last lines of a GPU that are looked at."""
@@ -33,7 +33,7 @@ NODE = ("node", "host", "hostname", "nodename")
 Rows = Iterable[tuple[str, dict[str, float]]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Gpu:
     """One GPU, the last or the median of what was seen."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +24,7 @@ from planner.mixed.local_updates import price_layout
 from planner.mixed.mixed_changes import changed_plan
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import MixedPlan
+from planner.record import record
 from planner.trainer import Trainer, load_trainer
 
 
@@ -41,7 +42,7 @@ def as_said_by(plan: MixedPlan, cluster: ClusterFile) -> MixedPlan:
     return replace(plan, cluster=cluster)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedElasticJob:
     """A mixed plan with its surroundings."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,11 @@ from planner.elastic.reshape import PayBack, Wanted, carried_over, drain_of, pay
 from planner.elastic.shards import read_factor
 from planner.mixed.mixed_changes import MixedChange, changed_plan
 from planner.mixed.mixed_plan import MixedPlan
+from planner.record import record
 from planner.units import format_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedReshape:
     """The move of a mixed plan to other nodes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from planner.elastic.failure_rates import constants, spread
 from planner.elastic.moves import Move
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
+from planner.record import record
 
 WAYS = {
     "planned": "save, stop, start on the new layout, load",
@@ -22,7 +23,7 @@ WAYS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Way:
     """One way of a move."""
 

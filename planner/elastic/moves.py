@@ -4,18 +4,18 @@ while the job's processes hold it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.elastic.shards import Item, Places, Saved, items_of, nested
+from planner.record import record
 
 MOST_RANKS = 2**12
 """Ranks of one of the layouts whose exchange is computed: time grows with their square."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Move:
     """What a change of layout moves, bytes."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from planner.elastic.gpu_states import COLUMNS, FIELDS, KEPT, NODE, Gpu, gpus_of
 from planner.elastic.prometheus import Metric, metrics_of
 from planner.elastic.seen_tables import Table, table_of
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.trainers.logs import parse_log
 from planner.trainers.reading.log_facts import steady
 from planner.units import MILLI
@@ -37,7 +38,7 @@ KNOWN = {*RANK, "expert", *(name for names in COLUMNS.values() for name in names
 """Headings that make a file a table."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Observed:
     """All that was read."""
 

@@ -7,11 +7,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.record import record
 
 TIMEOUT = 5.0
 """Seconds until an endpoint has answered."""
@@ -26,7 +26,7 @@ _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Metric:
     """One number with its labels."""
 

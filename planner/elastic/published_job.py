@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +26,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
+from planner.record import record
 from planner.rules import Job
 from planner.search import search
 from planner.trainer import Trainer, load_trainer
@@ -61,7 +61,7 @@ def model_of(name: str) -> ModelSpec:
     return load_model(f"gpt3-{found[1].lower()}" if found else name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Row:
     """One published row with what its file says of all."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from planner.assumption import Assumption
@@ -20,6 +19,7 @@ from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.layout import Layout
 from planner.plan_file import Plan
+from planner.record import record
 from planner.units import format_bytes, format_seconds
 from planner.workload import Workload
 
@@ -36,7 +36,7 @@ OF_FAILURES = ("failures", "saves", "spares", "rate with")
 """What assumptions begin with that say how old the last checkpoint is."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Wanted:
     """What was asked beside the plan."""
 
@@ -52,7 +52,7 @@ class Wanted:
     """Step that the run has reached."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Candidate:
     """One layout with its move."""
 
@@ -87,7 +87,7 @@ class Candidate:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PayBack:
     """What the move has to compete with."""
 
@@ -103,7 +103,7 @@ class PayBack:
         return vars(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Reshape:
     """The move from a plan to another number of GPUs."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,14 @@ from planner.elastic.failure_answers import (
 from planner.elastic.failure_rates import REPAIR, constants
 from planner.elastic.spares import spares_for
 from planner.errors import PlannerError
+from planner.record import record
 
 SHORTAGE = 0.01
 POINTS = 13
 """Points of a sweep."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Asked:
     """What was asked beside the job."""
 
@@ -46,7 +47,7 @@ class Asked:
     """Seconds between saves; None = the best."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Totals:
     """An answer in days and dollars."""
 
@@ -61,7 +62,7 @@ class Totals:
         return {**self.answer.to_dict(), "days": self.days if np.isfinite(self.days) else None, "usd": self.usd}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class KindLoss:
     """What it costs that nodes of one kind fail."""
 
@@ -85,7 +86,7 @@ class KindLoss:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Resilience:
     """What failures cost a plan."""
 

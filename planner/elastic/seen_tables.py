@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from planner.errors import PlannerError, shown
+from planner.record import record
 
 EMPTY = ("", "N/A", "[N/A]", "[Not Supported]", "[Unknown Error]")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Table:
     """Cells by row, and what their columns are called."""
 

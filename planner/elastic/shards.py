@@ -10,7 +10,7 @@ both together make one interval). Boxes of one layout that are not equal do not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +28,7 @@ from planner.cost.pipeline.partition import (
 from planner.layout import Layout, Order
 from planner.model import ModelSpec
 from planner.plan_file import Plan
+from planner.record import record
 from planner.trainer import Trainer
 from planner.trainers.bundle.target import layers_per_chunk, virtual_stages
 from planner.workload import Workload
@@ -37,7 +38,7 @@ STREAMS = ("weights", "optimizer_states")
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Saved:
     """What is saved of a job, whatever its layout: bytes by stream, kind and layer."""
 
@@ -110,7 +111,7 @@ def parameter_slots(model: ModelSpec, counts: ParameterCounts) -> Floats:
     return slots
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Places:
     """Coordinates of every rank of a layout, by rank number."""
 
@@ -205,7 +206,7 @@ def nested(new: int, old: int) -> bool:
     return max(new, old) % min(new, old) == 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Item:
     """One kind in one stream, with the boxes of two layouts."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from planner.elastic.gpu_states import Gpu
 from planner.elastic.observed import Observed
 from planner.elastic.shards import Places
 from planner.errors import PlannerError
+from planner.record import record
 from planner.units import plural
 
 LEAST = 0.03
@@ -32,7 +33,7 @@ LINKS = 3
 """Pairs of ranks that are named, the slowest first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Straggler:
     """One thing that holds the job up."""
 
@@ -284,7 +285,7 @@ def _explained(found: list[Straggler]) -> list[Straggler]:
     return kept
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Planned:
     """What a plan expects of what is observed."""
 

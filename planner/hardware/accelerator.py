@@ -1,7 +1,7 @@
 """One accelerator: its figures and measured curves, and the seconds of products, attention and memory-bound operations."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import AttentionCurve, Column, GemmCurve, column, index
 from planner.errors import PlannerError, UnknownNameError, shown
+from planner.record import record
 from planner.schema import (
     Bandwidth,
     Bytes,
@@ -57,7 +58,7 @@ _Kernels = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Compute:
     """What one accelerator computes, and how fast. Bytes, bytes/s, FLOP/s, seconds."""
 

@@ -1,7 +1,7 @@
 """The node and the network of an accelerator: link figures, and the seconds of collectives inside and across nodes."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import COLLECTIVES, CollectiveCurve, Column, NetworkCurve, bus_factor, column, index, least_factor
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.schema import Bandwidth, Bytes, Positive, Rule, Seconds, check_keys, keys, mapping, plain_fields, value_of
 
 LINKS = ("inside", "across")
@@ -18,7 +19,7 @@ LARGEST_SLOWDOWN = 16.0
 """What takes longer than this with the other running waited for it; no kernels share a device so badly."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Slowdown:
     """Time with the other running over time alone: numbers, or columns where layouts use different links."""
 
@@ -36,7 +37,7 @@ Communication kernels take multiprocessors and memory bandwidth. Measured coeffi
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MeasuredOverlap:
     """One link's slowdowns with what they may be off by."""
 
@@ -88,7 +89,7 @@ def _link_shares(data: object, where: str) -> dict[str, float]:
     return {str(size): value_of(Positive, share, where, str(size)) for size, share in found.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Links:
     """What joins accelerators, and their host. Bytes, bytes/s, seconds; bandwidths in one direction."""
 

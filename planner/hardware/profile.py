@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from planner.hardware.accelerator import Compute
 from planner.hardware.links import Links
 from planner.hardware.names import OVER, profile_named
 from planner.hardware.relatives import FAMILIES, FASTEST_PCIE, filled, with_relatives
+from planner.record import record
 from planner.schema import HourlyPrice, Positive, Text, keys
 
 SCALES: dict[str, str] = {
@@ -44,7 +45,7 @@ SIZE_TOLERANCE = 1.08
 """80 GB parts hold 80 GiB less the reserve."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Price:
     """One dated price of one GPU for one hour."""
 
@@ -58,7 +59,7 @@ class Price:
     """Where it was read."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Provenance:
     """Who measured a profile, when, with what, and how well."""
 
@@ -102,7 +103,7 @@ class Provenance:
             raise PlannerError(f"date {shown(self.date)} is not a day such as 2026-03-31") from error
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class HardwareProfile(Compute, Links):
     """One accelerator, its node and its network, and where the numbers come from."""
 

@@ -4,7 +4,6 @@ import glob
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from planner.kineto.rank_trace import Collective, read_rank
 from planner.kineto.spans import union
 from planner.kineto.step_parts import StepParts, parts_of
 from planner.layout import Layout
+from planner.record import record
 
 MOST_FILES = 64
 """Traces that are read; a few ranks of each pipeline stage say what all would."""
@@ -27,7 +27,7 @@ QUARTER = 25.0
 """Percentile of its durations that counts: the others waited longer for some rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Bandwidth:
     """How fast one collective of one size ran where nothing else did."""
 
@@ -43,7 +43,7 @@ class Bandwidth:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class JobTraces:
     """All ranks of a job that were read."""
 

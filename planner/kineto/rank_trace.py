@@ -21,6 +21,7 @@ from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
 from planner.kineto.events import Tell, Trace
 from planner.kineto.kernel_names import COMMUNICATION, GEMM, element_bytes, family_of, op_of
+from planner.record import record
 from planner.units import MICRO
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -31,7 +32,7 @@ MOST_EVENTS = 20_000_000
 MOST_RANKS = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Collective:
     """What a kernel of communication moves, and among whom; two kernels with equal ones repeat each other."""
 
@@ -49,7 +50,7 @@ class Collective:
     """S of nccl-tests: the whole buffer. nan = unknown."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RankTrace:
     """What one rank did; columns of length N over the events of its GPU, by start; seconds from the first event."""
 

@@ -1,12 +1,12 @@
 """Where the steps of a trace begin and end."""
 
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats
 from planner.kineto.kernel_names import OPTIMIZER
 from planner.kineto.rank_trace import RankTrace
+from planner.record import record
 
 STEADY = 0.2
 """A step is steady when it is within this part of the median."""
@@ -18,7 +18,7 @@ MICROBATCHES = 0.75
 """The profiler steps once for each microbatch where no more than this part of its steps holds a step of the optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Steps:
     """Steps of one rank."""
 

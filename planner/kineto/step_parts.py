@@ -10,7 +10,6 @@ breakdown, host wait]; a kernel of a collective that waits for other ranks is bu
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from planner.kineto.kernel_names import COMMUNICATION, COMPUTING, COPY, FAMILIES
 from planner.kineto.rank_trace import Collective, RankTrace
 from planner.kineto.spans import NONE, clipped, covered, gaps, outside, shared, union
 from planner.kineto.step_marks import Steps, find_steps
+from planner.record import record
 
 BUSY = 0.95
 """Share of a step in which the GPU does not wait for the host; below, the host bounds it."""
@@ -31,7 +31,7 @@ LEAST_KNOWN = 0.5
 """Part of the time of matrix products whose shapes are recorded, from which their rate is stated."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Traffic:
     """One collective of one kind of group: seconds per step."""
 
@@ -47,7 +47,7 @@ class Traffic:
     """Seconds in which nothing computes; several at once share them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StepParts:
     """The mean steady step of one rank, seconds."""
 

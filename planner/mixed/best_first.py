@@ -11,6 +11,7 @@ from planner.arrays import Floats, NDArray
 from planner.mixed.mixed_candidates import Found, layouts_of
 from planner.mixed.mixed_columns import Columns, sharpened
 from planner.mixed.mixed_space import Space
+from planner.record import record
 
 CUTS = 1500
 """Candidates that are cut exactly, at most; what is left out then is said with its bound."""
@@ -22,7 +23,7 @@ PIECE = 512
 """Rows of which the best are a set's first candidates, if enough of them are below the limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class InOrder:
     """What came of some candidates."""
 

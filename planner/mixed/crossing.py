@@ -10,6 +10,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cluster_file import Link
 from planner.curves import bus_factor
+from planner.record import record
 
 ROUNDS = {"all_reduce": 2.0}
 """How often a ring passes every member; the others once."""
@@ -37,7 +38,7 @@ class Crossing:
     """Nodes of each end that send over it at the same time, each over its own connections; 1 where the link is per node."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Spanned(Cluster):
     """GPUs of one kind whose data parallel groups reach over nodes of other kinds: a ring is as fast as its slowest hop.
 

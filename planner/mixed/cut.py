@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Cut:
     """Layers of every stage, and what a microbatch takes with them."""
 

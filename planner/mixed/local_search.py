@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.errors import PlannerError
 from planner.mixed.local_updates import kinds_of, price_layout
@@ -12,6 +12,7 @@ from planner.mixed.mixed_estimate import MixedEstimate
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer
 from planner.mixed.mixed_search import search_mixed
+from planner.record import record
 from planner.workload import peak_dtype
 
 ROUNDS = 3
@@ -20,7 +21,7 @@ UNITS = 32
 """Parts of the batch that are given to sites, where it is divided so finely."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LocalFinding:
     """A layout whose sites step alone."""
 

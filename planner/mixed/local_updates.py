@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.cluster_file import Link
 from planner.errors import PlannerError
@@ -11,13 +11,14 @@ from planner.mixed.mixed_estimate import MixedEstimate, estimate_mixed
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Outer
 from planner.mixed.wide_links import best_ring, ring_all_reduce_time
+from planner.record import record
 
 NOT_WHOLE = "local updates need a whole replica in each of two sites; here pipelines span the sites, or one site holds all"
 OVERLAP = 5
 """Steps that the average of a fragment is spread over at the most. [Douillard et al. 2025: tau = 5]"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LocalUpdate:
     """Sites that step alone and average now and then."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from planner.layout import FIELDS, NAMES, Layout
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import INTERLEAVED
 from planner.mixed.stage_tables import Axes
+from planner.record import record
 from planner.rules import divisors, stage_allowed
 from planner.schema import Count, one_of, plain_fields, within
 from planner.space import MICRO_BATCHES
@@ -27,7 +27,7 @@ VPPS = (2, 4)
 """Virtual stages that are tried."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedPins:
     """What the user fixed; None = searched."""
 

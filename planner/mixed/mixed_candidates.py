@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 from planner.mixed.mixed_space import Priced, Space
 from planner.mixed.shares import Replicas, longest, shared
 from planner.mixed.stage_tables import FIRST, LAST, MIDDLE, Choice, Place
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Found:
     """A candidate with its cut and shares, priced in closed form."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from planner.cluster_file import ClusterFile
@@ -18,9 +17,10 @@ from planner.mixed.mixed_question import kind_of_node, slowed
 from planner.mixed.mixed_search import kinds_of
 from planner.mixed.one_kind import Alone, alone_of
 from planner.mixed.run_limits import search_within
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedChange:
     """One change."""
 
@@ -40,7 +40,7 @@ class MixedChange:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedChanges:
     """A mixed plan and its changes."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.mixed.mixed_space import Space
+from planner.record import record
 from planner.rules import divisors
 
 MOST_STAGES = 64
@@ -20,7 +20,7 @@ COLUMNS = 50_000
 """Rows of degrees of one set of kinds: with more kinds, pipelines have fewer stages on each."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Degrees:
     """Degrees of one candidate."""
 
@@ -37,7 +37,7 @@ class Degrees:
     """Every kind has pipelines of its own; else every pipeline goes through all kinds."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Columns:
     """Candidates of one set of kinds, (N,) or (N, kinds)."""
 

@@ -22,13 +22,14 @@ from planner.mixed.crossing import Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline
 from planner.mixed.stage_pricing import PricedStages, price_stages, stage_contents
+from planner.record import record
 from planner.workload import peak_dtype
 
 ROUNDING = float(np.sqrt(np.finfo(float).eps))
 """Part of the time below which idle time is what sums of floating point numbers leave."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageEstimate:
     """One stage of one pipeline; seconds per step, bytes per GPU."""
 
@@ -63,7 +64,7 @@ class StageEstimate:
         return sum(self.memory.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PipelineEstimate:
     """One pipeline with its share of the batch."""
 
@@ -78,7 +79,7 @@ class PipelineEstimate:
     """Model FLOP of a step, on all equal pipelines."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedEstimate:
     """Time and memory of one optimizer step."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from planner.cluster_file import ClusterFile, Link, NodeKind
 from planner.errors import PlannerError, shown
 from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule
 from planner.mixed.mixed_layout import INTERLEAVED
+from planner.record import record
 from planner.rules import Job, stage_allowed
 from planner.space import usual_modules
 from planner.trainer import Trainer
@@ -50,7 +51,7 @@ def split_by_speed(cluster: ClusterFile) -> ClusterFile:
     return replace(cluster, nodes=tuple(kinds), links=tuple(links))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedJob:
     """What is trained, on which nodes, with which trainer on each kind."""
 

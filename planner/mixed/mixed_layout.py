@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from planner import schema
 from planner.errors import PlannerError, listed
 from planner.layout import NAMES
+from planner.record import record
 from planner.schema import Count, Name, one_of, within
 
 INTERLEAVED = "interleaved_1f1b"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stage:
     """One pipeline stage: a tensor (and context) parallel group of one kind of GPU, and what it holds."""
 
@@ -29,7 +29,7 @@ class Stage:
     """Layers under full recompute; 0 = all of the stage."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pipeline:
     """Equal replicas of the model, each one pipeline with the same stages and the same share of the batch."""
 
@@ -48,7 +48,7 @@ class Pipeline:
         return self.micro_batch_size * self.num_microbatches
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Outer:
     """Local updates: the sites step alone and average every ``every`` steps (DiLoCo)."""
 
@@ -65,7 +65,7 @@ class Outer:
             raise PlannerError(f"streaming_diloco averages 2 to {self.every} fragments in turn, not {self.fragments}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedLayout:
     """All pipelines of a job. Data parallel groups join the replicas of a layer, whatever stage holds it."""
 

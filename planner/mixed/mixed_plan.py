@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +32,7 @@ from planner.mixed.mixed_estimate import MixedEstimate, StageEstimate
 from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.site_report import SiteReport, site_report
+from planner.record import record
 from planner.schema import Count, Name, Number, Positive, Text, check_keys, keys, plain, read
 from planner.trainer import load_trainer
 from planner.trainer_options import spell, spelled
@@ -45,7 +45,7 @@ KIND = "mixed plan"
 KEY = "planner_mixed_plan"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StagePrediction:
     """One stage of equal pipelines, in seconds per step and GiB per GPU."""
 
@@ -68,7 +68,7 @@ class StagePrediction:
     out_of_memory_probability: Number
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedPrediction:
     """An estimate of a mixed layout as plain numbers."""
 
@@ -137,7 +137,7 @@ def predict_mixed(job: MixedJob, layout: MixedLayout, found: MixedEstimate) -> M
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedPlan:
     """One mixed layout for one job, with everything needed to price or export it again."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from planner.assumption import Assumption
@@ -21,6 +21,7 @@ from planner.mixed.mixed_plan import MixedPlan, job_of, priced_plan, trainer_for
 from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, memory_of
 from planner.mixed.one_kind import Alone, alone_of
 from planner.mixed.run_limits import limited, run_as_well, search_within
+from planner.record import record
 from planner.rules import check_workload
 from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text
@@ -33,7 +34,7 @@ LITTLE = 0.05
 """What a kind adds to the throughput below which leaving it out is advised: less than the next change of the job moves."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedAnswer:
     """The best mixed plans of a job."""
 
@@ -68,7 +69,7 @@ def _data(plan: MixedPlan) -> dict[str, Any]:
     return {**plan.to_dict(), **({} if crossing is None else {"between_sites": crossing.to_dict()})}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Wanted:
     """Which plans are asked for."""
 

@@ -22,6 +22,7 @@ from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_space import Space
 from planner.mixed.stage_tables import Axes
+from planner.record import record
 from planner.workload import PAGED
 
 GAP = 0.02
@@ -33,7 +34,7 @@ OFFLOAD = 100
 Priced = tuple[MixedLayout, MixedEstimate]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedFinding:
     """What a search found."""
 

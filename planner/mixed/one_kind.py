@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.cost.parameters import total_parameters
 from planner.errors import PlannerError
 from planner.mixed.mixed_job import MixedJob
 from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_search import search_mixed
+from planner.record import record
 from planner.search import search
 from planner.space import Pins
 
@@ -19,7 +20,7 @@ SERVED = 0.8
 """Part of the memory that weights may take in an engine, which needs the rest for its cache."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Alone:
     """One kind, training the same job by itself."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
 from planner import library, schema
 from planner.errors import PlannerError, listed, nearest_first, shown
 from planner.mixed.wide_links import path_bandwidth
+from planner.record import record
 from planner.schema import Bandwidth, Bytes, Count, Name, Number, Positive, Seconds, TrafficPrice, within
 
 LIGHT = 299_792_458.0
@@ -28,7 +28,7 @@ Place = tuple[Number, Number]
 """Degrees north and east."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Region:
     """A region of a cloud provider."""
 
@@ -43,7 +43,7 @@ class Region:
     """Other names that documents use for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Landing:
     """A town where cables under the sea land."""
 
@@ -52,7 +52,7 @@ class Landing:
     land: Name
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pair:
     """One transfer between two regions by machines of which nothing is known."""
 
@@ -61,7 +61,7 @@ class Pair:
     """Bytes under way, all connections of the transfer together."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Between:
     """The most that one machine sends to another region, all its connections together."""
 
@@ -74,7 +74,7 @@ class Between:
     """Of one connection."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Provider:
     """A cloud provider's limits."""
 
@@ -87,7 +87,7 @@ class Provider:
     """Dollars per byte between two regions of one continent."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Machine:
     """A type of machine with GPUs."""
 
@@ -99,7 +99,7 @@ class Machine:
     """Documented, one direction, to machines of the same region."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Path:
     """Length of a fibre path over the great circle, and what both ends add."""
 
@@ -108,7 +108,7 @@ class Path:
     ends: Seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Reach:
     """Share of a machine's bandwidth that NCCL gets over TCP."""
 
@@ -117,7 +117,7 @@ class Reach:
     several: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Tcp:
     """Connections of an untuned machine."""
 
@@ -125,7 +125,7 @@ class Tcp:
     reach: Reach
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WideLinks:
     """profiles/wide_links.yaml."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from planner.errors import PlannerError
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Replicas:
     """Equal replicas that take T(m) = fixed + m each."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +33,7 @@ from planner.mixed.wide_links import (
     ring_all_reduce_time,
     site_link,
 )
+from planner.record import record
 
 EVERY, BITS = (1, 10, 50, 100, 500), (32, 16, 8, 4)
 """Intervals and widths of the table of local updates."""
@@ -45,7 +46,7 @@ FRAGMENTS = 24
 """Of streaming DiLoCo in that table."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SiteTraffic:
     """What one dimension sends between two sites in a step."""
 
@@ -61,7 +62,7 @@ class SiteTraffic:
     usd_per_step: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class InFlight:
     """A pipeline over a slow link with more microbatches in flight than 1F1B has."""
 
@@ -79,7 +80,7 @@ class InFlight:
     """Where sends overlap and the extra microbatches are in flight."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Reduction:
     """One way to reduce gradients between sites every step."""
 
@@ -92,7 +93,7 @@ class Reduction:
     """Seconds of compression and decompression."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SiteReport:
     """Between the sites of a layout."""
 

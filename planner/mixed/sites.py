@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from planner.cost.parameters import count_parameters
 from planner.errors import PlannerError
 from planner.model import ModelSpec
+from planner.record import record
 
 NONE, FP16, INT8, POWER_SGD = "none", "fp16", "int8", "powersgd"
 COMPRESSIONS = (NONE, FP16, INT8, POWER_SGD)
@@ -110,7 +110,7 @@ CONVERGENCE = {
 # ------------------------------------------------------------------------------------------------ compression
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Compression:
     """Gradients over the link, per step and site."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +21,7 @@ from planner.cost.unique_stages import GatheredOnDemand, Given, StageTable
 from planner.layout import Layout
 from planner.mixed.mixed_job import MixedJob
 from planner.model import ModelSpec
+from planner.record import record
 from planner.search import SAFE
 
 Place = tuple[int, int, int]
@@ -46,7 +46,7 @@ def stage_contents(model: ModelSpec, start: Floats, layers: Floats, first: Float
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PricedStages:
     """Stages of one kind, three in each of N rows; all arrays (3, N)."""
 

@@ -6,7 +6,7 @@ import bisect
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from planner.mixed.crossing import Crossing, Member, Spanned
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import INTERLEAVED
 from planner.mixed.stage_pricing import price_stages, stage_contents
+from planner.record import record
 
 FIRST, MIDDLE, LAST = range(3)
 BLOCK = 8
@@ -26,7 +27,7 @@ FLIGHTS = 8
 """Microbatches in flight up to which a bound looks at memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Axes:
     """What a search varies, and what is the same for all stages."""
 

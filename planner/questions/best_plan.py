@@ -1,7 +1,6 @@
 """The best plan of a job that was changed, or the sentence that says why there is none."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,13 @@ from planner.explain import misses_by
 from planner.layout import Layout
 from planner.plan_file import Plan, Prediction, predict
 from planner.priced_layouts import SearchedJob
+from planner.record import record
 from planner.rules import check_workload
 from planner.search import Finding, Pins, closest, search
 from planner.timeline.priced_plan import job_of
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Best:
     """What a search of one job found."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
@@ -16,6 +15,7 @@ import numpy as np
 from planner import library, schema
 from planner.arrays import Floats
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.schema import within
 from planner.units import parse_count
 
@@ -35,7 +35,7 @@ LOGGED = {
 Length = Annotated[float, within(1, 1e8)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AnswerLengths:
     """Tokens of an answer: its turns together, prompts and what tools return not counted."""
 

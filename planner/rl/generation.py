@@ -17,13 +17,14 @@ allows. A group, the answers to one prompt, is in flight until its longest ends:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.record import record
 from planner.rl.answer_lengths import AnswerLengths
 from planner.rl.rl_workload import RlWorkload
 from planner.serving.engine_passes import Engine
@@ -42,7 +43,7 @@ WAVES = 3.0
 """Answers for each place that the flow is followed for; further ones pass at the rate of full places."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class HostCost:
     """Seconds of the host in a decode, next to the engine's own."""
 
@@ -54,7 +55,7 @@ class HostCost:
     """Of the host of a rank, where the engine's graphs are cut in pieces."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Generation:
     """One step's sampling on every layout; columns of length N."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated
 
 from planner import library
+from planner.record import record
 from planner.schema import Seconds, read, within
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class HostTimes:
     """Fitted on the measured steps that planner has, checked with sources left out (docs/log/rl.md)."""
 

@@ -6,18 +6,18 @@ Without packing every microbatch is as long as its longest answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from planner.record import record
 from planner.rl.rl_workload import RlWorkload
 
 SAMPLED = 256
 """Answers of a replica that are packed; more pack as these do."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Packed:
     """The microbatches of one optimizer step on one replica."""
 

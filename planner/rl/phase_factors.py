@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, listed
+from planner.record import record
 from planner.rl.rl_doctor import PhaseRow, RlComparison
 from planner.rl.rl_plan import PHASES
 from planner.schema import Name, Text, check_keys, keys, read, within
@@ -34,7 +34,7 @@ FEWEST = 2
 Factor = Annotated[float, within(LEAST, MOST)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PhaseFactors:
     """Corrections of one framework on one kind of GPU."""
 
@@ -48,7 +48,7 @@ class PhaseFactors:
     """Runs that they are of."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FittedRun:
     """A run with what is predicted of it."""
 
@@ -62,7 +62,7 @@ class FittedRun:
     """With the factors of the other runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PhaseFit:
     """Factors and how they came about."""
 

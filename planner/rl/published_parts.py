@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from planner.hardware.names import profile_named
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
+from planner.record import record
 from planner.rl.rl_framework import framework_names, load_framework
 from planner.rl.training_phase import frozen_weights
 from planner.rl.weight_sync import SyncSides, sync_bytes, sync_seconds, sync_table
@@ -37,7 +37,7 @@ OWN = {
 """Beginnings of ids of rows -> framework."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SyncRow:
     """A sync, predicted."""
 
@@ -48,7 +48,7 @@ class SyncRow:
     """What it leaves open beside the errors of other rows, in ln."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class UpdateRow(SyncRow):
     """An update of a trainer, predicted."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.hardware.names import profile_named
 from planner.layout import Layout, Recompute
+from planner.record import record
 from planner.rl.answer_lengths import AnswerLengths, read_answers
 from planner.rl.published_parts import SyncRow, framework_of, model_of, number
 from planner.rl.rl_framework import RlFramework, load_framework
@@ -38,12 +38,12 @@ FRAMEWORK = "verl"
 """Where neither row nor file names one that the library has."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StepRow(SyncRow):
     """A step, predicted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AskedStep:
     """What a row says that ran."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from planner.costs import HOUR, rates_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import FIELDS, Layout
+from planner.record import record
 from planner.rl.rl_framework import RlFramework, load_framework
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement
@@ -42,7 +43,7 @@ PART_TEXT = {
 """Parts of a step, in words."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Way:
     """One change that would fit."""
 
@@ -51,7 +52,7 @@ class Way:
     step_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Answered:
     """The answer to a question."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.rl.rl_framework import load_framework
 from planner.rl.rl_log import RlLog
 from planner.rl.rl_plan import RlPlan, RlPrediction
@@ -43,7 +43,7 @@ NOTABLE = 0.1
 """Gaps below this part of the step are named no cause."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PhaseRow:
     """One phase."""
 
@@ -65,7 +65,7 @@ class PhaseRow:
         return self.predicted / self.measured - 1.0 if self.measured > 0 else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlComparison:
     """A log with its plan."""
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError, listed
+from planner.record import record
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, SYNC_METHODS
 from planner.schema import Bytes, Line, Name, Text, check_keys, fields_of, one_of, read, value_of, within
 from planner.trainer_options import number_of
@@ -43,7 +44,7 @@ CRITICS = ("actor", "own")
 Steps = Annotated[int, within(0, ASYNCHRONOUS)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class OfferedPlacement:
     """One way to place generation and training that a framework has."""
 
@@ -65,7 +66,7 @@ class OfferedPlacement:
         return mode == self.mode and self.staleness[0] <= staleness <= self.staleness[1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TrainingBackend:
     """A back end of training, and the trainer of profiles/trainers that prices it."""
 
@@ -73,7 +74,7 @@ class TrainingBackend:
     trainer: Name
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RolloutEngine:
     """An engine that generates."""
 
@@ -87,7 +88,7 @@ class RolloutEngine:
         return f"{self.name}@{self.version}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LogNames:
     """What the framework's log calls the times of a step, in seconds."""
 
@@ -111,7 +112,7 @@ class LogNames:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlFramework:
     """One framework at one version."""
 
@@ -259,7 +260,7 @@ def _said(one: OfferedPlacement) -> str:
     return f"{one.mode} with staleness {steps}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Dated:
     """One entry of a fact's history."""
 

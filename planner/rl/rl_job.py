@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from planner.cluster import Cluster
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rl.generation import shared_engine
 from planner.rl.host_times import HostTimes, host_times
 from planner.rl.rl_framework import RlFramework
@@ -19,7 +20,7 @@ from planner.serving.serving_layout import Precision, ServingLayout
 from planner.trainer import Trainer
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlJob:
     """A step of RL on kinds of GPUs, without its placement."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Annotated, Any
 
 from planner.errors import PlannerError
 from planner.layout import Layout
+from planner.record import record
 from planner.schema import check, check_keys, one_of, plain, read, within
 from planner.serving.serve_plan import layout_from
 from planner.serving.serving_layout import Precision, ServingLayout
@@ -29,7 +30,7 @@ ASYNCHRONOUS = 1000
 """Staleness of a run without a bound."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Placement:
     """Which GPUs do what, and how far generation may run ahead."""
 
@@ -80,7 +81,7 @@ class Placement:
         return self.staleness == 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlLayouts:
     """How each model is split over the GPUs of its pool."""
 

@@ -15,6 +15,7 @@ from statistics import median
 
 from planner import library
 from planner.errors import PlannerError, listed
+from planner.record import record
 from planner.rl.rl_framework import PHASES, LogNames, framework_names, load_framework
 from planner.trainers.logs import MOST_BYTES
 
@@ -29,7 +30,7 @@ _NUMBER = r"(?:np\.float\d+\(|tensor\()?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+
 _BETWEEN = r"[\"']?\s*[:=│|]\s*[\"']?"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LoggedStep:
     """One step as the log has it."""
 
@@ -39,7 +40,7 @@ class LoggedStep:
     """Seconds of the whole step, where it is printed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlLog:
     """The steps of a log."""
 

@@ -11,11 +11,10 @@ Chances: ln(measured / predicted) of training is normal with the trainer's memor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.arrays import Floats
+from planner.record import record
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement
 from planner.rl.rl_step import RolloutSide, TrainSide
@@ -29,7 +28,7 @@ STAYS = ("communication_buffers", "fragmentation", "context")
 """Components of training that no offload moves."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class PhaseMemory:
     """Columns by phase: generate, logprob, train, sync."""
 

@@ -20,13 +20,14 @@ Seconds and GiB everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
 from planner.assumption import Assumption
 from planner.errors import PlannerError
+from planner.record import record
 from planner.rl.rl_framework import STATES
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_workload import RlWorkload
@@ -42,7 +43,7 @@ MEMORY = ("generate", "logprob", "train", "sync")
 """Phases whose memory is told: log-probs and training on the pool that trains, generation and sync on the one that generates."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlPrediction:
     """An estimate of one placement as plain numbers."""
 
@@ -87,7 +88,7 @@ class RlPrediction:
         return max(self.memory_risk.values(), default=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlPlan:
     """One placement of RL, with everything needed to price or export it again."""
 

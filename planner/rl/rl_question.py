@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.asked import hardware_asked
 from planner.layout import FIELDS, Layout
 from planner.model import ModelSpec, load_model
+from planner.record import record
 from planner.rl.answer_lengths import AnswerLengths, read_answers
 from planner.rl.phase_factors import load_factors
 from planner.rl.rl_framework import STATES, RlFramework, load_framework
@@ -42,7 +43,7 @@ ROLLOUT = tuple(vars(ServingLayout()))
 """Fields of the rollout's layout."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AskedBatch:
     """What a user said of the batch; None = not said. Numbers and times also as text with a suffix or a unit."""
 
@@ -65,7 +66,7 @@ class AskedBatch:
     speculation: object = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlRequest(AskedBatch):
     """What a user said; None = not said."""
 
@@ -105,7 +106,7 @@ class RlRequest(AskedBatch):
     """Fields of the rollout's layout: tp=4,max_batch=256, or a mapping."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlQuestion:
     """What is asked, with its defaults."""
 
@@ -182,7 +183,7 @@ def read_states(said: object) -> tuple[str, ...]:
     return tuple(one for one in names if one != "none")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Pools:
     """Kinds of GPUs of both pools."""
 

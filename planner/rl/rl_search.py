@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import time as clock
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlannerError, listed
 from planner.layout import FIELDS, Layout, Recompute, Schedule
+from planner.record import record
 from planner.rl.rl_job import RlJob
 from planner.rl.rl_layout import Placement, RlLayouts
 from planner.rl.rl_memory import PhaseMemory, memory_of
@@ -40,7 +41,7 @@ TIE = 1e-6
 """Of equal steps, as the other pool decides them, the trainer that is done first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Asked:
     """What a user fixed of a placement; the search varies the rest."""
 
@@ -66,7 +67,7 @@ class Asked:
     """Pools are of two kinds: both sizes are given, and only split placements are possible."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Candidate:
     """One priced placement."""
 
@@ -95,7 +96,7 @@ class Candidate:
         return self.chance <= SAFE
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Found:
     """What a search found."""
 
@@ -308,7 +309,7 @@ def _possible(actor: Learning) -> Any:
     return rows if len(rows) else np.argsort(actor.estimate.memory_needed)[:8]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Row:
     placement: Placement
     actor: Layout

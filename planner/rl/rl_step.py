@@ -16,7 +16,7 @@ Learners of pools of their own (reference, critic, reward model) compute beside 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.layout import Layout
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rl.generation import Generation, HostCost, Sampler
 from planner.rl.memory_switch import copied, switch_seconds
 from planner.rl.rl_job import RlJob
@@ -37,7 +38,7 @@ MOST_AHEAD = 8
 """Further steps whose answers fill the engines: more change nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TrainSide:
     """The pool that trains, on columns of layouts of length N, with the pools of further learners."""
 
@@ -56,7 +57,7 @@ class TrainSide:
         return replace(self, layout=self.layout.take(rows), actor=self.actor.take(rows), critic=critic, seconds=seconds)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RolloutSide:
     """Engines on columns of layouts of length N."""
 
@@ -69,7 +70,7 @@ class RolloutSide:
         return replace(self, layout=self.layout.take(rows), generation=self.generation.take(rows))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Step:
     """A step of every placement; columns."""
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Any
 
 from planner import model as models
 from planner.errors import PlannerError, UnknownNameError
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rl.answer_lengths import AnswerLengths
 from planner.schema import Line, check, plain_fields, read, within
 from planner.serving.traffic import Speculation
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Algorithm:
     """What an algorithm runs in a step."""
 
@@ -54,7 +54,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 [2402.14740], REINFORCE++ [2501.03262], PPO [2203.02155], DPO [2305.18290], online DPO [2402.04792]."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlWorkload:
     """One step of RL, without saying where or how it runs."""
 

@@ -8,7 +8,7 @@ holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from planner.cost.estimate import Estimate, estimate, join
 from planner.cost.unique_stages import StageTable
 from planner.layout import Layout
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rl.packing import Packed, packed, padded
 from planner.rl.rl_workload import RlWorkload
 from planner.search import SAFE
@@ -29,7 +30,7 @@ ROUND, PIECES = 64, 48
 """Lengths of sequences are priced in steps of ROUND tokens, or of a part in PIECES of the capacity."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Update(Workload):
     """An optimizer step of RL: a microbatch is a few answers of one domain, and no loss balances the router, so that all its tokens
     choose their experts as one does."""
@@ -37,7 +38,7 @@ class Update(Workload):
     independent_choices: ClassVar[float] = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Learner:
     """A model that is trained, or evaluated, on a pool of GPUs."""
 
@@ -50,7 +51,7 @@ class Learner:
     """Time over that of the training model."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Learning:
     """Log-probs and updates on every layout; columns of length N."""
 

@@ -14,7 +14,6 @@ What waits in host memory is copied to the GPU first, at ``offload_rate``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rl.rl_layout import SYNC_METHODS
 from planner.schema import Bandwidth, Seconds, Text, check_keys, read, value_of, within
 from planner.serving.serving_layout import WEIGHT_BYTES
@@ -34,7 +34,7 @@ HALF = 2.0
 """Bytes of a parameter that is not quantised."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SyncCost:
     """Host times and rates of one method in one framework."""
 
@@ -49,7 +49,7 @@ class SyncCost:
     source: Text = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SyncTable:
     """All methods."""
 
@@ -107,7 +107,7 @@ def sync_bytes(model: ModelSpec, weights: str = "bf16") -> float:
     return total_parameters(model) * WEIGHT_BYTES[weights]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SyncSides:
     """Both sides of a sync; numbers or columns that fit each other."""
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from planner.arrays import NDArray
 from planner.cluster import Cluster
 from planner.layout import NAMES, Layout
 from planner.model import ModelSpec
+from planner.record import record
 from planner.trainer import Trainer
 from planner.trainer_records import Legal
 from planner.workload import Workload
@@ -18,7 +18,7 @@ from planner.workload import Workload
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Job:
     """What the rules look at, besides the layout."""
 
@@ -42,7 +42,7 @@ class Job:
         return self.trainer.legal
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Rule:
     """A condition that every legal layout meets."""
 

@@ -7,7 +7,7 @@ counts; the columns are there too, for people and for tools, and must say the sa
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
+from planner.record import record
 from planner.runs.hardware import hardware_of
 from planner.runs.job import adapters_of, expert_imbalance_of, layout_of, objective_of, optimizer_of
 from planner.runs.left_open import layouts_left_open
@@ -32,7 +33,7 @@ from planner.units import GIB, GIGA
 from planner.workload import Workload, peak_dtype
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Run:
     """A row in the planner's words; the first four are None when ``unsupported`` gives a reason."""
 

@@ -1,17 +1,17 @@
 """What a row measured, in base units; a printed TFLOP/s or MFU becomes a step time by the formula of its source."""
 
-from dataclasses import dataclass
 
 from planner import units
 from planner.cost.parameters import active_parameters
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
+from planner.record import record
 from planner.runs.rows import Row
 from planner.workload import Workload, peak_dtype
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Measured:
     """What was measured, in base units; None = not measured."""
 

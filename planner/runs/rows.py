@@ -6,7 +6,7 @@ Files that ``plan validate`` writes are read too: what they measured, as documen
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from planner import library
 from planner.error_bars import KINDS, OWN_RUN
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.schema import Line, Rule, Text, check_keys, group, mapping, one_of, value_of, within
 from planner.trainer_options import text_of
 
@@ -79,7 +80,7 @@ def _matching(kind: str, text: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(entry for entry in frameworks().get(kind, []) if entry["match"].search(text))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Row:
     """One row of a file as it is written, defaults merged in; every value has its type or is None."""
 

@@ -17,12 +17,13 @@ and of the busiest station times the customers. [Baccelli et al. 1992, Synchroni
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.record import record
 from planner.serving.engine_passes import Engine
 from planner.serving.result import ServingMemory, StepTime
 from planner.serving.served import Served
@@ -36,7 +37,7 @@ IN_LAYERS = ("linear", "attention", "experts", "memory_bound", "communication")
 """Parts of a step that every layer has its share of."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Hop:
     """The link between the stages of two kinds."""
 
@@ -45,7 +46,7 @@ class Hop:
     latency: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Chain:
     """Engines of unlike stages: kinds in the order of the pipeline, a row for each cut."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.record import record
 from planner.rules import divisors
 from planner.serving.candidates import loads
 from planner.serving.chain import Chain, ChainEngine, Hop, best_cut, chain_memory, placed, stage_of
@@ -36,7 +37,7 @@ PINNED = ("tp", "pp", "replicas", "max_batch", "max_tokens")
 """Fields of a layout that a chain can be asked to have."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Place:
     """One kind in a chain: what it serves with, and its GPUs."""
 
@@ -45,7 +46,7 @@ class Place:
     per_node: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ChainChoice:
     """One deployment of equal engines with unlike stages."""
 
@@ -59,7 +60,7 @@ class ChainChoice:
         return tuple(int(one) for one in self.chain.layers[0] if one)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Shapes:
     """Candidates before their cut, as columns."""
 
@@ -109,7 +110,7 @@ def best_chain(places: Sequence[Place], hops: Sequence[Hop], task: Task, objecti
     return ChainChoice(choice=choice, chain=best.chain.take([at]))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Rows:
     """Shapes with their cuts, priced."""
 

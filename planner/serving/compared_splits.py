@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.rules import divisors
 from planner.serving.candidates import loads
 from planner.serving.one_deployment import completed
@@ -28,7 +29,7 @@ MOST_COMPARED = 24
 """Splits that a comparison takes by itself at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Compared:
     """One split of a comparison."""
 

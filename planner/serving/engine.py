@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from planner import library
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile
+from planner.record import record
 from planner.schema import Name, Positive, Seconds, Text, check_keys, keys, one_of, read, value_of, within
 from planner.serving.engine_facts import (
     DEGREES,
@@ -42,7 +43,7 @@ from planner.serving.engine_facts import (
 from planner.serving.serving_layout import ServingLayout
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Engine:
     """One engine at one version. Rows and batches are those of one attention rank, unless a method says otherwise."""
 
@@ -226,7 +227,7 @@ def _is_since(oldest: tuple[str, ...], hardware: HardwareProfile) -> bool:
     return any(one in GENERATIONS and is_amd(one) == is_amd(own) and rank(own) >= rank(one) for one in oldest if own)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Entry:
     """One value of a fact from a version on."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import numpy as np
 from planner.arrays import Floats, unique
 from planner.hardware import HardwareProfile
 from planner.linear_attention import KINDS as LINEAR_KINDS
+from planner.record import record
 from planner.schema import Bytes, Line, Name, Positive, keys, one_of, within
 from planner.serving.serving_layout import WEIGHTS
 
@@ -34,7 +35,7 @@ FUSING = ("norm", "all_reduce", "attention", "activation")
 """Kernels that may quantise what they write: norms, norms that an all-reduce does, attention, the activation of an MLP."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Case:
     """A value, and the card and layout that it is for."""
 
@@ -61,7 +62,7 @@ class Case:
 Cases = tuple[Case, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Fused:
     """Kernels that quantise what they write for the product after them."""
 
@@ -70,7 +71,7 @@ class Fused:
     kernels: tuple[Annotated[str, one_of(FUSING)], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ReducedNorms:
     """Norms and residual sums that the all-reduce before them does."""
 
@@ -80,7 +81,7 @@ class ReducedNorms:
     """Generations of the device; empty = any."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Fusion:
     """What kernels do beside their own work."""
 
@@ -93,7 +94,7 @@ class Fusion:
     """Formats of experts whose tokens are quantised to it before ranks of attention gather them; all others in 16 bits."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Messages:
     """The engine's own all-reduce on some devices: the largest message by number of GPUs."""
 
@@ -103,7 +104,7 @@ class Messages:
     """GPUs -> bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Graphs:
     """Batches for which a CUDA graph is captured."""
 
@@ -142,7 +143,7 @@ def _captured(grid: tuple[tuple[float, float], ...], most: float) -> Floats:
     return unique(np.asarray(found or [0.0], dtype=np.float64))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Accounting:
     """How an engine decides on the room for its cache, and what it takes itself.
 
@@ -171,7 +172,7 @@ class Accounting:
     """A captured size, for each layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Reserve:
     """What SGLang leaves free: the sum of these, at least ``least``; all but the first and last are added up in MiB there."""
 
@@ -195,7 +196,7 @@ class Reserve:
     """Bytes by card."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Shortfall:
     """By how much an engine falls short of the measured kernels on some devices, as its published runs show."""
 

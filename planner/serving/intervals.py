@@ -7,7 +7,6 @@ out lies inside nine times of ten, as a mean over families.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from planner import library
 from planner.arrays import Floats
+from planner.record import record
 from planner.schema import Rule, check_keys, read, within
 
 TAILS = ("p90", "p95", "p99")
@@ -30,7 +30,7 @@ KINDS = tuple(f"{load} {model}{end}" for load in _LOADS for model in ("dense", "
 """How requests came x what answered x whether they waited; without the ending: of both."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingBar:
     """Nine of ten measurements lie between low and high times the prediction."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from planner.cluster_file import NodeKind
 from planner.costs import HOUR, Rates, usd_per_million_tokens
+from planner.record import record
 from planner.serving.priced_table import OBJECTIVES, Choice, Task
 from planner.serving.serve_plan import ServePlan
 from planner.serving.serving_question import Question
@@ -16,7 +17,7 @@ from planner.serving.serving_question import Question
 ALONE, REPLICAS, APART, PIPELINE = "alone", "replicas", "prefill and decode", "pipeline"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Share:
     """The part of one kind of nodes in a deployment."""
 
@@ -37,7 +38,7 @@ class Share:
     limits_kept: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class KindsRow:
     """One way to use the nodes."""
 
@@ -78,7 +79,7 @@ class KindsRow:
         return f"replicas on {' and '.join([', '.join(names[:-1]), names[-1]])}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class KindsAnswer:
     """Ways to serve on the kinds of a cluster, best first."""
 
@@ -118,7 +119,7 @@ def score_of_choice(choice: Choice, task: Task) -> float:
     return float(np.asarray(choice.found.e2e.mean)) if task.loaded else -choice.total
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Passing:
     """Cache that passes between two kinds."""
 
@@ -128,7 +129,10 @@ class Passing:
     """Dollars per byte."""
 
 
-def row_of(what: str, shares: Sequence[Share], paid: Sequence[tuple[Rates, NodeKind]], passing: Passing = Passing()) -> KindsRow:
+NO_TRAFFIC = Passing()
+
+
+def row_of(what: str, shares: Sequence[Share], paid: Sequence[tuple[Rates, NodeKind]], passing: Passing = NO_TRAFFIC) -> KindsRow:
     """Sums and the worst of some kinds."""
     each = [None if rates.usd_per_gpu_hour is None else rates.usd_per_gpu_hour * kind.num_gpus for rates, kind in paid]
     traffic = HOUR * passing.bytes_per_second * passing.price

@@ -6,7 +6,6 @@ Shapes follow from tp alone, of which columns have few: their curves are worked 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +13,13 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.curves.linear_products import Products
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Product:
     """A linear layer of n outputs and k inputs; columns over the degrees of ``LinearLayers``."""
 

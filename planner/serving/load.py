@@ -15,7 +15,7 @@ Lavenberg 1980; Schweitzer 1979], less half a service of the prompt in progress.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,59 +23,15 @@ import numpy as np
 from planner.arrays import Floats
 from planner.serving.engine_passes import Engine
 from planner.serving.lock_step import bulk_of, train_of
+from planner.serving.result import Flow
 from planner.serving.step import Pass
 
 ROUNDS = 3
 """Rounds of the fixed point: B settles within a thousandth."""
 MOST_STEPS, EXACT = 60, 1e-12
 """Steps to a root at most, and how near to it they end, as a part of it."""
-LAST = 0.995
-"""Percentile of the steady part of a short run from which on its first wave decides."""
 SATURATED = 0.995
 """Share of the capacity above which an open loop has no steady state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flow:
-    """Steady state of one engine; seconds, requests/s, sequences."""
-
-    ttft: Floats
-    """Mean, over the first wave of a short run too."""
-    tpot: Floats
-    wait: Floats
-    """The part of ttft that queues, after the first wave."""
-    rate: Floats
-    """X."""
-    running: Floats
-    """B."""
-    waiting: Floats
-    """Requests that are not admitted yet."""
-    prompt: Floats
-    """S."""
-    decode: Floats
-    """D(B)."""
-    late: Any = 0.0
-    """The part of wait that all wait alike: for a place, behind those in flight."""
-    chance: Any = 1.0
-    """Of a request to queue at all."""
-    first: Any = 0.0
-    """Mean time to first token of the first wave of a short run, which comes at once."""
-    start: Any = 0.0
-    """The part of it that all requests of the wave wait alike."""
-    waves: float = np.inf
-    """Waves of a short run."""
-
-    def ttft_at(self, level: float) -> Floats:
-        """The percentile ``level`` of the time to first token: P(wait > t) = c exp(-c t / mean), c the chance to wait, as in M/G/1;
-        requests of the first wave are served at even intervals, after all others have been."""
-        share = 1.0 / self.waves
-        mean = self.ttft - np.maximum(self.first - self.ttft, 0.0) * share / (1.0 - share) if share < 1.0 else self.ttft
-        queued = np.where(np.isinf(self.wait), 0.0, self.wait - self.late)
-        chance = np.clip(self.chance, 1e-9, 1.0)
-        rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
-        steady = mean - queued + queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
-        late = self.start + 2.0 * (self.first - self.start) * max(level - (1.0 - share), 0.0) / share if share else 0.0
-        return np.where(level > 1.0 - share, np.maximum(steady, late), steady)
 
 
 def closed(engine: Engine, requests: Any, most: Any, queued: bool = False) -> Flow:
@@ -187,7 +143,7 @@ def reached(grows: Callable[[Floats], Floats], aim: Any, high: Any) -> Floats:
     def distance(x: Floats) -> Floats:
         return np.asarray(x / np.maximum(grows(x), 1e-300) - x / aim)
 
-    low = 1e-9 * high
+    low = 2.0**-30 * high
     at_low, at_high = distance(low), distance(high)
     found, side = high, np.zeros(high.shape)
     done = at_high >= 0.0

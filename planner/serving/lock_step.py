@@ -11,15 +11,15 @@ n = N / spread prompts then arrive per decode, where requests that are out of st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from planner.record import record
 from planner.serving.engine_passes import Engine
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Bulk:
     """Requests of an engine whose prompts stop the decodes."""
 
@@ -45,7 +45,7 @@ def bulk_of(engine: Engine, requests: Any) -> Bulk:
     return Bulk(size=size, packed=packed, share=(requests - size + 0.5 * (size - packed)) / requests)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Train:
     """Requests of an engine that mixes prompts with decodes."""
 

@@ -10,17 +10,18 @@ Both pools use the step of ``step``; prompts that arrive during a pass of a pref
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from planner.record import record
 from planner.serving import load
 from planner.serving.engine_facts import by_card
 from planner.serving.engine_passes import Engine
 from planner.serving.prefill_queue import Prompts, prompts_by, prompts_of
-from planner.serving.result import ServingEstimate, ServingMemory
+from planner.serving.result import Flow, ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
 from planner.serving.serving_layout import ServingLayout
@@ -31,7 +32,7 @@ CONNECTION = 2e-3
 """Seconds to agree on a transfer between two workers: metadata and registration of blocks, two round trips of the router."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Across:
     """Workers for prompts on another kind of GPU than those that decode, and the link between both kinds."""
 
@@ -78,7 +79,7 @@ def _estimate_of(pair: _Pair, memory: ServingMemory, value: Any, parts: bool) ->
     else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
         wait = np.maximum(inside / found.rate - found.base - pair.output * found.tpot, 0.0)
     outside = np.zeros_like(wait) if opened else np.maximum(load_value - inside, 0.0) / found.rate
-    flow = load.Flow(
+    flow = Flow(
         ttft=found.base + wait + outside,
         tpot=found.tpot,
         wait=wait + outside,
@@ -99,7 +100,7 @@ def _estimate_of(pair: _Pair, memory: ServingMemory, value: Any, parts: bool) ->
     return replace(answer, saturated=full | (load_value > found.rate * (1.0 + 1e-9)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Steady:
     """Steady state of both pools; seconds, requests/s."""
 
@@ -114,7 +115,7 @@ class _Steady:
     """Time to first token without waits."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Pair:
     """Workers of both pools under a kind of requests."""
 

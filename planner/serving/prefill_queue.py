@@ -12,17 +12,17 @@ A worker whose pass holds one prompt is the queue of ``load``. Ranks start their
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.record import record
 from planner.serving import load
 from planner.serving.engine_passes import Engine
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Prompts:
     """Passes of one prefill worker; seconds."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.record import record
 from planner.serving.candidates import DEGREES
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
@@ -22,7 +23,7 @@ user."""
 COUNTS = ("looked_at", "legal", "fitting")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Task:
     """What a search is about; engines and formats come with ``Served``."""
 
@@ -47,7 +48,7 @@ class Task:
         return OBJECTIVES[:1] if self.loaded or self.limited else OBJECTIVES
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Priced:
     """Columns of deployments, priced: all of COLUMNS for the whole deployment."""
 
@@ -114,7 +115,7 @@ class Priced:
         return np.stack([self.source[rows], *names], axis=1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Choice:
     """One deployment with its load."""
 

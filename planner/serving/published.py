@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 
 from planner import library
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.schema import check_keys, read
 from planner.serving.serving_layout import Precision
 
@@ -25,7 +26,7 @@ FP4_PRODUCTS = ("Blackwell",)
 QUALITY = "answers of quantised weights or cache differ from those of the published ones: evaluate them on your own tasks before"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Published:
     """How a model comes."""
 

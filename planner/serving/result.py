@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
 from planner import arrays as npt
-
-if TYPE_CHECKING:
-    from planner.serving.load import Flow
+from planner.record import record
 
 Numbers = float | npt.Floats
 """A number, or a column of numbers."""
+LAST = 0.995
+"""Percentile of the steady part of a short run from which on its first wave decides."""
 
 
 def normal_share(deviations: Numbers) -> Numbers:
@@ -25,7 +25,7 @@ def normal_share(deviations: Numbers) -> Numbers:
     return 1.0 / (1.0 + np.exp(-1.5976 * x - 0.07056 * x**3))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Quantiles:
     """Figures of one latency, seconds."""
 
@@ -39,7 +39,7 @@ class Quantiles:
         return getattr(self, name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StepTime:
     """Seconds of one step of one engine by what takes them; the parts add up to ``total``."""
 
@@ -72,7 +72,7 @@ class StepTime:
         return StepTime(**{name: np.broadcast_to(value, whole)[index] for name, value in parts.items()})
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingMemory:
     """Bytes on the fullest GPU, and what of them is left for the cache."""
 
@@ -113,7 +113,50 @@ class ServingMemory:
         return normal_share(np.asarray(self.cache) / np.maximum(self.spread, 1.0))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
+class Flow:
+    """Steady state of one engine; seconds, requests/s, sequences."""
+
+    ttft: npt.Floats
+    """Mean, over the first wave of a short run too."""
+    tpot: npt.Floats
+    wait: npt.Floats
+    """The part of ttft that queues, after the first wave."""
+    rate: npt.Floats
+    """X."""
+    running: npt.Floats
+    """B."""
+    waiting: npt.Floats
+    """Requests that are not admitted yet."""
+    prompt: npt.Floats
+    """S."""
+    decode: npt.Floats
+    """D(B)."""
+    late: Any = 0.0
+    """The part of wait that all wait alike: for a place, behind those in flight."""
+    chance: Any = 1.0
+    """Of a request to queue at all."""
+    first: Any = 0.0
+    """Mean time to first token of the first wave of a short run, which comes at once."""
+    start: Any = 0.0
+    """The part of it that all requests of the wave wait alike."""
+    waves: float = np.inf
+    """Waves of a short run."""
+
+    def ttft_at(self, level: float) -> npt.Floats:
+        """The percentile ``level`` of the time to first token: P(wait > t) = c exp(-c t / mean), c the chance to wait, as in M/G/1;
+        requests of the first wave are served at even intervals, after all others have been."""
+        share = 1.0 / self.waves
+        mean = self.ttft - np.maximum(self.first - self.ttft, 0.0) * share / (1.0 - share) if share < 1.0 else self.ttft
+        queued = np.where(np.isinf(self.wait), 0.0, self.wait - self.late)
+        chance = np.clip(self.chance, 1e-9, 1.0)
+        rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
+        steady = mean - queued + queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
+        late = self.start + 2.0 * (self.first - self.start) * max(level - (1.0 - share), 0.0) / share if share else 0.0
+        return np.where(level > 1.0 - share, np.maximum(steady, late), steady)
+
+
+@record
 class ServingEstimate:
     """The answer for one deployment, or columns of it."""
 

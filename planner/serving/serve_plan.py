@@ -21,7 +21,7 @@ Lengths are a number (all equal), two (uniform between them), or a mapping of me
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from planner import model as models
 from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.model import ModelSpec
+from planner.record import record
 from planner.schema import (
     Count,
     Name,
@@ -78,7 +79,7 @@ EngineName = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class EngineOptions:
     """What the engine is given other than its default; None = its default."""
 
@@ -96,7 +97,7 @@ class EngineOptions:
         check(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServePrediction:
     """An estimate of one deployment as plain numbers."""
 
@@ -184,7 +185,7 @@ def predict_serving(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServeStage:
     """One pipeline stage of a deployment whose stages stand on several kinds of nodes."""
 
@@ -201,7 +202,7 @@ class ServeStage:
     """Seconds, one way."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServePlan:
     """One deployment of one model, with everything needed to price, export or measure it again."""
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from planner.cluster import Cluster
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.curves import DecodeCurves, decode_curves
 from planner.serving.engine import Engine
 from planner.serving.serving_layout import Precision
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Served:
     """A model in a format, on a kind of GPU, behind an engine."""
 

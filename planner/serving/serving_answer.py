@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from planner.arrays import unique
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.pool_search import pool_pairs
 from planner.serving.priced_table import OBJECTIVES, Choice, Priced, Task, joined
 from planner.serving.published import precision_text
@@ -29,7 +30,7 @@ MOST_FRONT = 16
 """Points of the front that are shown."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Answered:
     """What a search says of a question."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.hardware import load_hardware
 from planner.keywords import flag_of
+from planner.record import record
 from planner.serving.fewest_gpus import fewest_gpus
 from planner.serving.published import precision_text
 from planner.serving.serve_plan import ServePlan
@@ -39,7 +40,7 @@ MOST_WAYS = 4
 """Other hardware that is tried."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Change:
     """The question with something changed, and its best plan."""
 

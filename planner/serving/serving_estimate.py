@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.serving import load
 from planner.serving.engine_passes import Engine
-from planner.serving.result import Quantiles, ServingEstimate, ServingMemory, StepTime
+from planner.serving.result import Flow, Quantiles, ServingEstimate, ServingMemory, StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
@@ -64,7 +64,7 @@ def running_at_most(served: Served, layout: ServingLayout, traffic: Traffic, mem
 
 
 def result(
-    engine: Engine, memory: ServingMemory, most: Any, flow: load.Flow, parts: bool = True
+    engine: Engine, memory: ServingMemory, most: Any, flow: Flow, parts: bool = True
 ) -> ServingEstimate:  # fmt: skip
     """An estimate from the flow of one engine, with the client's part of the time to first token. ``parts``: with those of the
     mean step and the spread of gaps between tokens; a search compares rows without."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from planner.arrays import NDArray
 from planner.errors import PlannerError
+from planner.record import record
 from planner.schema import check, one_of
 
 Degree = int | NDArray[np.integer]
@@ -25,7 +25,7 @@ scale and half a byte of zero point per group of 128."""
 CACHE_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Precision:
     """Formats of what is stored."""
 
@@ -42,7 +42,7 @@ class Precision:
         check(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingLayout:
     """Degrees of one deployment: integers, or integer columns of one length.
 

@@ -19,7 +19,7 @@ logits    ``logits`` bytes for each of V and each of the largest batch, at most 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.engine import Engine
 from planner.serving.engine_facts import by_card
 from planner.serving.result import ServingMemory, normal_share
@@ -56,7 +57,7 @@ LOOSE = (0.01, 0.25, 0.4)
 leave (weights within 0.5 %, peaks within 20 %, communicators between 1.3 and 2.0 GiB)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Placed:
     """One engine of a model on a kind of GPU: what the formulas here share."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from planner.assumption import Assumption
@@ -15,6 +15,7 @@ from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.hardware.asked import hardware_asked
 from planner.keywords import flag_of
 from planner.model import ModelSpec, load_model
+from planner.record import record
 from planner.serving.engine import Engine, engine_names, load_engine
 from planner.serving.priced_table import Task
 from planner.serving.published import Published, alternatives, precision_text, published
@@ -52,7 +53,7 @@ WEIGHT_NAMES = {
 LOADS = ("concurrency", "rate", "offline", "static")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServeRequest:
     """What a user said; None = not said."""
 
@@ -91,7 +92,7 @@ class ServeRequest:
     """The number of GPUs is what is asked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Question:
     """A request with its defaults."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from planner.costs import Rates, kwh_per_million_tokens, rates_of, usd_per_million_tokens
 from planner.hardware import load_hardware
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.intervals import bar, kind_of, range_of
 from planner.serving.priced_table import Choice
 from planner.serving.published import precision_text
@@ -27,7 +28,7 @@ DEFINITIONS = (
 """What the headings of the tables mean, where tools differ."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServeRow:
     """One deployment in numbers, seconds, GiB, dollars."""
 

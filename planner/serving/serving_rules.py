@@ -7,7 +7,7 @@ remedy. Rules of one engine name it; what differs between versions is a fact of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from planner.arrays import NDArray
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rules import divisors
 from planner.serving.engine import Engine
 from planner.serving.engine_facts import FORMATS
@@ -32,7 +33,7 @@ NAMES = {
 """How a sentence calls the kinds of ``engine_facts.KINDS``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingJob:
     """What the rules look at besides the layout."""
 
@@ -50,7 +51,7 @@ class ServingJob:
 Judge = Callable[[ServingJob, Any], Iterator[Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingRule:
     """A condition that every layout meets, of some engines."""
 

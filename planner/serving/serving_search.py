@@ -7,12 +7,13 @@ never ranked above what does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray, unique
+from planner.record import record
 from planner.serving.candidates import at_loads, engine_layouts
 from planner.serving.engine_passes import Engine
 from planner.serving.priced_table import (
@@ -71,7 +72,7 @@ def _column(value: Any, count: int) -> NDArray[np.int64]:
     return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,)).copy()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Starting:
     """Legal splits of one engine and format that start, as columns."""
 

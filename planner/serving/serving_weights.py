@@ -13,7 +13,6 @@ state       per sequence: windowed layers min(window, length) tokens; linear lay
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.engine import Engine
 from planner.serving.serving_layout import CACHE_BYTES, WEIGHT_BYTES, Precision, ServingLayout
 from planner.serving.traffic import Speculation, Traffic
@@ -34,7 +34,7 @@ INDEXER_KEY = 1.0 + 4.0 / 128
 """Bytes of an element of the indexer's keys: fp8 and one fp32 scale for 128.  [DeepSeek-V3.2-Exp, inference/model.py]"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stage:
     """What one pipeline stage holds; numbers or columns, or several stages with an axis of them before."""
 
@@ -83,7 +83,7 @@ def stacked(several: Sequence[Stage], shape: tuple[int, ...]) -> Stage:
     return Stage(**columns, **ends)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LayerBytes:
     """Bytes of weights of one layer on one GPU."""
 

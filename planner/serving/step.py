@@ -8,13 +8,14 @@ B sequences, c context, n prompt tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, only
+from planner.record import record
 from planner.serving import host_weights
 from planner.serving.curves.expert_kernels import FUSED_LAUNCHES
 from planner.serving.curves.linear_products import JOINED_BY, TABLE_ROWS
@@ -35,7 +36,7 @@ LOGIT_PASSES = 4.0
 """Times that a sampler reads or writes fp32 logits: temperature, softmax, top-k/top-p scan, draw."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pass:
     """What one forward pass works on; numbers or columns that fit the layout's."""
 

@@ -10,16 +10,13 @@ A step that yields several tokens (speculation) spreads its time over them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats
 from planner.serving.engine_passes import Engine
-from planner.serving.result import Quantiles
-
-if TYPE_CHECKING:
-    from planner.serving.load import Flow
+from planner.serving.result import Flow, Quantiles
 
 
 def token_gaps(engine: Engine, flow: Flow, levels: dict[str, float]) -> Quantiles:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.schema import check, one_of, within
 
 LOADS = ("concurrency", "rate", "offline", "static")
@@ -17,7 +18,7 @@ CLIENTS = ("http", "frontend", "process")
 Tokens = Annotated[float, within(1, 1e8)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Lengths:
     """Distribution of a number of tokens: what the queues need of it. One, or columns of many next to columns of layouts."""
 
@@ -61,7 +62,7 @@ class Lengths:
         return cls(mean=float(values.mean()), squared=float((values**2).mean()), longest=float(values.max()))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Speculation:
     """Draft tokens that the model verifies in one step: a declared input, never guessed."""
 
@@ -79,7 +80,7 @@ class Speculation:
         return float(k + 1) if p >= 1.0 else (1.0 - p ** (k + 1)) / (1.0 - p)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Traffic:
     """Requests, and how they arrive."""
 
@@ -111,7 +112,7 @@ class Traffic:
         return self.speculation.tokens_per_step if self.speculation else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Limits:
     """What an answer must keep, seconds; infinite = no limit."""
 

@@ -6,7 +6,6 @@ quantising costs. The differences are losses; what is left over an operator's FL
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from planner.cost.price.state_traffic import accumulation_seconds
 from planner.cost.state_dtypes import stored_as
 from planner.hardware import HardwareProfile
 from planner.layout import Column, Layout
+from planner.record import record
 from planner.timeline.priced_plan import Priced
 
 LOSSES = ("shapes", "precision", "imbalance", "attention", "scans", "memory_bound", "clock", "uneven")
@@ -30,7 +30,7 @@ LOSS_OF = {Attention: "attention", GatheredRows: "attention", Scan: "scans", Mem
 """Which loss the time over the FLOP is; of a matrix product it is looked at more closely."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class OperatorTime:
     """One operator of all layers, on the mean GPU of a pipeline; seconds of one step."""
 
@@ -46,7 +46,7 @@ class OperatorTime:
     """By LOSSES but the last; with ``at_peak`` they sum to ``seconds``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Computation:
     """The computation of one step; seconds."""
 

@@ -1,6 +1,5 @@
 """A plan priced again, with the parts of its estimate: timelines, comparisons and diagnoses start from it."""
 
-from dataclasses import dataclass
 
 from planner.cost.estimate import PARTS, Estimate
 from planner.cost.pipeline.partition import Stages, assign_layers
@@ -12,13 +11,14 @@ from planner.cost.unique_stages import Gathered, StageTable
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan_file import Plan
+from planner.record import record
 from planner.rules import Job, check, check_workload
 
 SAME = 1e-6
 """A plan file and its new price may differ by this part: rounding of another processor."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Priced:
     """One layout of one job, refined on the timeline of its pipeline."""
 

@@ -6,7 +6,6 @@ a middle rank with a layer less than the largest is shown as the largest.
 """
 
 import dataclasses
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
+from planner.record import record
 from planner.timeline.passes import rank_of_kind, stage_kind
 from planner.timeline.priced_plan import Priced
 from planner.timeline.step_slices import Timeline
@@ -28,7 +28,7 @@ STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communic
 """Components that stay through the step; the allocator does not give fragmentation back."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageMemory:
     """Peak memory of one pipeline rank."""
 
@@ -50,7 +50,7 @@ class StageMemory:
         return sum(self.memory.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MemoryInterval:
     """Memory from one time to the start of the next interval."""
 
@@ -62,7 +62,7 @@ class MemoryInterval:
     """Bytes of gradients of activations, gathered weights, libraries, and copies after the pipeline."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MemoryTimeline:
     """Memory of one rank over a step, bytes."""
 

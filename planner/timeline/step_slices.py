@@ -11,7 +11,7 @@ truth it alternates with it layer by layer); waiting for stragglers follows the 
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
 from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout
+from planner.record import record
 from planner.timeline.passes import Slice, pieces_by_action, stage_kind
 from planner.timeline.priced_plan import Priced
 
@@ -29,7 +30,7 @@ SAME = 1e-9
 """Part of a time below which a difference is rounding."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Timeline:
     """One optimizer step of one pipeline; times in seconds from its start."""
 
@@ -85,7 +86,7 @@ class Timeline:
         return {**found, "wait": self.step_time - sum(found.values())}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Ends:
     """Seconds per step of what is not a pass, by kind of stage where they differ: arrays of length 3."""
 

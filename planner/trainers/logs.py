@@ -1,13 +1,14 @@
 """Which reader a log belongs to, and the row that it becomes together with what the user adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from planner import library, units
 from planner.errors import PlannerError, listed
 from planner.model import ModelSpec
+from planner.record import record
 from planner.runs import Row, rows_from_dict
 from planner.runs.row_models import model_columns
 from planner.trainers import having, load
@@ -24,7 +25,7 @@ _FLAGS = {
 """What a row needs, and the flag that says it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Given:
     """What the user adds to the logs; what a log says counts more."""
 

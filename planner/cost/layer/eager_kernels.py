@@ -7,10 +7,10 @@ targets) are left out. Which rows a trainer has is its ``unfused``.
 """
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from planner.cost.layer.operators import MemoryBound, Number, Operator, Shard, loss_bytes
+from planner.record import record
 
 STRIDED_SLOWDOWN = 2.0
 """Time per byte of torch's kernel for views and broadcast operands over that of its vectorised kernel, which moves 16 bytes
@@ -25,7 +25,7 @@ Pair = tuple[float, float]
 """In half precision, and in fp32."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Moved:
     """Bytes per value of one pass."""
 
@@ -43,7 +43,7 @@ class Moved:
         return self.plain[element > 2] + STRIDED_SLOWDOWN * self.strided[element > 2]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Series:
     """One operator as several kernels."""
 

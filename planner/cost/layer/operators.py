@@ -1,6 +1,5 @@
 """The kinds of work that a layer is made of, and the sizes that one rank sees: what layers.py builds its lists from."""
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -9,6 +8,7 @@ from planner.arrays import Floats
 from planner.cost.layer.routing import busiest
 from planner.layout import Layout, Module
 from planner.model import ModelSpec
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload
 
@@ -24,7 +24,7 @@ the list and run again.  [torchtitan, activation_checkpoint.py, save list and po
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Operator:
     """One kernel, or a few that belong together."""
 
@@ -56,7 +56,7 @@ class Operator:
     """It runs once more in the backward pass, whatever is recomputed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Gemm(Operator):
     """Y[m, n] = X[m, k] W[k, n], ``groups`` times; backward dX (dgrad) and, where W is trained, dW (wgrad)."""
 
@@ -82,7 +82,7 @@ class Gemm(Operator):
     """W is an activation too (unfused attention): both gradients are dgrad-like."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Attention(Operator):
     """Fused softmax(Q K^T) V; causal."""
 
@@ -100,7 +100,7 @@ class Attention(Operator):
     """Width of its heads where it is not the text model's: an image encoder's, not causal and without windows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MemoryBound(Operator):
     """An operator that only moves bytes."""
 
@@ -112,7 +112,7 @@ class MemoryBound(Operator):
     """Bytes read and written backward."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Scan(Operator):
     """The chunked scan of linear attention: kernels that work on all chunks at once, and one from chunk to chunk."""
 
@@ -130,7 +130,7 @@ class Scan(Operator):
     """FLOP forward."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class GatheredRows(Operator):
     """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
 
@@ -148,7 +148,7 @@ class GatheredRows(Operator):
     """Query heads of one rank; so many passes gather as the device needs for them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Collective:
     """One collective of a layer and microbatch."""
 
@@ -190,7 +190,7 @@ class Collective:
     """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Shard:
     """Sizes that one rank sees, as float columns of the distinct shapes of a search."""
 

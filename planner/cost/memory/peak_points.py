@@ -35,7 +35,6 @@ The gradient of a row-wise split embedding is whole on every rank of tensor para
 backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
 """
 
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,6 +57,7 @@ from planner.cost.price.stage_times import StageTimes
 from planner.cost.state_dtypes import dequantised
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, Schedule, is_v_shaped
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -74,7 +74,7 @@ Most likely value over the same layouts (0 to 0.2 within a factor of 8; 0.8 is e
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Peak:
     """The largest program point of each stage, (3, N)."""
 

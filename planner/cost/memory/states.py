@@ -1,6 +1,5 @@
 """Bytes per GPU of each pipeline stage: states, workspaces, buffers; shape (N, 3). What layers save is in blocks.py."""
 
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from planner.cost.pipeline.partition import (
 from planner.cost.price.state_traffic import bucket_bytes
 from planner.cost.state_dtypes import frozen_other, whole_bytes
 from planner.layout import Layout
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import PAGED, Workload
 
@@ -35,7 +35,7 @@ ALLOCATED = COMPONENTS[:5]
 RESERVED = COMPONENTS[:6]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageBytes:
     """Bytes of the first, a middle and the last stage of N candidates, (3, N), and counts that decide them."""
 

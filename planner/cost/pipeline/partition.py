@@ -3,7 +3,6 @@ parameters a rank holds, trains and updates, by state sharding."""
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from planner.cost.state_dtypes import frozen_element, frozen_other
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
+from planner.record import record
 from planner.trainer import Trainer
 from planner.trainer_records import Kernels
 from planner.workload import LOW_PRECISIONS, PAGED, Workload
@@ -28,7 +28,7 @@ def sequences(workload: Workload, layout: Layout) -> Floats:
     return column(layout.micro_batch_size) * workload.sequences
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stages:
     """Contents of the first, a middle and the last stage of every candidate."""
 
@@ -158,7 +158,7 @@ def _leading_dense(model: ModelSpec, layers: Floats, layout: Layout, middle: int
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageParameters:
     """Parameters that one rank of each stage holds before state sharding, shape (N, 3)."""
 

@@ -9,13 +9,13 @@ arXiv 2412.19437, [DualPipe] github.com/deepseek-ai/DualPipe, [torch 2.13] torch
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.arrays import Floats
 from planner.layout import Column, Layout, Schedule
+from planner.record import record
 from planner.trainer import Trainer
 
 
@@ -37,7 +37,7 @@ class Seconds(NamedTuple):
     others: Floats
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Equations:
     """Closed forms of one schedule; i is the number of a stage."""
 

@@ -1,6 +1,5 @@
 """Operators to seconds and FLOP: measured curves of the hardware profile, at the sustained clock."""
 
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from planner.cost.price.deduplicate import distinct_values, stacked
 from planner.cost.price.gathering import gathered_seconds
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
+from planner.record import record
 from planner.trainer_records import Casts
 from planner.workload import LOW_PRECISIONS, Workload
 
@@ -122,7 +122,7 @@ def straggling_of(gpus: Floats, seconds: Floats, computed: Floats) -> Floats:
     return straggling(passing(level))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Work:
     """GPU seconds of one operator and microbatch."""
 

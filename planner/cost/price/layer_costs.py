@@ -7,7 +7,6 @@ a pipeline stage is then a sum of blocks, as every quantity here is additive.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from planner.cost.price.deduplicate import distinct, stacked
 from planner.cost.state_dtypes import stored_as
 from planner.hardware import Slowdown
 from planner.layout import Layout, Module, Recompute
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -46,7 +46,7 @@ SHAPE_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Blocks:
     """Blocks of all candidates, each of shape (len(QUANTITIES), N)."""
 

@@ -1,7 +1,6 @@
 """Seconds per microbatch of each pipeline stage: its blocks, and what the host adds."""
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,10 +11,11 @@ from planner.cost.price.layer_costs import INDEX, Blocks
 from planner.cost.price.state_traffic import activation_offload
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
+from planner.record import record
 from planner.trainer import Trainer
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageSeconds:
     """Seconds per microbatch of the three stages of N candidates."""
 
@@ -32,7 +32,7 @@ EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backw
 """Quantities of exposed communication, by pass."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageTimes(StageSeconds):
     """What those are made of; arrays of shape (3, N), stages first."""
 

@@ -1,7 +1,6 @@
 """Traffic of states, once per optimizer step: gradients reduced, weights gathered, and what hides behind computation; the update
 and what surrounds it: accumulation, copies, transfers to the host."""
 
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from planner.cost.pipeline.partition import (
     shard_groups,
 )  # fmt: skip
 from planner.layout import Layout
+from planner.record import record
 from planner.trainer import Trainer
 from planner.workload import PAGED, Workload
 
@@ -35,7 +35,7 @@ MUON_STEPS = 5.0
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class UpdateSeconds:
     """Seconds per optimizer step of each stage of N candidates, (3, N)."""
 
@@ -81,7 +81,7 @@ def last_unit(
     return np.where(larger, ends, parameters.largest_dense_unit), np.where(larger, 0.0, experts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Part:
     """The dense or the expert weights of a stage, (N, 3) or (N, 1) each."""
 

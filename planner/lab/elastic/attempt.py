@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from planner import library
 from planner.lab.launch.torchrun import MARK, end_all, end_marked
+from planner.record import record
 
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "NCCL_DEBUG": "WARN"}
 """Of the ranks, where the user has not set them."""
@@ -27,7 +27,7 @@ POLL = 0.1
 """Seconds between two looks at the processes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Meeting:
     """How the nodes of a job find each other."""
 

@@ -16,13 +16,14 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
 from planner.lab.elastic.inert_pickle import Record, read_pickle, tensor_of
+from planner.record import record
 from planner.trainers.pytorch.good_checkpoints import MARKER, torn
 from planner.units import format_bytes
 
@@ -38,7 +39,7 @@ OF_MODEL = r"(?:zero_pp_rank_\d+_)?mp_rank_(\d+)_model_states\.pt"
 OF_SAFETENSORS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "I32": "int32"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Shard:
     """A box of a tensor as it lies in a file."""
 
@@ -52,7 +53,7 @@ class Shard:
     """Bytes in the file; 0 = not known."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StoredTensor:
     """A tensor by its global name."""
 
@@ -69,7 +70,7 @@ class StoredTensor:
         return math.prod(self.shape) * BYTES.get(self.dtype, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CheckpointFolder:
     """A checkpoint and who wrote it."""
 

@@ -21,6 +21,7 @@ from planner.lab.elastic.attempt import Attempt, Meeting, sleep_until, torchrun
 from planner.lab.elastic.run_flags import Adapter
 from planner.lab.elastic.worlds import World
 from planner.lab.launch.torchrun import AFTERWARDS, cause
+from planner.record import record
 
 STOPPED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C, and after SIGTERM or a notice: start it again to go on."""
@@ -69,7 +70,7 @@ class Group(Protocol):
         """Its exit code; None while it runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Job:
     """What is run, and the limits that are said before it starts."""
 

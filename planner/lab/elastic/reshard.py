@@ -6,7 +6,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from planner.lab.elastic.attempt import SETTINGS
 from planner.lab.elastic.checkpoint_folder import CheckpointFolder, recognise
 from planner.lab.launch.torchrun import cause, need_torch, run_watched
 from planner.plan_file import Plan
+from planner.record import record
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob
@@ -26,7 +26,7 @@ MOST_RANKS = 64
 """Processes of one machine that reshard."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Resharded:
     """A checkpoint in another split, checked."""
 

@@ -5,14 +5,14 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.errors import PlannerError, listed
+from planner.record import record
 from planner.trainers.bundle.quoting import shell_command
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Saving:
     """What the checkpoint flags of a trainer are made of."""
 
@@ -37,7 +37,7 @@ class Saving:
         return self.steps or max(1, math.floor(self.interval / self.step_time))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Adapter:
     """A trainer as ``plan run`` starts it."""
 

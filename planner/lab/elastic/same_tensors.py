@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ import torch.distributed.checkpoint as saved
 
 from planner.errors import PlannerError
 from planner.lab.elastic.checkpoint_folder import StoredTensor, stored_tensors
+from planner.record import record
 
 AT_ONCE = 2**30
 """Bytes of tensors that are read at once."""
@@ -18,7 +18,7 @@ OWN = "rng."
 """Beginning of names that belong to the ranks that wrote, not to the job."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Compared:
     """What two checkpoints have in common."""
 

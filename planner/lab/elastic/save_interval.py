@@ -1,16 +1,17 @@
 """How often ``plan run`` saves: the interval of ``plan resilience`` for the plan, where it runs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.cluster_file import ClusterFile
 from planner.costs import HOUR
 from planner.elastic.elastic_job import ElasticJob, surroundings_of
 from planner.elastic.failure_answers import interval_of
 from planner.plan_file import Plan
+from planner.record import record
 from planner.units import format_bytes, format_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Interval:
     """Time between two saves."""
 

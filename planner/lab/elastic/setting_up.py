@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from planner.lab.elastic.save_interval import Interval, best_interval_of
 from planner.lab.elastic.worlds import World, worlds_of
 from planner.lab.launch.torchrun import ask_torch
 from planner.plan_file import Plan, load_plan
+from planner.record import record
 from planner.trainers.bundle.elastic_folder import write_worlds
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.megatron.core_settings import fully_sharded
@@ -39,7 +40,7 @@ NOTICE_EVERY = 5.0
 """Seconds between two looks whether a notice has come."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Asked:
     """The flags of ``plan run``, as they were typed."""
 
@@ -71,7 +72,7 @@ class Asked:
     target: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Ready:
     """A job before its first attempt."""
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from planner.cost.estimate import Estimate
 from planner.elastic.moves import nesting
@@ -13,6 +12,7 @@ from planner.lab.elastic.run_flags import Adapter
 from planner.layout import Layout
 from planner.plan_file import Plan, predict
 from planner.questions.best_plan import best_of, on_cluster, resolved_of
+from planner.record import record
 from planner.search import Finding, Pins
 from planner.trainers.bundle.nearest import refusals_of
 from planner.trainers.bundle.target import ExportJob
@@ -22,7 +22,7 @@ CANDIDATES = 20
 """Plans that a search gives, of which the best one that the target runs is taken."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class World:
     """The plan for one number of GPUs."""
 

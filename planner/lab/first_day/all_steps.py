@@ -7,11 +7,12 @@ where --budget is shorter. The runs are small: 32k tokens per GPU and step are e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from planner.errors import PlannerError
 from planner.plan_file import load_plan
+from planner.record import record
 
 MOST_SECONDS = 480.0
 """Of one step."""
@@ -35,7 +36,7 @@ ON_DEVICE = ("--no-offload-parameters", "--no-offload-activations", "--offload-o
 Words = tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Step:
     """One process, or several of which the first that succeeds counts."""
 

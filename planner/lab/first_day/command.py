@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from planner.lab.launch.place import place_from
 from planner.lab.launch.torchrun import need_torch
 from planner.lab.profile.command import seconds_of
 from planner.lab.run.record import origin
+from planner.record import record
 from planner.terminal.flags import completed, console
 from planner.trainers.bundle.quoting import one_line
 from planner.units import format_seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Asked:
     """What the flags say, and the machine."""
 

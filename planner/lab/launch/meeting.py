@@ -6,7 +6,6 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from planner.errors import PlannerError
 from planner.lab.launch.place import Place
 from planner.lab.launch.watch import Watch
+from planner.record import record
 
 JOIN_SECONDS = 120.0
 """How long the ranks wait for each other at the start."""
@@ -43,7 +43,7 @@ class UnlikeRanksError(PlannerError):
         self.everyone, self.store = everyone, store
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Met:
     """All ranks are there."""
 

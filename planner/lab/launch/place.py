@@ -3,16 +3,16 @@
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from planner.errors import PlannerError
+from planner.record import record
 
 PORT = 29400
 """torchrun's own default."""
 SLURM_PORT = 29500
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Place:
     """Where a process stands, as its launcher says it."""
 

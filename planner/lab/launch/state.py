@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from planner import library
+from planner.record import record
 
 REFRESH = 0.3
 """Seconds between two writings of the file, and between two drawings of the bar."""
@@ -18,7 +19,7 @@ OTHER_COLUMNS = 52
 """Columns of the line that the spinner, the bar, the time left and the time spent take."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class State:
     """Where a run is."""
 

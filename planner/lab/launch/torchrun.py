@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.lab.launch.place import Place, place_from
 from planner.lab.launch.state import State, from_file
+from planner.record import record
 
 DIRECTORY = "PLANNER_RUN_DIRECTORY"
 """Set for the ranks: where they leave their state and last words."""
@@ -169,7 +169,7 @@ def inductor_cache() -> str:
 # ------------------------------------------------------------------------------------------------ a command
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Ended:
     """How a command ended."""
 

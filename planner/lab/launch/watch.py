@@ -14,11 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.lab.launch import nccl
+from planner.record import record
 
 TICK = 0.25
 """Seconds between two signs of life."""
@@ -35,7 +36,7 @@ CONNECTION = ("connection", "closed by peer", "timed out", "timeout", "nccl", "b
 """Words in an exception that say that a peer or link failed, not this rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Verdict:
     """What went wrong, as the one rank that reports found it."""
 

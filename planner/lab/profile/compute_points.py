@@ -7,7 +7,7 @@ layouts that a search would choose, from the cost model's own lists of operators
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -28,6 +28,7 @@ from planner.lab.profile.layer_check import HOST_LAYER, first, shard_point
 from planner.lab.profile.points import Point, Value
 from planner.layout import Layout
 from planner.model import load_model
+from planner.record import record
 from planner.rules import Job
 from planner.search import search
 
@@ -245,7 +246,7 @@ def layout_points(
     return [replace(point, weight=weight) for point, weight in weights.items() if weight >= LEAST_SHARE]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Shapes:
     """The points of operators of one shard of a model, the predicted seconds of one run as weight."""
 

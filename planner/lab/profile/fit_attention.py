@@ -1,7 +1,6 @@
 """Fits the constants of an ``AttentionCurve`` to measured times: one head size, then all of a type and pass."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -11,6 +10,7 @@ from planner.curves import AttentionCurve, Column
 from planner.lab.profile import definitions
 from planner.lab.profile.fitting import Base, columns, error_of, fitted, left_out, of, seconds, short
 from planner.lab.profile.points import Measured
+from planner.record import record
 
 TABLE = ((1e-6, 0.05, 1.0, 0.02), (6e-5, 1.0, 8e3, 4.0))
 """Bounds of (t0 seconds, efficiency, s0 keys, c) in a large table."""
@@ -19,7 +19,7 @@ WIDE = ((1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0))  # For the few points of
 START = (8e-6, 0.5, 500.0, 0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Rows:
     """Measured times of one kernel, pass and head size."""
 

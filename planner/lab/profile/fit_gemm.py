@@ -5,7 +5,7 @@ tens of points that a profile measures: constants always, the residual grid only
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from planner.curves import Column, GemmCurve, Grid, Waves
 from planner.lab.profile.definitions import ACCUMULATING, GEMM_PASSES, SCALED, rows_columns_depth
 from planner.lab.profile.fitting import Base, columns, error_of, fitted, left_out, of, seconds, short
 from planner.lab.profile.points import Measured
+from planner.record import record
 
 Shape: TypeAlias = Column  # (3, R): rows M, columns N and depth K of R products as the kernel runs them
 
@@ -39,7 +40,7 @@ RECIPE = {
 """Type that was measured: the curve that prices it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Device:
     """What a GEMM runs on, and how far its constants may go."""
 

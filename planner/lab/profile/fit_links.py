@@ -7,7 +7,7 @@ slowdown per link and direction.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,7 @@ from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds
 from planner.lab.profile.patterns import factor
 from planner.lab.profile.points import Measured
 from planner.lab.profile.timing import summarise
+from planner.record import record
 
 TINY = 1e-9  # Seconds: no latency is shorter
 BEYOND = 1.25
@@ -30,7 +31,7 @@ VAGUE = 25.0  # Percent of spread from which an overlap says nothing: the librar
 CURVE = ("op", "n", "stride", "per_node", "nodes", "dtype")  # What the points of a curve have in common
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Curve:
     """One collective in one pattern with one type of elements, over the size."""
 
@@ -58,7 +59,7 @@ def curves(measured: Sequence[Measured]) -> list[Curve]:
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Line:
     """t = a + S c."""
 

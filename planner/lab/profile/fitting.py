@@ -15,11 +15,12 @@ from planner.curves import Column
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.lab.profile.points import Measured
+from planner.record import record
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Base:
     """What the fits stand on: peaks, bandwidth and constants before anything was fitted."""
 

@@ -11,7 +11,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +29,7 @@ from planner.lab.profile.points import Settings
 from planner.lab.profile.profile_file import main_dtype, write_profile
 from planner.lab.profile.rank_groups import Buffers, Operation
 from planner.lab.profile.worker import work
+from planner.record import record
 from planner.units import KIB, MIB
 
 SIZES = {"cpu": (KIB, 4 * MIB), "cuda": (KIB, 64 * MIB)}
@@ -38,7 +39,7 @@ LATE = 300.0
 """Seconds that the kinds wait for each other beyond the budget: the points that every profile needs take longer on a slow one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Kind:
     """The ranks of one device."""
 

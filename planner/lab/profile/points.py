@@ -6,12 +6,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from planner import library
 from planner.errors import PlannerError, nearest_first, shown
+from planner.record import record
 
 Value: TypeAlias = str | int | float | bool  # What a point's key holds
 Run: TypeAlias = Callable[[], object]  # What is timed
@@ -31,7 +32,7 @@ CLOCKS = {
 """The clocks, and what each counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Point:
     """One thing to measure, by name and shape; two points with equal family and key are the same."""
 
@@ -73,7 +74,7 @@ class Point:
         return cls.of(data["family"], weight=data["weight"], **data["key"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Timing:
     """Median and its confidence interval, in seconds (bytes for family "bytes")."""
 
@@ -97,7 +98,7 @@ class Timing:
         return Measured(**{**vars(self), "point": point, "details": self.details | details})
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Measured(Timing):
     """A measured point."""
 
@@ -118,7 +119,7 @@ class Measured(Timing):
         return cls(**{**data, "point": Point.from_dict(data["point"])})
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Settings:
     """What the user asked of the profile; the same on every rank."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from torch.nn import functional
 
 from planner.lab.reference.fused_operators import OPS, compiled
 from planner.lab.reference.local_part import whole
+from planner.record import record
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WHOLE = 0
@@ -36,7 +36,7 @@ ALIGNED = 16
 """Rows, columns and depth of what the GPU's kernel multiplies are multiples of this."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Recipe:
     """How operands get their scales."""
 
@@ -159,7 +159,7 @@ for _real, _on_gpu, _signature, _fake in (
 # ------------------------------------------------------------------------------------------------ a layer
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Shared:
     """How a linear layer, weight (out, in), is split over tensor-parallel ranks."""
 

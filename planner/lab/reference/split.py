@@ -1,10 +1,10 @@
 """What the torch model needs to know of a plan: sizes, degrees and stages as plain values; and what it cannot run."""
 
-from dataclasses import dataclass
 
 from planner.errors import PlannerError
 from planner.layout import NAMES, SPLIT_BACKWARD, CpMethod, Layout, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.record import record
 from planner.trainer import Trainer
 from planner.trainers.bundle import fully_shard, target
 from planner.workload import Workload
@@ -19,7 +19,7 @@ LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stage:
     """One virtual stage."""
 
@@ -29,7 +29,7 @@ class Stage:
     """Numbers of its layers, from 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Split:
     """A model and how it is split; plain values that travel to other processes."""
 

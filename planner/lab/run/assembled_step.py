@@ -9,7 +9,6 @@ overhead. Fed with the predicted computation it gives the prediction again, part
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from planner.lab.reference.split import Split
 from planner.lab.run.eager_pricing import Host, Passes, as_run, computed, processor_seconds, update_seconds
 from planner.lab.run.levels import POSITIONS, Question
 from planner.layout import Layout
+from planner.record import record
 from planner.timeline.passes import stage_kind
 from planner.timeline.priced_plan import Priced
 
@@ -40,7 +40,7 @@ MEASURED = ("compute", "once_per_step", "optimizer")
 """Parts that one rank shows. The others are priced, behind and around the measured computation."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Seen:
     """What one rank's own computation took; collectives and what stands for them are not in it."""
 
@@ -54,7 +54,7 @@ class Seen:
     """Seconds of clipping and update."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Predicted:
     """What is predicted of every virtual stage, seconds per microbatch; on a processor that is not the cost model's own."""
 
@@ -139,7 +139,7 @@ def _copies(priced: Priced) -> Floats:
     return np.array([ahead, every - none - ahead])
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Assembled:
     """A step put together."""
 

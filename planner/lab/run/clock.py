@@ -8,7 +8,6 @@ thread that computes. On shared cores only processor time says something about t
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from planner.lab.run.kernel_trace import pass_name
 from planner.lab.run.levels import kernel_says
 from planner.lab.run.memory_tracker import optimizer_states
 from planner.lab.run.training import Run
+from planner.record import record
 from planner.units import KIB, KILO
 
 PASSES = ("F", "B", "I", "W")
 """Kinds of actions: forward, backward, or its halves: gradients of the input and of the weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Timed:
     """Something that ran once."""
 

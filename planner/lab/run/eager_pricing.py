@@ -13,7 +13,6 @@ split like the plan's, less what the launches in the operators' own prices make 
 import dataclasses
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
 from planner.lab.run.levels import Question
 from planner.layout import Layout, Recompute, Schedule
+from planner.record import record
 from planner.rules import Job
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced, price
@@ -233,7 +233,7 @@ def host_of(as_run: Mapping[str, Any] | None) -> Host | None:
 # ------------------------------------------------------------------------------------------------ notes
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class EagerRun:
     """An uncompiled run, of all ranks or of one."""
 

@@ -31,10 +31,11 @@ from planner.lab.run.levels import FIRST, SETTING_UP
 from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
 from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
 from planner.lab.run.workers import Tell
+from planner.record import record
 from planner.units import KILO
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Alone:
     """How a rank is to be run by itself."""
 

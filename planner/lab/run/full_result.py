@@ -9,7 +9,6 @@ compiled is priced as it runs (``eager_pricing``).
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +39,7 @@ from planner.lab.run.outcome import losses_of, outcome_of, parity_of
 from planner.lab.run.record import measured_row, rates, time_row
 from planner.plan_file import Prediction, predict
 from planner.questions.report.trace import trace_of
+from planner.record import record
 from planner.timeline.priced_plan import Priced
 from planner.units import GIB
 
@@ -54,7 +54,7 @@ EXPOSED = {
 """Kind of communication -> part of the predicted step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FullRun:
     """What ranks left, and what was predicted."""
 

@@ -24,6 +24,7 @@ from planner.lab.launch.place import Place, place_from
 from planner.lab.reference.split import EIGHT_BITS, KERNELS, LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute, is_v_shaped
 from planner.plan_file import Plan, plan_from_dict
+from planner.record import record
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced, price
 from planner.trainer import Trainer, load_trainer
@@ -58,7 +59,7 @@ ONE_PROCESS = "it is one process; start it without torchrun or srun"
 # ------------------------------------------------------------------------------------------------ the plan
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Question:
     """A plan as the torch model runs it and as it is priced."""
 
@@ -165,7 +166,7 @@ def _as_torchtitan(layout: Layout) -> tuple[Layout, list[str]]:
 # ------------------------------------------------------------------------------------------------ the task
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Machine:
     """What there is to run on."""
 
@@ -185,7 +186,7 @@ class Machine:
     """Bytes of the first GPU as its driver says; none where there is no GPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Task:
     """What is asked of a level."""
 

@@ -16,7 +16,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +34,7 @@ from planner.lab.run.levels import ONE_PROCESS, Question, Task, kills
 from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
 from planner.lab.run.training import Run
 from planner.lab.run.workers import Lost, Manner, Tell, measure_all
+from planner.record import record
 from planner.terminal.flags import progress
 from planner.units import format_seconds
 
@@ -105,7 +105,7 @@ def _jobs(split: Split, ranks: Sequence[int]) -> tuple[dict[int, Any], list[tupl
 # ------------------------------------------------------------------------------------------------ one rank
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Measured:
     """One rank's step."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from planner.mixed.mixed_estimate import StageEstimate, estimate_mixed
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.mixed_plan import MixedPlan, job_of
+from planner.record import record
 from planner.units import format_seconds
 
 RUNGS = ("auto", "meta", "rank")
@@ -38,7 +38,7 @@ BETWEEN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageTask:
     """One of the unlike stages of a mixed plan."""
 

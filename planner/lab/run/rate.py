@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from planner.lab.reference.split import Split
 from planner.lab.run.clock import Clock, Timed, reset_memory
 from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, apart, empty_layers
 from planner.lab.run.training import Run
+from planner.record import record
 
 APART = 40.0
 """Yardsticks that fit between two of them: they take a fortieth of the time."""
@@ -99,7 +99,7 @@ def _streamed() -> list[float]:
     return [stream_yardstick().seconds() for _ in range(AROUND)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TimedSteps:
     """Steps that are taken one after the other, the last ones timed."""
 

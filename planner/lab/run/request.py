@@ -29,6 +29,7 @@ from planner.lab.run.trainer_run import LEAST_WARM_UP, TrainerRun, run_trainer
 from planner.plan_file import Plan, load_plan, predict
 from planner.questions.accuracy.ranking import kendall_tau
 from planner.questions.best_plan import resolved_of
+from planner.record import record
 from planner.search import search
 from planner.terminal.flags import console, print_part, progress, this_program
 from planner.timeline.priced_plan import price_plan
@@ -43,7 +44,7 @@ LEAST_TAU = 3
 """Measured finalists from which a rank correlation says anything."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Finalist:
     """One plan of those that are run."""
 

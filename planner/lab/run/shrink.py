@@ -9,7 +9,6 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from planner.cluster import Cluster
 from planner.cost.estimate import estimate
@@ -18,6 +17,7 @@ from planner.errors import PlannerError
 from planner.lab.reference.split import refusals
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rules import Job, check
 from planner.units import GIB
 
@@ -27,7 +27,7 @@ ROUNDS = 2
 """Microbatches of a truncated pipeline over its stages (and of a job without one): past warm-up and first accumulation."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Truncated:
     """A smaller plan."""
 

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
 from planner.lab.run.levels import PREDICTED
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
+from planner.record import record
 from planner.runs.mapping import columns
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.bundle.folder import make_bundle, write_bundle
@@ -55,7 +55,7 @@ _STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)|iteration\s+(\d+)\s*/")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TrainerRun:
     """How a trainer is started and read."""
 

@@ -15,6 +15,7 @@ from planner.errors import PlannerError
 from planner.lab.launch.torchrun import cause_in_words, interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
+from planner.record import record
 from planner.units import format_seconds
 
 PR_SET_PDEATHSIG = 1
@@ -28,7 +29,7 @@ Tell = Callable[[str, Any], object]
 (what comes next, and after how many seconds it has hung), ``kept`` (what it has found so far: it outlives the process)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Lost:
     """A rank that did not come to its end."""
 
@@ -53,7 +54,7 @@ class Lost:
         return {"outcome": outcome, "phase": self.phase, "sentence": sentence, "allocated_gib": None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Manner:
     """How ranks are run."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from planner.errors import PlannerError
 from planner.layout import Order
 from planner.mixed.export.export_job import MixedExport
 from planner.mixed.export.placement import Placement, UsedNode, place
+from planner.record import record
 from planner.trainers.bundle.target import ExportJob
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CutJob(ExportJob):
     """An ExportJob with layers per stage that no layout of one kind can say."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from planner.cluster_file import ClusterFile
@@ -10,12 +9,13 @@ from planner.mixed.export.placement import Placement, place
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
 from planner.plan_file import Plan
+from planner.record import record
 from planner.trainers.bundle.target import ExportJob
 from planner.units import plural
 from planner.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedExport:
     """A mixed plan with what it names loaded."""
 

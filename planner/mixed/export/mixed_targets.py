@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from planner.errors import PlannerError, UnknownNameError
@@ -15,6 +15,7 @@ from planner.mixed.export.placement import Placement
 from planner.mixed.export.runnable import Limits, nearest, reasons
 from planner.mixed.mixed_estimate import check_mixed
 from planner.mixed.mixed_layout import INTERLEAVED, MixedLayout
+from planner.record import record
 from planner.trainers.bundle.target import Rendered
 from planner.trainers.targets import load_target
 
@@ -28,7 +29,7 @@ ONE_KIND = {"megatron": (0, 1), "megatron-bridge": (0, 1), "torchtitan": (2, 3)}
 ORDERS = {"tp-cp-dp-pp": Order.TP_CP_EP_DP_PP, "tp-cp-pp-dp": Order.TP_CP_EP_PP_DP}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedRendered:
     """The files of one trainer, how they are started, and on which nodes."""
 
@@ -37,7 +38,7 @@ class MixedRendered:
     """What runs where: one job without a name, or one for every site that steps alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MixedTarget:
     """One trainer that mixed plans are exported to."""
 

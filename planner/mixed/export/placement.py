@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError
 from planner.mixed.mixed_layout import MixedLayout, Stage
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class UsedNode:
     """A node with processes of the job."""
 
@@ -26,7 +27,7 @@ class UsedNode:
     """Rank of its first process."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class StageRanks:
     """One stage of one replica."""
 
@@ -39,7 +40,7 @@ class StageRanks:
     """Tensor parallel ranks fastest, then context parallel ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Placement:
     """Where everything lies."""
 

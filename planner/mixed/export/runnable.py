@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from planner.errors import listed
 from planner.mixed.export.export_job import share_text, stages_text
 from planner.mixed.mixed_layout import MixedLayout, Pipeline, Stage
+from planner.record import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Limits:
     """What a trainer asks of a mixed layout; what is not asked may differ from stage to stage and from replica to replica."""
 
@@ -42,7 +43,7 @@ class Limits:
     """States can be shared by a part of the replicas, gradients averaged in two levels."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Rule:
     broken: Callable[[MixedLayout], str]
     """What is asked for and cannot be; "" where it can."""

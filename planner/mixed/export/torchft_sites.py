@@ -7,7 +7,7 @@ Read in torchtitan 0.3.0, experiments/torchft: manager.py (TorchFTManager.Config
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError, listed
@@ -17,6 +17,7 @@ from planner.mixed.export.runnable import Limits, reasons
 from planner.mixed.local_updates import alone, inner_step, local_update, nodes_between, overlapped_steps
 from planner.mixed.mixed_layout import Pipeline
 from planner.mixed.wide_links import best_ring
+from planner.record import record
 from planner.trainers.bundle.quoting import text_from
 from planner.trainers.bundle.target import Rendered, Setting
 from planner.trainers.targets import load_target
@@ -33,7 +34,7 @@ SITE = Limits(equal_tp=True, equal_cuts=True, equal_shares=True, equal_recompute
 """Of the pipelines of one site."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SiteJob:
     """What one site runs alone between two averages."""
 

@@ -1,15 +1,15 @@
 """What the project promises about its accuracy on the runs that come with it, and whether it holds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from planner.error_bars import FINE_TUNING, held_by_kind
+from planner.record import record
 
 Summary = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Bound:
     """One figure of the summary and what it shall be."""
 

@@ -6,7 +6,7 @@ Rows that share model, sequence length, precision, trainer and hardware are pric
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from planner.arrays import Floats
 from planner.cost.estimate import estimate
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute
+from planner.record import record
 from planner.runs import Run, flop_per_token
 
 Item = TypeVar("Item")
@@ -24,7 +25,7 @@ MEMORY = {"allocated": "memory_allocated", "reserved": "memory_reserved", "devic
 """Which column of the estimate a measured peak is compared with."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Predicted:
     """What the cost model says about one run; None where it could not be priced."""
 
@@ -42,7 +43,7 @@ class Predicted:
     """Why the cost model could not price it; '' = it could."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pair:
     """A run with its answer."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from planner.record import record
 from planner.serving.intervals import kind_of
 from planner.serving.runs.predicted_runs import DOES_NOT_FIT, PREDICTED, ServingAnswer
 from planner.serving.runs.serving_run import ServingRun
@@ -26,7 +26,7 @@ THROUGHPUT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingPair:
     """A run with its answer."""
 
@@ -71,7 +71,7 @@ def throughput(pair: ServingPair) -> float | None:
     return None if pair.run.law else pair.first_error(THROUGHPUT)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Class:
     """Rows that one bound speaks of, and the error that counts."""
 

@@ -6,7 +6,7 @@ factor says how far machines of one kind differ in it; its source stands next to
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from planner.cluster import Cluster
 from planner.curves import least_factor
 from planner.hardware import HardwareProfile
 from planner.questions.accuracy.prediction import predict
+from planner.record import record
 from planner.runs import Run
 from planner.trainer import Trainer
 
@@ -25,7 +26,7 @@ Pair = tuple[HardwareProfile, Trainer]
 """What a factor can change of a run."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Factor:
     """One factor; 1 = as the profile says."""
 

@@ -10,12 +10,12 @@ s is what the model leaves unexplained: three runs that happen to agree do not l
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from planner import arrays as npt
 from planner.arrays import Floats
+from planner.record import record
 
 FIRST_SPREAD, FIRST_WEIGHT = 0.05, 4.0
 """s0 and n0: before any run is seen, the model is held to be 5 % off, with the weight of four runs."""
@@ -29,7 +29,7 @@ REWEIGHTED = 6
 """Times that runs are weighed anew in one linear least squares."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Solution:
     """Where the least squares ended."""
 

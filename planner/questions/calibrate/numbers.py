@@ -10,7 +10,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from planner.questions.calibrate.factors import (
     with_factors,
 )
 from planner.questions.calibrate.fit import Solution, solve
+from planner.record import record
 from planner.runs import Run
 from planner.trainer import Trainer
 
@@ -44,7 +45,7 @@ FOLDS = 24
 """Most groups of runs that are held back in turn; every run is one of its own when there are fewer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Moved:
     """A factor that the runs determined."""
 
@@ -64,7 +65,7 @@ class Moved:
         return self.before * self.value
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Checked:
     """One run: predicted over measured, minus 1, three times."""
 
@@ -76,7 +77,7 @@ class Checked:
     """With factors fitted on the other runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Calibration:
     """What the runs say about a profile and a trainer."""
 

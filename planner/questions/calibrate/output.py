@@ -8,7 +8,7 @@ import datetime
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.calibrate.numbers import Calibration, Moved
 from planner.questions.calibrate.traced_runs import TracedRun
+from planner.record import record
 from planner.rules import Job
 from planner.runs import Run
 from planner.search import search
@@ -31,7 +32,7 @@ MOST_JOBS = 4
 """Jobs that are searched again: each takes up to seconds, twice."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Replanned:
     """One validated plan, priced with the profile before and after, and the best layout of its job with both."""
 
@@ -116,7 +117,7 @@ def command(job: Job, files: Sequence[str]) -> str:
     return shlex.join(["plan", *(word for flag, value in said.items() for word in (flag_of(flag), str(value)))])
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Calibrated:
     """A calibration with the files that hold it, and what it changes for validated plans."""
 

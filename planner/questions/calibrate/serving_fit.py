@@ -12,7 +12,7 @@ the median over runs with a short queue.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from planner import library
 from planner.arrays import Floats
 from planner.error_bars import Z90
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.engine import Engine, load_engine
 from planner.serving.engine_facts import HOST
 from planner.serving.measure.bench_files import read_bench
@@ -42,7 +43,7 @@ FEWEST = 2
 ROUNDS = 30
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServedRun:
     """One benchmark with its plan."""
 
@@ -54,7 +55,7 @@ class ServedRun:
     ttft: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingFit:
     """What the runs say of an engine's host."""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from planner.kineto.job_traces import Bandwidth, read_traces, trace_files
 from planner.kineto.plan_traces import bus_bandwidth, no_truth, priced_seconds
 from planner.plan_file import load_plan
 from planner.questions.calibrate.sources import check_same_device
+from planner.record import record
 from planner.runs import Measured, Run, rows_from_dict, share, to_run
 from planner.runs.mapping import document_of_plan
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TracedRun:
     """The run of one plan, and its collectives with nothing else running, with the seconds that they are priced with."""
 

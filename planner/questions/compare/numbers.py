@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from planner.cluster import Cluster
@@ -19,6 +18,7 @@ from planner.errors import PlannerError
 from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
+from planner.record import record
 from planner.rules import Job, check, check_workload
 from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.trainer import Trainer
@@ -42,7 +42,7 @@ MOST_TRIES = 4000
 """Combinations of inputs that are tried for a legal one before the rest is changed together."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Difference:
     """One input that is not the same in all plans."""
 
@@ -56,7 +56,7 @@ class Difference:
     """The plan assumed it: its user did not say."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Effect:
     """One change, or several that only work together, on the way from one plan to another."""
 
@@ -76,7 +76,7 @@ class Effect:
         return {"inputs": inputs, **time}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Comparison:
     """Two plans or more."""
 

@@ -7,7 +7,7 @@ what it changes.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, Schedule
 from planner.questions.calibrate.factors import FACTORS, achieved, highest
+from planner.record import record
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced
 from planner.trainer_records import PASSES, WORDS
@@ -37,7 +38,7 @@ GATHERED_LOGITS = 20.0
 FP32 = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Mechanism:
     """One thing that may not be as the plan assumes."""
 

@@ -6,7 +6,7 @@ time, with the model's own error as one more cause: the equation, its priors and
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from planner.errors import PlannerError
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import Mechanism, faster, memory_mechanisms, slower
 from planner.questions.doctor.traced import MOST, Traced, likelihood
+from planner.record import record
 from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.units import GIB, format_bytes, format_seconds
 
@@ -45,7 +46,7 @@ Values = tuple[float, float, float, float]
 """Seconds, bytes of the measured kind, the chance that it does not run out of memory, and how well its parts meet a trace."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Explanation:
     """One mechanism as the cause of a gap."""
 
@@ -77,7 +78,7 @@ class Explanation:
         return plain
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Finding:
     """One measured quantity."""
 
@@ -116,7 +117,7 @@ class Finding:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Diagnosis:
     """The measured values of a plan, explained."""
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from planner.explain import PART_TEXT
@@ -11,6 +10,7 @@ from planner.kineto.kernel_names import FAMILIES, OPTIMIZER
 from planner.kineto.plan_traces import device_note, priced_seconds
 from planner.kineto.step_parts import BUSY, StepParts
 from planner.plan_file import Plan
+from planner.record import record
 from planner.units import format_seconds
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -52,7 +52,7 @@ MOST = math.log(1e3)
 """Most that a trace counts for or against a mechanism: the logarithm of its odds."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class TracedRow:
     """One part of the step, seconds."""
 
@@ -68,7 +68,7 @@ class TracedRow:
         return 0.0 if self.measured is None else self.measured - self.predicted
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Traced:
     """The traces of a job, compared with its plan."""
 

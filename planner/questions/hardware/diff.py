@@ -8,7 +8,7 @@ Single points are not judged.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median, variance
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from planner import library, units
 from planner.hardware import HardwareProfile
 from planner.questions.hardware.numbers import figures
+from planner.record import record
 
 LEAST_DIFFERENCE = 2.0
 """Percent below which two figures count as the same whatever their scatter."""
@@ -39,7 +40,7 @@ RESULTS = (
 _POINTS = library.read_yaml(Path(__file__).with_name("points.yaml"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Shared:
     """One point that both profiles have."""
 
@@ -131,7 +132,7 @@ def _overlap(row: Mapping[str, Any]) -> Point:
     return key, path, float(row["slowdown"]), float(row.get("spread", 0.0)) / NORMAL
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Difference:
     """What two profiles disagree on: one figure, or the points of a family, group or curve."""
 
@@ -162,7 +163,7 @@ class Difference:
         return "slower" if worse else "faster"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ProfileDiff:
     """Where two profiles differ by more than chance."""
 

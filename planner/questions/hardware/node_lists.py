@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from planner import library
 from planner.cluster_file import MOST_NODES, SITE, ClusterFile, NodeKind
 from planner.errors import PlannerError, UnknownNameError, listed, shown
 from planner.hardware.names import profile_named
+from planner.record import record
 from planner.schema import Name, value_of
 from planner.units import plural
 
@@ -40,7 +40,7 @@ COMMANDS = "'sinfo -N -o \"%N %G %T\"', 'scontrol show nodes' or 'kubectl get no
 HOSTS_SAID = 6
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ListedNode:
     """One node of a list."""
 
@@ -54,7 +54,7 @@ class ListedNode:
     """Why it takes no job; "" where it does."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ReadCluster:
     """A cluster file and what was left out of it."""
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from planner.curves import bus_factor
 from planner.errors import PlannerError
 from planner.hardware import ASSUMED, HardwareProfile
 from planner.hardware.links import LINKS
+from planner.record import record
 
 SIZES = (units.MIB, 16 * units.MIB, 256 * units.MIB)
 """Messages of the table: a small bucket, an activation, a large bucket."""
@@ -25,7 +26,7 @@ FACTS = ("allocator_rounding",)
 """Memory facts that are measured and priced by nothing; shown where a profile has them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Figure:
     """One figure of a profile."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner import library
 from planner.costs import LEFT_OUT
+from planner.record import record
 from planner.schema import plain
 from planner.terminal.tables import percent, seconds
 from planner.units import format_count
@@ -59,7 +60,7 @@ def shown(value: Value, kind: str) -> str:
     return format_count(value) if value >= 10_000 else f"{value:.4g}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Column:
     """One column of the rows behind a chart."""
 
@@ -183,7 +184,7 @@ class Figure:
         object.__setattr__(self, "value", rounded(self.value))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Document:
     """Everything that a report says about one plan."""
 

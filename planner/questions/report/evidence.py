@@ -5,7 +5,7 @@ the error bars by ``tools/update_accuracy.py`` from the same residuals, so that 
 interval that a plan carries.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from planner import library
 from planner.error_bars import KEYS, QUANTITIES, ErrorBar, Kind, error_bar
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.record import record
 from planner.schema import Rule, value_of
 from planner.trainer import Trainer
 
@@ -31,7 +32,7 @@ def _errors(value: Any, where: str) -> tuple[float, ...]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SourceErrors:
     """The errors on the runs of one source and class."""
 
@@ -47,7 +48,7 @@ class SourceErrors:
     """Predicted / measured - 1 of every run; percent in the file, parts of 1 here."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Evidence:
     """The published runs most like a job, and how well they were predicted."""
 

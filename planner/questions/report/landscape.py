@@ -4,7 +4,6 @@ The search prices only what could be among the best; a picture needs the others 
 priced, the fast and the lean ones with recompute as well, and offload where the search would try it: where nothing fits without it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout
 from planner.questions.sensitivity.pull import MOST
+from planner.record import record
 from planner.rules import RULES, Job, allowed
 from planner.search import PLAN_FIELDS, Finding, best_splits, fits
 from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack
@@ -33,7 +33,7 @@ MOST_ACTIONS = 40_000
 """Forward and backward passes that are walked at once: about half a second. Pipelines of 64 stages have hundreds of thousands."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Point:
     """One layout with what it takes."""
 
@@ -49,7 +49,7 @@ class Point:
     """The largest component of its memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Cell:
     """One TP x PP: its best layout, or why there is none."""
 
@@ -61,7 +61,7 @@ class Cell:
     """Name of the rule that refuses every layout of this cell; '' = some are legal."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Landscape:
     """All layouts of a job, as far as a picture can show them."""
 

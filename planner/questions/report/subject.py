@@ -1,7 +1,6 @@
 """What a report is about: a plan priced again, the search of its job, and everything computed from them once."""
 
 import dataclasses
-from dataclasses import dataclass
 
 from planner.cost.estimate import Estimate
 from planner.costs import Costs, Rates, costs, rates_of
@@ -9,6 +8,7 @@ from planner.defaults import ResolvedJob
 from planner.plan_file import Plan, predict
 from planner.questions.best_plan import resolved_of
 from planner.questions.report.landscape import Landscape, landscape
+from planner.record import record
 from planner.rules import check
 from planner.search import Finding, Pins, fits, search
 from planner.timeline.operator_times import Computation, computation_of
@@ -21,7 +21,7 @@ ALTERNATIVES = 8
 """Best plans that the search is asked for: as many as it refines anyway."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Spending:
     """What the costs are of."""
 
@@ -31,7 +31,7 @@ class Spending:
     """USD per GPU-hour; None = the first of the profile."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Subject:
     """One plan, priced with the profile and the cost model of now."""
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from planner.cost.refine import price_exactly
@@ -13,6 +12,7 @@ from planner.explain import differences, layout_text
 from planner.layout import Layout
 from planner.questions.best_plan import Best, best_of
 from planner.questions.sensitivity.quantities import Quantity, relevant
+from planner.record import record
 from planner.search import Pins, fits, plan_key
 from planner.ties import Ties, shipped_ties
 
@@ -31,7 +31,7 @@ BY_HAND = (
 """How to decide between plans that count as equal."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Flip:
     """One direction of one number."""
 
@@ -59,7 +59,7 @@ class Flip:
         return {**vars(self), "layout": None if self.layout is None else layout_text(self.layout)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Reading:
     """One number, multiplied both ways."""
 
@@ -88,7 +88,7 @@ class Reading:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Neighbour:
     """A plan near the best one."""
 
@@ -108,7 +108,7 @@ class Neighbour:
         return {**vars(self), "layout": layout_text(self.layout), "differs": list(self.differs)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Sensitivity:
     """Everything about one choice."""
 
@@ -203,7 +203,7 @@ def neighbours(base: Best, counted: Ties) -> list[Neighbour]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Look:
     """One number of one job, and the choice that it may flip."""
 

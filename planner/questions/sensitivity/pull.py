@@ -6,7 +6,6 @@ layouts around it are priced again with one number changed.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from planner.defaults import ResolvedJob
 from planner.layout import Layout
 from planner.questions.sensitivity.numbers import REACH, narrowed
 from planner.questions.sensitivity.quantities import Quantity, relevant
+from planner.record import record
 from planner.search import fits, plan_key
 
 CLEAR = 0.02
@@ -24,7 +24,7 @@ MOST = 150
 """Layouts around the plan that are priced again each time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Side:
     """One number, changed one way."""
 
@@ -42,7 +42,7 @@ class Side:
     """The layout that is the fastest there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pull:
     """One number of the profile."""
 

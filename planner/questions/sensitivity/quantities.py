@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from planner import library
 from planner.defaults import ResolvedJob
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import on_cluster, with_job
+from planner.record import record
 
 _READ = {"usable_memory": "read from the driver", "launch": "measured", "network_latency": "measured"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Quantity:
     """One number or curve of a profile that can be multiplied."""
 

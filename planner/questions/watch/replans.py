@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from planner.mixed.mixed_layout import shape_text
 from planner.mixed.mixed_plan import job_of, priced_plan
 from planner.mixed.mixed_search import search_mixed
 from planner.mixed.shares import Replicas, water_fill
+from planner.record import record
 from planner.units import plural
 
 LEAST_GAIN = 1e-3
@@ -34,7 +34,7 @@ SAME_SPEED = 0.05
 """Slowdowns are planned in such steps, rounded up: equal ones are one kind, and noise between two looks changes nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Action:
     """What could be done, and whether it pays."""
 
@@ -57,7 +57,7 @@ class Action:
         return {**vars(self), "gain_percent": 100.0 * self.gain}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Change:
     """A change before it is weighed."""
 
@@ -75,7 +75,7 @@ def in_steps(level: float) -> float:
     return round(SAME_SPEED * math.ceil(min(level, 100.0) / SAME_SPEED - 1e-6), 3)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Held:
     """A job as it is held up."""
 

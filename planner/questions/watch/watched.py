@@ -34,6 +34,7 @@ from planner.questions.watch.replans import (
     slower_ranks,
     stretch,
 )
+from planner.record import record
 from planner.timeline.priced_plan import Priced, estimate_of, price_plan
 from planner.units import format_seconds
 
@@ -45,7 +46,7 @@ REMAINING = DAY
 Again = tuple[Mapping[Any, float], Sequence[Change]] | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Costed:
     """A straggler with what it costs."""
 
@@ -61,7 +62,7 @@ class Costed:
         return {**self.found.to_dict(), "loss_percent": 100.0 * self.loss, "usd_per_day": self.usd_per_day, "check": self.check}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Watched:
     """A running job at one moment."""
 

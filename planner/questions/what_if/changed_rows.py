@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from planner.cost.estimate import PARTS
@@ -17,6 +17,7 @@ from planner.layout import Layout
 from planner.plan_file import Prediction
 from planner.questions.best_plan import Best, best_of
 from planner.questions.what_if.changes import Variant
+from planner.record import record
 from planner.search import Pins, plan_key
 
 NOTICED = 0.005
@@ -35,7 +36,7 @@ BOUND_BY = {
 """Parts of the step that a change of hardware can shorten."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pricing:
     """How the rows are priced."""
 
@@ -54,7 +55,7 @@ class Pricing:
         return rates_of(hardware, price=price, power_share=self.power_share, pue=self.pue)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Row:
     """One job and its best plan."""
 

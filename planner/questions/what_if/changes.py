@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from planner.hardware.names import profile_named
 from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.best_plan import on_cluster
+from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import read_options, spell
 from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, LORA_WHOLE, OBJECTIVES, OPTIMIZERS, PRECISIONS
@@ -28,7 +28,7 @@ MOST_VALUES = 200
 """Values of one command; each is a search."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Input:
     """One input of a job."""
 
@@ -71,7 +71,7 @@ INPUTS: dict[str, Input] = {
 """By flag, in the order of the rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Value:
     """One value of one flag, as read."""
 
@@ -167,7 +167,7 @@ def _doublings(what: str, text: str, low: int, high: int) -> list[int]:
     return [*(low << n for n in range(32) if low << n < high), high]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Variant:
     """A job with changes, not looked at yet."""
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from planner.costs import usd_per_million_tokens
@@ -14,6 +13,7 @@ from planner.questions.best_plan import best_of
 from planner.questions.what_if.changed_rows import Row, priced_row, row_asked, row_of
 from planner.questions.what_if.changes import Value, Variant, apply
 from planner.questions.what_if.inverse import Goal, Question, fewest_gpus
+from planner.record import record
 from planner.rules import check_workload
 from planner.search import least_fitting_step, least_step
 
@@ -71,7 +71,7 @@ def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=rank)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Card:
     """Hardware, and what a job costs on it at the least."""
 

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from planner.cost.parameters import total_parameters
 from planner.costs import DAY, HOUR
@@ -13,6 +12,7 @@ from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
 from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import Value, Variant, apply
+from planner.record import record
 from planner.search import Pins
 
 EVERY_NODE = 16
@@ -31,7 +31,7 @@ PIECES = 8
 """A longest sequence is found to an eighth of a power of two."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Goal:
     """What an answer must meet, besides fitting."""
 
@@ -68,7 +68,7 @@ class Goal:
         return f"costs {total.usd:,.0f} USD, {self.budget:,.0f} are allowed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Question:
     """What every answer needs."""
 
@@ -141,7 +141,7 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     return _none(ask, label, powers, fastest[1] if fastest is not None else last)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Power:
     """A power of two of GPUs, which tells what more of them can reach."""
 

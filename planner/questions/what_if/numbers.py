@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -18,6 +17,7 @@ from planner.questions.what_if.changed_rows import Pricing, Row, row_of
 from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
 from planner.questions.what_if.cheapest import by_cost, cheapest
 from planner.questions.what_if.inverse import Goal, Question, fewest_gpus, largest_batch, longest_sequence
+from planner.record import record
 from planner.search import Pins
 from planner.trainer_options import read_options
 
@@ -30,7 +30,7 @@ OWN_NUMBERS = ("gpus", "sequence_length", "global_batch_size")
 """Flags whose number the base has too: it is a point of the sweep."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Asked:
     """Everything that was asked."""
 
@@ -61,7 +61,7 @@ class Asked:
         return {flag: points for flag, points in found.items() if len(points) >= 2}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class WhatIf:
     """The answers."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +9,7 @@ from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
+from planner.record import record
 from planner.rl.rl_framework import OfferedPlacement, RlFramework, RolloutEngine, TrainingBackend, load_framework
 from planner.rl.rl_plan import RlPlan
 from planner.rl.rl_workload import RlWorkload
@@ -19,7 +19,7 @@ from planner.trainers.bundle.target import ExportJob
 from planner.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ActorPlan:
     """The actor's update as exporters of trainings look at a plan."""
 
@@ -30,7 +30,7 @@ class ActorPlan:
     layout: Layout
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FrameworkJob:
     """An RL plan for one framework."""
 

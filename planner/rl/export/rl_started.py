@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from planner.record import record
 from planner.rl.export.framework_job import FrameworkJob
 from planner.rl.rl_framework import STATES
 from planner.trainers.bundle.quoting import yaml_from
@@ -36,7 +37,7 @@ ESTIMATORS: Mapping[str, Mapping[str, str]] = {
 """Framework -> algorithm of a plan -> its word for how advantages are made."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Started:
     """The files of one framework and how they are started."""
 
@@ -59,7 +60,7 @@ class Started:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlTarget:
     """One framework."""
 

@@ -12,6 +12,7 @@ from planner.hardware import load_hardware
 from planner.hardware.asked import hardware_asked
 from planner.layout import Layout
 from planner.model import ModelSpec
+from planner.record import record
 from planner.rl.answer_lengths import read_answers
 from planner.rl.rl_framework import RlFramework
 from planner.rl.rl_layout import Placement, RlLayouts
@@ -31,7 +32,7 @@ PREFERRED_BATCH = 256
 """Sequences that an engine runs at once where neither configuration nor framework says: vLLM's own default."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlSaid:
     """What the user adds to the file; None = not said."""
 
@@ -45,7 +46,7 @@ class RlSaid:
     """Tokens of a prompt, mean."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlFound:
     """A configuration."""
 
@@ -90,7 +91,7 @@ class RlFound:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class RlRead:
     """The plan that a file says, not priced."""
 

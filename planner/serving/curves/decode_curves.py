@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,6 +12,7 @@ from planner import arrays as npt
 from planner.curves import Column, column, index
 from planner.hardware import HardwareProfile, load_hardware
 from planner.linear_attention import LinearAttention
+from planner.record import record
 from planner.serving.curves.expert_kernels import fused as fused_experts
 from planner.serving.curves.expert_kernels import routed_time, slowest_rank
 from planner.serving.curves.kernel_laws import CHUNK, LAWS, compute_dtype, keys_seen
@@ -47,7 +48,7 @@ def _columns(**sizes: npt.ArrayLike) -> dict[str, Column]:
     return {name: np.maximum(column(values), 1.0) for name, values in sizes.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class DecodeCurves:
     """Seconds of one call of each kernel, alone on one device, inside a CUDA graph unless ``eager`` is said.
 

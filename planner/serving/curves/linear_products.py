@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.arrays import NDArray, unique
 from planner.curves import Column, GemmCurve
+from planner.record import record
 from planner.serving.curves.kernel_laws import compute_dtype
 from planner.serving.curves.kernel_tables import Kernel
 
@@ -38,7 +39,7 @@ class Lines:
         return lower + share * (flat[..., place + 1] - lower)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Products:
     """Products of n outputs and k inputs: columns of shapes, or several rows of them that are asked for together."""
 

@@ -7,8 +7,8 @@ sglang 0.5.23 benchmark/datasets/common.py: compute_random_lens]
 
 import json
 import math
-from dataclasses import dataclass
 
+from planner.record import record
 from planner.serving.export.serve_job import ServeJob
 from planner.serving.serve_plan import uniform_ends
 from planner.serving.traffic import Lengths, Traffic
@@ -23,7 +23,7 @@ WIDEST = 0.99
 VLLM, SGLANG = "vllm bench serve", "sglang.bench_serving"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Bench:
     """One benchmark."""
 

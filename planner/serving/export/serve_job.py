@@ -4,13 +4,14 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.record import record
 from planner.serving.engine import Engine, load_engine
 from planner.serving.plan_pricing import memory_of_chain
 from planner.serving.serve_plan import ServePlan, ServeStage
@@ -29,7 +30,7 @@ ROUTER_PORT, FIRST_PORT = 8000, 8100
 """Where clients send requests; where the engines behind a router listen, one port each on a node."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Pool:
     """Engines of one kind."""
 
@@ -69,7 +70,7 @@ class Pool:
         return int(self.layout.ep) == int(self.layout.ranks)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Place:
     """One engine's share of one node."""
 
@@ -85,7 +86,7 @@ class Place:
     """Node of rank 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ModelNames:
     """How files name the model: variables in scripts, names in manifests."""
 
@@ -95,7 +96,7 @@ class ModelNames:
     """Words that say how weights are quantised while they are loaded; the array of the script."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServeJob:
     """A serve plan with what it names loaded."""
 

@@ -3,12 +3,13 @@
 import importlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError, listed
+from planner.record import record
 from planner.serving.chain_search import CUT_BY
 from planner.serving.export import dynamo, llm_d
 from planner.serving.export.bench_command import Bench, bench_of
@@ -93,7 +94,7 @@ def engine_module(name: str) -> Any:
     return importlib.import_module(f"{_HERE}.{name}_server")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class _Made:
     files: dict[str, str]
     start: Sequence[str]

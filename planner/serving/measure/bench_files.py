@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.serving.measure.load_driver import Drive, Driven
 from planner.serving.serve_plan import FIGURES, LATENCIES, ServePlan
 from planner.units import MILLI
@@ -32,7 +33,7 @@ LARGEST = 1e10
 """No latency in milliseconds and no rate is larger."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class BenchResult:
     """What was measured, in the quantities of a prediction: seconds and rates of the whole deployment."""
 

@@ -6,10 +6,10 @@ probes, so no tokenizer is needed. Prompts are drawn with a seed, so that no two
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.export.bench_command import ends_of
 from planner.serving.measure.stream_client import Address, Answer, get_json, post_stream
 from planner.serving.traffic import Lengths, Traffic
@@ -28,7 +28,7 @@ _WORDS = (
 WORDS = tuple(_WORDS.split())
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Form:
     """How a server is asked."""
 
@@ -52,7 +52,7 @@ class Form:
         return {"model": self.model, **content, "max_tokens": output, "temperature": 0.0, **more}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Asked:
     """One request to send."""
 

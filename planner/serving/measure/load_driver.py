@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.export.bench_command import requests_of
 from planner.serving.measure.bench_prompts import SEED, Asked, Form, find_form, requests
 from planner.serving.measure.stream_client import Address, Answer, post_stream
@@ -26,7 +27,7 @@ MOST_FAILED = 20
 """Failures in a row after which a run is given up."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Drive:
     """How a server is driven."""
 

@@ -6,10 +6,11 @@ the quantities that were measured. [docs/explain.md does the same for training s
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.measure.bench_files import BenchResult
 from planner.serving.plan_pricing import priced
 from planner.serving.serve_plan import LATENCIES, ServePlan, ServePrediction
@@ -26,7 +27,7 @@ COMPARED = ("tpot.mean", "ttft.mean", "output_tokens_per_second")
 """What a cause is judged by: the others follow from these."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class MeasuredQuantity:
     """One quantity."""
 
@@ -48,7 +49,7 @@ class MeasuredQuantity:
         return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Cause:
     """Something that would make the prediction what was measured."""
 
@@ -59,7 +60,7 @@ class Cause:
     """Part of the gap that it closes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Comparison:
     """A run with its plan."""
 

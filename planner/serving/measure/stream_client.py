@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from planner.errors import PlannerError, printable, shown
+from planner.record import record
 
 MOST_LINE = 1 << 20
 """Bytes of one event at most."""
@@ -23,7 +24,7 @@ MOST_ERROR = 400
 """Characters of a server's own message that are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Address:
     """Where a server listens."""
 

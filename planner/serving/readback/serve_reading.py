@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from planner.assumption import Assumption
 from planner.errors import PlannerError, shown
 from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
+from planner.record import record
 from planner.serving.engine import Engine, load_engine
 from planner.serving.readback.server_commands import FORM, Found, Server, find_servers
 from planner.serving.readback.server_layouts import Stated, stated_by, weights_of
@@ -29,7 +30,7 @@ DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 32
 """Load of a server whose file says none: stated as assumptions."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServeSaid:
     """What the user adds to the file; None = not said."""
 
@@ -46,7 +47,7 @@ class ServeSaid:
     rate: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServeRead:
     """The plan that a file says."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.flags.engine_sources import Flags
 from planner.serving.flags.flag_check import recorded
 from planner.trainers.reading.given import Given
@@ -35,7 +36,7 @@ _POSITIONAL = ("vllm", "trtllm")
 MOST_SERVERS = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Server:
     """One command that starts an engine."""
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from planner.cost.parameters import total_parameters
+from planner.record import record
 from planner.serving.runs.layout_of_row import Degrees
 from planner.serving.served import Served
 from planner.serving.traffic import Traffic
@@ -24,7 +24,7 @@ ELEMENT = {"nvfp4": 0.5, "fp8": 1.0, "fp8_block": 1.0}
 """Bytes of an element of weights or cache, without scales; all else 2."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Limits:
     """Of one microbatch on one attention rank."""
 

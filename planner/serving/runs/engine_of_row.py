@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving.runs.methods import method_of, methods
 from planner.serving.runs.run_schema import ServingRow
 
@@ -23,7 +23,7 @@ _VERSION = re.compile(r"(?<![\w.])v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:rc|post|dev)\d+)
 _DAY = re.compile(r"20\d\d-\d\d(?:-\d\d)?")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class EngineOf:
     """The engine of a row."""
 

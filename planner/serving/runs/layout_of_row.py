@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.runs.methods import dies, pools_of, tensor_group
 from planner.serving.runs.run_schema import ServingRow
 
@@ -17,7 +18,7 @@ WIDE = 8
 """GPUs of one worker up to which it is tensor parallel when a row does not say: a node."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Degrees:
     """Degrees of one pool; the fields of ``ServingLayout`` of the same names."""
 
@@ -40,7 +41,7 @@ class Degrees:
         return self.ranks * self.pp * self.replicas
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Split:
     """What a row says of its layout."""
 

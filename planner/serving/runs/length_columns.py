@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from planner.record import record
 from planner.serving.traffic import Lengths
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LengthColumns(Lengths):
     """The fields of ``Lengths`` as columns; each was checked as the number of its own row."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from planner import library
 from planner.hardware import HardwareProfile, load_hardware
+from planner.record import record
 from planner.serving.engine import Engine
 from planner.serving.engine_facts import Case
 from planner.serving.runs.run_schema import ServingRow
@@ -35,7 +36,7 @@ def method_of(row: ServingRow) -> dict[str, Any]:
     return dict(next((one for pattern, one in _sources() if pattern.search(text)), {}))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Launch:
     """Flags that a server was started with, where they are known."""
 

@@ -6,13 +6,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.record import record
 from planner.serving import pools
 from planner.serving.engine import load_engine
 from planner.serving.result import ServingEstimate
@@ -33,7 +34,7 @@ TUNED_BATCH = 8192
 PREDICTED, DOES_NOT_FIT, REFUSED, UNSUPPORTED = "predicted", "does not fit", "refused", "unsupported"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingAnswer:
     """What the model says of one run."""
 
@@ -49,7 +50,7 @@ class ServingAnswer:
     """More arrives than leaves, or requests wait for a place."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Case:
     """A run with its engine and one layout per column."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.schema import Line, Rule, Text, mapping, one_of, value_of, within
 
 MOST_ROWS = 100_000
@@ -52,7 +52,7 @@ _FILE = ("source", "engine", "client", "rows", "defaults")
 _NUMBER = Annotated[float, Rule(above=True, most=1e12)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingRow:
     """One row as it is written; groups are always mappings, absent values are absent."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.record import record
 from planner.serving.runs.engine_of_row import EngineOf, Series, engine_of, stated_versions
 from planner.serving.runs.layout_of_row import Split, split_of
 from planner.serving.runs.littles_law import all_at_once, broken
@@ -30,7 +31,7 @@ MTP = Speculation(depth=1, acceptance=0.85)
 """Multi-token prediction that a row names without figures: one token ahead, 85 to 90 % accepted [DeepSeek-V3, section 5.4.3]."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ServingRun:
     """One row, understood as far as possible."""
 

@@ -5,20 +5,20 @@ import os
 import shutil
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from planner import library
 from planner.cluster_file import ClusterFile
 from planner.errors import PlannerError
+from planner.record import record
 from planner.rules import check, check_workload
 from planner.trainers.bundle.launchers import equal_neighbours, launch
 from planner.trainers.bundle.quoting import filled_text
 from planner.trainers.bundle.target import ExportJob, Rendered, Target, in_range
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ExportFiles:
     """Every file of an export, and what is said of them."""
 
@@ -30,7 +30,7 @@ class ExportFiles:
     """What the user has to know before it runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class NamedExport(ExportFiles):
     """Files whose settings are those that a program knows, as recorded or installed."""
 
@@ -39,7 +39,7 @@ class NamedExport(ExportFiles):
     """What the settings were held against."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Bundle(ExportFiles):
     """Files of a trainer."""
 

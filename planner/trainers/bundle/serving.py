@@ -5,9 +5,9 @@ accounting leaves for its cache must hold SEQUENCES full sequences, without rais
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
+from planner.record import record
 from planner.rules import divisors
 from planner.serving.engine import load_engine
 from planner.serving.serving_layout import Precision, ServingLayout
@@ -26,7 +26,7 @@ SEQUENCES = (16, 8, 4, 2, 1)
 """Sequences of full length per copy of the model whose KV cache must fit: the first number that does is stated."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Serving:
     """Layout of one server: ``tp * pp * dp`` GPUs."""
 

@@ -17,6 +17,7 @@ from planner.errors import listed
 from planner.layout import Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
+from planner.record import record
 from planner.rules import Job
 from planner.trainer import Trainer
 from planner.trainer_options import spelled
@@ -66,7 +67,7 @@ def virtual_stages(partition: list[list[int]], layout: Layout) -> list[tuple[int
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ExportJob:
     """A plan with what it names loaded: all that an exporter looks at."""
 
@@ -189,7 +190,7 @@ def layer_parameters(model: ModelSpec, tp: int, expert_ranks: int) -> tuple[floa
     return attention + counts.mlp_sharded / tp + counts.mlp_replicated, attention + experts
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Rendered:
     """The files of one trainer and how they are started."""
 
@@ -224,7 +225,7 @@ class Rendered:
         return [name for name, one in self.variables.items() if one.value is None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Target:
     """One trainer that plans are exported to."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
@@ -19,7 +20,7 @@ from planner.trainers.reading.shell.text import Word, gap, shown_text
 from planner.trainers.reading.values import read_text
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Launch:
     """One command that trains."""
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +12,7 @@ from planner.explicit import complete, price_plan
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
+from planner.record import record
 from planner.rules import check
 from planner.trainers.reading.given import Question, ask
 
@@ -22,7 +22,7 @@ NOT_ARCHITECTURE = (
 """Fields that two names of one architecture may differ in; shared experts count by their joint width."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Reading:
     """What people run today, in the planner's words."""
 

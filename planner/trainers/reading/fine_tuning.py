@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.record import record
 from planner.trainer import load_trainer
 from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading
@@ -64,7 +65,7 @@ QUIET = re.compile(
 """Settings that change neither time nor memory of a step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class FineTuning:
     """A job as a front end says it, with the front end's defaults filled in."""
 

@@ -1,7 +1,7 @@
 """What a user says beside the file: flags, values of variables and keys; and what is still to be asked."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NoReturn
 
 import yaml
@@ -9,6 +9,7 @@ import yaml
 from planner import library
 from planner.errors import PlannerError, nearest_first, shown
 from planner.model import ModelSpec, load_model
+from planner.record import record
 
 ARGUMENTS = "ARGS"
 """Setting that holds the words a script is started with."""
@@ -20,7 +21,7 @@ MOST_SHOWN = 8
 """Names that a sentence lists."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Question:
     """What decides time or memory and stands nowhere."""
 
@@ -53,7 +54,7 @@ class OtherStepError(PlannerError):
     """A job whose step is another one than a language model's or DPO's, whoever reads it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Given:
     """What a user says; None = not said."""
 

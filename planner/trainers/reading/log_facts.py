@@ -8,6 +8,7 @@ from typing import Any
 
 from planner import units
 from planner.errors import PlannerError
+from planner.record import record
 from planner.runs.mapping import KINDS
 
 WARM_UP = 2
@@ -20,7 +21,7 @@ _BINARY = {"K": units.KIB, "M": units.MIB, "G": units.GIB}
 _SPEEDS = ("seconds", "tokens_per_second_per_gpu", "samples_per_second")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Step:
     """One logged step; None = not printed."""
 
@@ -56,7 +57,7 @@ class Log:
     """The only time is an average over the whole training, warm-up included."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Steady:
     """The steady steps of a log in one number."""
 

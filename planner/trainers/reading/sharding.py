@@ -3,12 +3,12 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute
+from planner.record import record
 from planner.trainers.reading.given import Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
 from planner.trainers.reading.shell.text import is_open
@@ -58,7 +58,7 @@ QUIET_ACCELERATE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Sharding:
     """What says how a job is split, in the planner's words; None = the file does not say."""
 

@@ -2,10 +2,10 @@
 
 import dataclasses
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlannerError, shown
+from planner.record import record
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import (
@@ -49,7 +49,7 @@ OTHER_STEPS = {
 """Arguments that only another step has."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Habits:
     """What a script does where its arguments say nothing."""
 
