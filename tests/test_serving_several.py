@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from test_serving_search import SMALL, asked, at_client
 
 import planner
 from planner.errors import PlannerError
+from planner.serving import fewest_gpus as fewest_gpus_module
 from planner.serving import pool_search
 from planner.serving.pool_search import pool_pairs
 from planner.serving.serve_plan import load_serve_plan
-from planner.serving.serving_search import chosen
+from planner.serving.serving_search import chosen, splits
 
 # ------------------------------------------------------------------------------------------------ several beside each other
 
@@ -185,3 +187,23 @@ def test_an_interrupt_keeps_what_was_found(run: Any) -> None:
     assert not planner.serve_cheapest(
         "h100-sxm", **{**SMALL, "gpus": 1, "hardware": None}, progress=lambda _: interrupted("8")
     ).found.complete
+
+
+@pytest.mark.parametrize("said", [
+    {"rate": "150/s", "ttft": "1s"}, {"concurrency": 300, "tpot": "25ms"}, {"rate": "40/s", "layout": {"replicas": 3}},
+])  # fmt: skip
+def test_the_fewest_gpus_are_those_of_every_number_tried(said: dict[str, Any]) -> None:
+    """Of each split alone, by trying one replica more at a time."""
+    question = asked(model="qwen3-30b-a3b", hardware="h100-sxm", gpus=24, disaggregated=False, engine="vllm", **said)
+    [one], task, tried = question.served(), question.task, list[int]()
+    layout, _ = splits(one, task)
+    for row in range(len(layout.tp)):
+        size, pinned = int(np.asarray(layout.engine_gpus)[row]), task.pins.get("replicas")
+        for copies in [pinned] if pinned else range(1, 24 // size + 1):
+            if size * copies > 24 or (task.traffic.load == "concurrency" and copies > task.traffic.value):
+                break
+            single = replace(layout.take(np.array([row])), replicas=np.array([copies]))
+            if fewest_gpus_module._serve(one, single, task)[0]:
+                tried.append(size * copies)
+                break
+    assert tried and fewest_gpus_module.fewest_gpus(question) == min(tried)

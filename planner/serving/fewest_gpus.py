@@ -1,13 +1,14 @@
-"""The fewest GPUs that serve a load within limits: found by bisection over every split, aggregated or in two pools."""
+"""The fewest GPUs that serve a load within limits, over every split, aggregated or in two pools."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
+from planner.arrays import NDArray
 from planner.assumption import Assumption
 from planner.errors import PlannerError
 from planner.serving.pool_search import pool_pairs
@@ -21,6 +22,8 @@ from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_search import splits
 
+TRIED, EDGE = 12, 2.0**-20
+"""Numbers of replicas that are tried at once, and what rounding may add to one."""
 Progress = Callable[[str], None]
 Candidate = TypeVar("Candidate")
 
@@ -59,19 +62,52 @@ def _bisected(
 
 def _fewest_together(question: Question, progress: Progress) -> int | None:
     """Of aggregated deployments."""
+    found: int | None = None
+    for one in question.served():
+        progress(f"{one.engine.name} {one.engine.version}")
+        layout, _ = splits(one, question.task)
+        found = _fewest_of(one, layout, question.task, question.gpus if found is None else found - 1) or found
+    return found
 
-    def serving(candidates: Iterable[tuple[Served, ServingLayout]], gpus: int) -> list[tuple[Served, ServingLayout]]:
-        progress(f"{gpus} GPUs")
-        return _serving(candidates, question.task, gpus)
 
-    every = [(one, splits(one, question.task)[0]) for one in question.served()]
-    return _bisected([pair for pair in every if np.size(pair[1].tp)], serving, 0, question.gpus)
+def _fewest_of(one: Served, layout: ServingLayout, task: Task, gpus: int) -> int | None:
+    """The fewest GPUs, up to ``gpus``, on which some split of an engine serves the load within the limits.
+
+    Replicas of every split are tried at several numbers at once, then between the last that fails and the first that serves, of
+    those splits that may still need fewer GPUs than the best.
+    """
+    pinned, size = task.pins.get("replicas"), np.asarray(layout.engine_gpus)
+    most = np.full(len(size), pinned) if pinned else gpus // size
+    if task.traffic.load == "concurrency":
+        most = np.minimum(most, max(int(task.traffic.value), 1))
+    fails = most - 1 if pinned else np.zeros(len(size), dtype=np.int64)
+    serves, rows, best = most + 1, np.flatnonzero((most >= 1) & (most * size <= gpus)), gpus + 1
+    while len(rows):
+        at, copies = _between(rows, fails, np.minimum(serves - 1, most))
+        good = _serve(one, replace(layout.take(at), replicas=copies), task)
+        np.minimum.at(serves, at[good], copies[good])
+        late = ~good & (copies < serves[at])
+        np.maximum.at(fails, at[late], copies[late])
+        rows = rows[serves[rows] <= most[rows]]  # more replicas never serve less: what fails with most of them never serves
+        best = min(best, int(np.min(serves[rows] * size[rows], initial=best)))
+        rows = rows[(fails[rows] + 1 < serves[rows]) & ((fails[rows] + 1) * size[rows] < best)]
+    return best if best <= gpus else None
+
+
+def _between(
+    rows: NDArray[np.intp], fails: NDArray[np.int64], most: NDArray[np.int64]
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Rows, each with some numbers above its ``fails`` up to its ``most``, that included; denser where they are small."""
+    steps = np.geomspace(1.0, (most - fails)[rows].astype(np.float64), TRIED)
+    columns = np.stack([np.tile(rows, TRIED), fails[np.tile(rows, TRIED)] + np.ceil(steps - EDGE).astype(np.int64).ravel()])
+    at, copies = np.unique(columns, axis=1)
+    return at, copies
 
 
 def _fewest_apart(question: Question, most: int, progress: Progress) -> int | None:
     """Of two pools, on at most so many GPUs."""
 
-    def serving(candidates: Iterable[Served], gpus: int) -> list[Served]:
+    def serving(candidates: Sequence[Served], gpus: int) -> list[Served]:
         progress(f"two pools on {gpus} GPUs")
         task = replace(question.task, gpus=gpus)
         return [one for one in candidates if np.any(pool_pairs(one, task)["score"] <= 1.0)]
@@ -79,30 +115,15 @@ def _fewest_apart(question: Question, most: int, progress: Progress) -> int | No
     return _bisected(question.served(), serving, 1, most)
 
 
-def _serving(
-    candidates: Iterable[tuple[Served, ServingLayout]], task: Task, gpus: int
-) -> list[tuple[Served, ServingLayout]]:
-    """Those of some splits that serve the load within the limits on a number of GPUs."""
-    kept = []
-    for one, every in candidates:
-        rows = np.flatnonzero(np.asarray(every.engine_gpus) * task.pins.get("replicas", 1) <= gpus)
-        if not len(rows):
-            continue
-        layout = every.take(rows)
-        copies = task.pins.get("replicas") or gpus // np.asarray(layout.engine_gpus)
-        if task.traffic.load == "concurrency":
-            copies = np.minimum(copies, max(int(task.traffic.value), 1))
-            each = np.ceil(task.traffic.value / np.asarray(copies)).astype(np.int64)
-            layout = (
-                layout if "max_batch" in task.pins else replace(layout, max_batch=np.maximum(layout.max_batch, each))
-            )
-        layout = replace(layout, replicas=np.broadcast_to(np.asarray(copies, dtype=np.int64), (len(rows),)).copy())
-        found = estimate(one, layout, task.traffic)
-        late = np.asarray(found.saturated) if task.traffic.load == "rate" else np.False_
-        good = np.broadcast_to(np.asarray(found.fits) & ~late & (score_of(found, task.limits) <= 1.0), (len(rows),))
-        if good.any():
-            kept.append((one, every.take(rows[good])))
-    return kept
+def _serve(one: Served, layout: ServingLayout, task: Task) -> NDArray[np.bool_]:
+    """Which rows serve the load within the limits."""
+    if task.traffic.load == "concurrency" and "max_batch" not in task.pins:
+        each = np.ceil(task.traffic.value / np.asarray(layout.replicas)).astype(np.int64)
+        layout = replace(layout, max_batch=np.maximum(layout.max_batch, each))
+    found = estimate(one, layout, task.traffic, parts=False)
+    late = np.asarray(found.saturated) if task.traffic.load == "rate" else np.False_
+    good = np.asarray(found.fits) & ~late & (score_of(found, task.limits) <= 1.0)
+    return np.array(np.broadcast_to(good, np.shape(layout.replicas)))
 
 
 def on_fewest(request: ServeRequest, progress: Progress = lambda _: None) -> Question:
