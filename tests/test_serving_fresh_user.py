@@ -9,14 +9,17 @@ import pytest
 from click.testing import CliRunner
 from serve_samples import served
 
+import planner
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.serving import load
 from planner.serving.engine import load_engine
 from planner.serving.engine_passes import Engine
+from planner.serving.readback.serve_reading import ServeSaid, read_serving
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Traffic
+from planner.trainers.reading.given import Given
 
 ESTIMATE = ["serve", "estimate", "--model", "llama-8b", "--gpus", "1", "--hardware", "h100", "--tp", "1"]
 
@@ -132,3 +135,22 @@ def test_the_law_of_little_holds_where_prompts_are_the_limit(engine: str, value:
     traffic = Traffic(input=Lengths.uniform(6554, 9830), output=Lengths.uniform(13, 19), value=value)
     flow = load.closed(Engine(what, layout, traffic), value, 64.0)
     assert float(flow.rate * (flow.ttft + 15.0 * flow.tpot)) == pytest.approx(value, rel=0.02)
+
+
+def test_a_config_of_drafts_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    """A shell takes the quotation marks of JSON that is not quoted, and the engine does not start with what is left."""
+    script = tmp_path / "serve.sh"
+    script.write_text(
+        'vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config={"method":"eagle3","num_speculative_tokens":3}\n'
+    )
+    with pytest.raises(PlannerError, match="speculative_config .* is no mapping in JSON; quote it"):
+        read_serving(script, ServeSaid(), Given(settings={}))
+    script.write_text("vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config none\n")
+    assert read_serving(script, ServeSaid(), Given(settings={})).plan.traffic.speculation is None
+
+
+def test_what_one_deployment_assumes_is_listed() -> None:
+    assumed = {one.what: one for one in planner.serve_estimate(model="llama-8b", gpus=2).file.assumptions}
+    assert assumed["engine"].value.startswith("vllm ") and assumed["load"].value == "64 requests in flight"
+    said = {one.what for one in planner.serve_estimate(model="llama-8b", gpus=2, engine="sglang", rate="5/s").file.assumptions}
+    assert not said & {"engine", "load"}

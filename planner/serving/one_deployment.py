@@ -34,7 +34,14 @@ def one_plan(request: ServeRequest) -> ServePlan:
     request = replace(request, any_number=True) if request.gpus is None and request.nodes is None else request
     question = ask(replace(request, engine=request.engine or ENGINE))
     served = question.served()[0]
-    return priced_plan(question, stated(question, served))
+    choice = stated(question, served)
+    assumed = list[Assumption]()
+    if request.engine is None:
+        assumed.append(Assumption("engine", f"{served.engine.name} {served.engine.version}", "none is said", "--engine"))
+    if not question.task.loaded:
+        load = f"{choice.traffic.value:,.0f} requests in flight"
+        assumed.append(Assumption("load", load, "none is said", "--concurrency, --rate"))
+    return priced_plan(replace(question, assumptions=(*assumed, *question.assumptions)), choice)
 
 
 def stated(question: Question, served: Served) -> Choice:

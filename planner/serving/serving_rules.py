@@ -242,8 +242,8 @@ def _expert_degrees(job: ServingJob, at: Any) -> Iterator[Any]:
 def _dense(job: ServingJob, at: Any) -> Iterator[Any]:
     yield job.model.is_moe | ((at.ep == 1) & (at.attn_dp == 1) & ((at.moe_tp == 1) | (at.moe_tp == at.tp)))
     yield (
-        f"{job.model.name} has no routed experts: ep {at.ep} and attn_dp {at.attn_dp} must be 1, moe_tp {at.moe_tp} too; use "
-        "replicas for more copies"
+        f"{job.model.name} has no routed experts, so that ep, moe_tp and attn_dp are 1; here they are {at.ep}, {at.moe_tp} and "
+        f"{at.attn_dp}: give replicas for more copies"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.cost.parameters import active_parameters
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
 from planner.serving.flags.flag_check import recorded
 from planner.serving.readback.server_commands import PROGRAMS, Server
@@ -117,8 +117,21 @@ def _vllm(one: Settings, model: ModelSpec) -> Stated:
     )  # fmt: skip
 
 
+def _drafting(one: Settings) -> Settings | None:
+    """What says how tokens are drafted; None where nothing does. Raises PlannerError for what is no mapping."""
+    held = one.data.get("speculative_config")
+    if isinstance(held, dict):
+        return one.section("speculative_config")
+    if held is None or str(held).strip().lower() in ("", "none", "null"):
+        return None
+    raise PlannerError(
+        f"{one.path}: speculative_config {shown(held)} is no mapping in JSON; quote it, as a shell takes its quotation marks and "
+        "braces away"
+    )
+
+
 def _vllm_draft(one: Settings, model: ModelSpec) -> dict[str, Any]:
-    part = one.section("speculative_config") if isinstance(one.data.get("speculative_config"), dict) else None
+    part = _drafting(one)
     if part is None:
         return {}
     depth, method, name = part.size("num_speculative_tokens"), str(part.get("method", "")), str(part.get("model", ""))
@@ -190,8 +203,8 @@ def _trtllm(one: Settings, model: ModelSpec) -> Stated:
         "eager": "cuda_graph_config" in one.data and one.data["cuda_graph_config"] is None,
     }  # fmt: skip
     draft = {}
-    if isinstance(one.data.get("speculative_config"), dict):
-        part = one.section("speculative_config")
+    part = _drafting(one)
+    if part is not None:
         method = str(part.get("decoding_type", "")).lower()
         depth = part.number("num_nextn_predict_layers") or part.size("max_draft_len")
         draft = {"depth": depth, "draft_parameters": _draft_size(method, model)}
