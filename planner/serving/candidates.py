@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,6 +34,13 @@ def engine_layouts(model: ModelSpec, gpus: int, pins: Mapping[str, int]) -> Serv
     moe_tp is the number of ranks of a stage. Stages of more than NODE ranks are not pipelined: experts spread over more ranks
     instead. The cache is shared out by position over all ranks that would repeat it, or over none. ``pins`` fixes fields.
     """
+    return _engine_layouts(model, gpus, tuple(sorted(pins.items())))
+
+
+@lru_cache(maxsize=16)
+def _engine_layouts(model: ModelSpec, gpus: int, pinned: tuple[tuple[str, int], ...]) -> ServingLayout:
+    """The same for every engine and format of a search: worked out once, its columns read only."""
+    pins = dict(pinned)
     most = min(gpus, max(LARGEST_ENGINE, pins.get("tp", 1) * pins.get("pp", 1) * pins.get("attn_dp", 1)))
     tps = _options(pins, "tp", [n for n in divisors(model.num_heads) if n <= min(most, LARGEST_TP)])
     pps = _options(pins, "pp", [n for n in STAGES if n <= model.num_layers])
@@ -46,7 +54,10 @@ def engine_layouts(model: ModelSpec, gpus: int, pins: Mapping[str, int]) -> Serv
                 (tp, pp, dp, ep, moe, dcp) for (ep, moe), dcp in itertools.product(_experts(model, ranks, pins), dcps)
             ]
     table = np.array(rows, dtype=np.int64).reshape(-1, len(DEGREES))
-    return ServingLayout(**{name: table[:, number].copy() for number, name in enumerate(DEGREES)})
+    columns = {name: table[:, number].copy() for number, name in enumerate(DEGREES)}
+    for column in columns.values():
+        column.flags.writeable = False
+    return ServingLayout(**columns)
 
 
 def _options(pins: Mapping[str, int], name: str, found: Iterable[int]) -> list[int]:
