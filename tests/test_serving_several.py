@@ -191,6 +191,7 @@ def test_an_interrupt_keeps_what_was_found(run: Any) -> None:
 
 @pytest.mark.parametrize("said", [
     {"rate": "150/s", "ttft": "1s"}, {"concurrency": 300, "tpot": "25ms"}, {"rate": "40/s", "layout": {"replicas": 3}},
+    {"concurrency": 2, "layout": {"replicas": 5}},
 ])  # fmt: skip
 def test_the_fewest_gpus_are_those_of_every_number_tried(said: dict[str, Any]) -> None:
     """Of each split alone, by trying one replica more at a time."""
@@ -200,7 +201,7 @@ def test_the_fewest_gpus_are_those_of_every_number_tried(said: dict[str, Any]) -
     for row in range(len(layout.tp)):
         size, pinned = int(np.asarray(layout.engine_gpus)[row]), task.pins.get("replicas")
         for copies in [pinned] if pinned else range(1, 24 // size + 1):
-            if size * copies > 24 or (task.traffic.load == "concurrency" and copies > task.traffic.value):
+            if size * copies > 24:
                 break
             single = replace(layout.take(np.array([row])), replicas=np.array([copies]))
             if fewest_gpus_module._serve(one, single, task)[0]:

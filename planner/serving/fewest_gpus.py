@@ -78,7 +78,7 @@ def _fewest_of(one: Served, layout: ServingLayout, task: Task, gpus: int) -> int
     """
     pinned, size = task.pins.get("replicas"), np.asarray(layout.engine_gpus)
     most = np.full(len(size), pinned) if pinned else gpus // size
-    if task.traffic.load == "concurrency":
+    if task.traffic.load == "concurrency" and not pinned:
         most = np.minimum(most, max(int(task.traffic.value), 1))
     fails = most - 1 if pinned else np.zeros(len(size), dtype=np.int64)
     serves, rows, best = most + 1, np.flatnonzero((most >= 1) & (most * size <= gpus)), gpus + 1
@@ -116,7 +116,9 @@ def _fewest_apart(question: Question, most: int, progress: Progress) -> int | No
 
 
 def _serve(one: Served, layout: ServingLayout, task: Task) -> NDArray[np.bool_]:
-    """Which rows serve the load within the limits."""
+    """Which rows serve the load within the limits; of more replicas than requests some are idle."""
+    if task.traffic.load == "concurrency":
+        layout = replace(layout, replicas=np.minimum(layout.replicas, max(int(task.traffic.value), 1)))
     if task.traffic.load == "concurrency" and "max_batch" not in task.pins:
         each = np.ceil(task.traffic.value / np.asarray(layout.replicas)).astype(np.int64)
         layout = replace(layout, max_batch=np.maximum(layout.max_batch, each))
