@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts of vLLM": (
         "vllm deepseek-v3 h200-sxm", {"tp": 8, "ep": 4, "moe_tp": 2}, "give ep 8 (--enable-expert-parallel) or ep 1",
     ),
-    "dense model": ("vllm llama-70b h100-sxm", {"tp": 4, "attn_dp": 2}, "no routed experts, so that ep, moe_tp and attn_dp are 1; here they are 1, 1 and 2"),
+    "dense model": ("vllm llama-70b h100-sxm", {"tp": 4, "attn_dp": 2}, "ep, moe_tp and attn_dp are 1; here they are 1, 1 and 2"),
     "weights in host memory": (
         "sglang deepseek-v3 h200-sxm fp8_block", {"tp": 4, "ep": 4, "gpu_weights": 50}, "and deepseek-v3 has ep 4 and attn_dp 1",
     ),
