@@ -82,7 +82,7 @@ def attempts(
     rows = np.flatnonzero(~plain.fits & (plain.time < plain.bound(wanted)))
     hopeless = rows[:0]
     if not only_fitting and len(rows) > WAVE:  # fewer are tried at once
-        small = may_fit(job, pins, plain.layout.take(rows))
+        small = memory_bounds(job, pins, plain.layout.take(rows))[1]
         rows, hopeless = rows[small], rows[~small]
     rows = rows[np.argsort(plain.time[rows], kind="stable")]
     even, done, needed = plain, 0, min(WAVE, len(rows))
@@ -133,16 +133,6 @@ def memory_bounds(job: Job, pins: Pins, layout: Layout) -> tuple[Floats, NDArray
     found, rows = _kept(job, pins, layout)
     least = np.min([device for device, _ in found], axis=0)
     return least[rows], np.any([(device <= safe) & host_holds(job, host) for device, host in found], axis=0)[rows]
-
-
-def least_memory(job: Job, pins: Pins, layout: Layout) -> Floats:
-    """The first of ``memory_bounds``."""
-    return memory_bounds(job, pins, layout)[0]
-
-
-def may_fit(job: Job, pins: Pins, layout: Layout) -> NDArray[np.bool_]:
-    """The second of ``memory_bounds``."""
-    return memory_bounds(job, pins, layout)[1]
 
 
 def _kept(job: Job, pins: Pins, layout: Layout) -> tuple[list[tuple[Floats, Floats]], NDArray[np.intp]]:

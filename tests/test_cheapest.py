@@ -16,7 +16,7 @@ from planner.cost.estimate import estimate
 from planner.cost.price.layer_costs import ShapePrices
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.layout import Layout
-from planner.memory_attempts import may_fit
+from planner.memory_attempts import memory_bounds
 from planner.priced_layouts import SearchedJob
 from planner.questions.best_plan import best_of
 from planner.questions.what_if.show import print_what_if
@@ -73,7 +73,7 @@ def test_no_plan_that_fits_is_faster_than_what_its_passes_wait_for(
     assert fitting >= closer * least and best.fit
     assert fitting <= float(best.estimates[0].step_time[0])
     plain = base_layouts(one, Pins())
-    plain = plain.take(allowed(one, plain) & may_fit(one, Pins(), plain))
+    plain = plain.take(allowed(one, plain) & memory_bounds(one, Pins(), plain)[1])
     assert fitting <= float(np.min(estimate(one.workload, one.cluster, one.trainer, plain).step_time))
     assert least_fitting_step(SearchedJob.of(asked("llama-405b", 1, "l4").job)) == np.inf
 

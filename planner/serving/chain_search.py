@@ -15,7 +15,6 @@ from planner.rules import divisors
 from planner.serving.candidates import loads
 from planner.serving.chain import Chain, ChainEngine, Hop, best_cut, chain_memory, placed, stage_of
 from planner.serving.priced_table import Choice, Priced, Task, columns_of, estimate_row, traffic_of
-from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate_of, running_at_most
 from planner.serving.serving_layout import ServingLayout
@@ -105,7 +104,7 @@ def best_chain(places: Sequence[Place], hops: Sequence[Hop], task: Task, objecti
     at = int(best.table["split"][row])
     choice = Choice(
         served=places[0].served, layout=best.shapes.layout.row(at), traffic=traffic_of(best.table, task, row),
-        found=estimate_row(best.found, at), limits=task.limits,
+        found=estimate_row(best.table.estimates[0], at), limits=task.limits,
     )  # fmt: skip
     return ChainChoice(choice=choice, chain=best.chain.take([at]))
 
@@ -118,7 +117,6 @@ class _Rows:
     shapes: _Shapes
     table: Priced
     """Rows that start; ``split`` is the row of the chain."""
-    found: ServingEstimate
 
     @classmethod
     def of(cls, places: Sequence[Place], hops: Sequence[Hop], shapes: _Shapes, task: Task) -> _Rows | None:
@@ -136,7 +134,7 @@ class _Rows:
         found = estimate_of(ChainEngine(chain, layout, traffic), chain_memory(chain, layout, traffic), value)
         counts: Mapping[str, int] = {"looked_at": len(value), "legal": len(value), "fitting": len(value)}
         table = Priced.of(chain.kinds[0], layout, found, columns_of(found, task, value), counts)
-        return cls(chain=chain, shapes=shapes, table=table, found=found)
+        return cls(chain=chain, shapes=shapes, table=table)
 
     def first(self, task: Task, objective: str) -> int | None:
         """Row of the table of the best."""

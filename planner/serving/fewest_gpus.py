@@ -20,7 +20,7 @@ from planner.serving.serving_answer import best_plan
 from planner.serving.serving_estimate import estimate
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_question import Question, ServeRequest, ask
-from planner.serving.serving_search import splits
+from planner.serving.serving_search import splits, with_batch
 
 TRIED, EDGE = 12, 2.0**-20
 """Numbers of replicas that are tried at once, and what rounding may add to one."""
@@ -119,10 +119,7 @@ def _serve(one: Served, layout: ServingLayout, task: Task) -> NDArray[np.bool_]:
     """Which rows serve the load within the limits; of more replicas than requests some are idle."""
     if task.traffic.load == "concurrency":
         layout = replace(layout, replicas=np.minimum(layout.replicas, max(int(task.traffic.value), 1)))
-    if task.traffic.load == "concurrency" and "max_batch" not in task.pins:
-        each = np.ceil(task.traffic.value / np.asarray(layout.replicas)).astype(np.int64)
-        layout = replace(layout, max_batch=np.maximum(layout.max_batch, each))
-    found = estimate(one, layout, task.traffic, parts=False)
+    found = estimate(one, with_batch(layout, task), task.traffic, parts=False)
     late = np.asarray(found.saturated) if task.traffic.load == "rate" else np.False_
     good = np.asarray(found.fits) & ~late & (score_of(found, task.limits) <= 1.0)
     return np.array(np.broadcast_to(good, np.shape(layout.replicas)))

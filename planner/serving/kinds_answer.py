@@ -32,13 +32,12 @@ from planner.serving.kinds_rows import (
 )
 from planner.serving.pool_search import decode_splits, prefill_splits
 from planner.serving.pools import Across, cache_bytes
-from planner.serving.priced_table import Choice, Priced, Task, columns_of, traffic_of
+from planner.serving.priced_table import Choice, Priced, Task, columns_of
 from planner.serving.served import Served
 from planner.serving.serving_answer import best_plans, searched
-from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_question import Question, ServeRequest, ask
 from planner.serving.serving_rows import layout_text, plan_layout_text, row_of_plan
-from planner.serving.serving_search import ranked, starting
+from planner.serving.serving_search import chosen, ranked, starting
 
 LOADS = 24
 """Loads at which a pair of pools is looked at where none is given."""
@@ -159,7 +158,7 @@ def _apart(
         table = _pairs(across, answer, prompts.task, answers.task)
         rows = ranked(table, answers.task, objective_of(answers.task), 1)
         if len(rows):
-            choice = _chosen(table, answers.task, int(rows[0]), across)
+            [choice] = chosen(table, answers.task, [int(rows[0])])
             worth = -score_of_choice(choice, answers.task)
             if best is None or worth > best[0]:
                 best = worth, choice, cache_bytes(answer, answers.task.traffic)
@@ -200,20 +199,8 @@ def _pairs(across: Across, answer: Served, mine: Task, theirs: Task) -> Priced:
         decode = replace(decode, max_batch=np.maximum(decode.max_batch, grid[:, 4]))
     value = np.full(len(grid), theirs.traffic.value) if theirs.loaded else (grid[:, 4] * grid[:, 3]).astype(np.float64)
     traffic = theirs.traffic if theirs.loaded else replace(theirs.traffic, load="concurrency")
-    found = pools.estimate(answer, prefill, decode, traffic, value, across)
+    found = pools.compared(answer, prefill, decode, traffic, value, across)
     return Priced.of(answer, decode, found, columns_of(found, theirs, value), starts[1].counts, prefill)
-
-
-def _chosen(table: Priced, task: Task, row: int, across: Across) -> Choice:
-    """One pair priced with all that an estimate says; it starts where both pools do."""
-    assert table.prefill is not None
-    served, traffic = table.served[0], traffic_of(table, task, row)
-    prefill, decode = table.prefill.row(row), table.layout.row(row)
-    found = pools.estimate(served, prefill, decode, traffic, None, across)
-    one = across.prompts
-    memory = serving_memory(one.model, one.hardware, one.engine, one.precision, prefill, traffic)
-    found = replace(found, fits=np.asarray(found.fits) & np.asarray(memory.fits))
-    return Choice(served=served, layout=decode, prefill=prefill, traffic=traffic, found=found, limits=task.limits)
 
 
 def _row_apart(

@@ -45,24 +45,23 @@ class Across:
 
 
 def estimate(
-    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None,
-    across: Across | None = None,
+    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any = None
 ) -> ServingEstimate:  # fmt: skip
-    """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker.
+    """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
+    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
+    sent = transfer_time(served, prefill, decode, traffic, memory)
+    return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=True)
+
+
+def compared(
+    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any, across: Across | None = None
+) -> ServingEstimate:  # fmt: skip
+    """The same for columns that a search compares: without the parts of the step.
 
     ``across``: the prompts are computed on another kind, and their cache passes the link between, which all transfers share.
     """
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
     sent = across or transfer_time(served, prefill, decode, traffic, memory)
-    return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=True)
-
-
-def compared(
-    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any
-) -> ServingEstimate:  # fmt: skip
-    """The same for columns that a search compares: without the parts of the step."""
-    memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
-    sent = transfer_time(served, prefill, decode, traffic, memory)
     return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=False)
 
 

@@ -103,9 +103,8 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "
     """All splits of one engine and format that start, at the load of the task, or at every load that their cache holds.
 
     Loads are looked at in two rounds where there are many rows: of all splits a few, of those that may be among the best every one
-    of ``loads``.
-    ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors. ``alone``: only
-    what is best for this objective is asked for.
+    of ``loads``. ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors.
+    ``alone``: only what is best for this objective is asked for.
     """
     found = starting(one, task)
     layout, counts = found.layout, found.counts
@@ -115,7 +114,7 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "
     most = np.minimum(most, _with_its_batch(one, task, layout, most))
     layout = replace(layout, replicas=_replicas(task, layout))
     if task.loaded:
-        return _table(one, task, _with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
+        return _table(one, task, with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
     close, every = np.arange(len(most)), at_loads(most)
     if len(every[0]) > AT_ONCE:
         coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
@@ -156,7 +155,7 @@ def _replicas(task: Task, layout: ServingLayout) -> NDArray[np.int64]:
     return most
 
 
-def _with_batch(layout: ServingLayout, task: Task) -> ServingLayout:
+def with_batch(layout: ServingLayout, task: Task) -> ServingLayout:
     """The batch limit raised where more requests are in flight at an engine than its default runs."""
     if "max_batch" in task.pins or task.traffic.load != "concurrency":
         return layout
