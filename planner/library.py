@@ -17,6 +17,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,11 @@ def parse_yaml(text: str, where: str, *, scan: bool = True, last: bool = False) 
     if not isinstance(data, dict):
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {kind_of(data)}")
     return data
+
+
+def named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of some patterns is this name; '*' stands for anything."""
+    return any(one == name or ("*" in one and fnmatchcase(name, one)) for one in patterns)
 
 
 def given_twice(text: str) -> list[str]:

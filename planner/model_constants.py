@@ -4,7 +4,6 @@ Exporters write them. Presets have theirs in profiles/model_constants.yaml, a co
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any
 
@@ -87,7 +86,7 @@ class Constants:
 
 def constants_of_preset(name: str) -> Mapping[str, Any] | None:
     """What the table says of a preset, None where it says nothing. The first pattern that fits counts."""
-    return next((one for patterns, one in _table().items() if any(fnmatchcase(name, each) for each in patterns.split())), None)
+    return next((one for patterns, one in _table().items() if library.named(name, patterns.split())), None)
 
 
 @cache

@@ -14,7 +14,6 @@ What waits in host memory is copied to the GPU first, at ``offload_rate``.
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any
 
@@ -96,7 +95,7 @@ def tensors_of(model: ModelSpec) -> int:
     else:
         attention = 4 + 2 * model.qk_norm + 3 * (model.qkv_bias or model.linear_bias)
     norms, mlp = model.norms_per_layer, model.num_mlp_matrices
-    fused = any(fnmatchcase(model.name, one) for one in sync_table().fused_experts)
+    fused = library.named(model.name, sync_table().fused_experts)
     routed = mlp * (1 if fused else model.num_experts) + 2
     sparse = model.num_moe_layers * (routed + mlp * bool(model.num_shared_experts))
     return round(model.num_layers * (attention + norms) + model.num_plain_layers * mlp + sparse + 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cache
 
 from planner import library
@@ -42,7 +41,7 @@ def published(model: ModelSpec) -> Published:
         if word in model.quantised:
             return Published(precision=precision, why=f"published in {model.quantised}")
     for names, found in _table().items():
-        if any(fnmatchcase(model.name, one) for one in names.split()):
+        if library.named(model.name, names.split()):
             return found
     return Published(precision=Precision(), why="as published")
 

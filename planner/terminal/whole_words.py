@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.style import StyleType
 from rich.table import Column, Table
+from rich.text import Text
 
 WIDE = 10_000
 """Columns of a terminal that no table fills."""
@@ -19,10 +21,18 @@ class WholeWords(Table):
     not wrapped keeps its width; where whole words do not fit, the longest of the others are broken.
     """
 
+    def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
+        """One row. Text is read for markup once, not whenever it is measured."""
+        read = (Text.from_markup(cell, emoji=False) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*read, style=style, end_section=end_section)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for column in self.columns:
             column.width = None
         wide = options.update(width=WIDE)
+        if self.__rich_measure__(console, wide).maximum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
         most = [_widths(console, wide, one).maximum for one in self.columns]
         words = [most[i] if one.no_wrap else _widths(console, wide, one).minimum for i, one in enumerate(self.columns)]
         room = options.max_width - self.__rich_measure__(console, wide).maximum + sum(most)
