@@ -15,7 +15,6 @@ else:
     Floats = np.ndarray
 
 
-
 def only(where: Any, price: Callable[..., Floats], *columns: Any) -> Floats:
     """What ``price`` makes of the rows of the columns where a condition holds; 0 elsewhere."""
     where = np.asarray(where)
@@ -29,9 +28,15 @@ def only(where: Any, price: Callable[..., Floats], *columns: Any) -> Floats:
     return found
 
 
+def spread(value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """A number or columns as columns of a shape: np.broadcast_to, 3 us, where they have another."""
+    found = np.asarray(value)
+    return found if found.shape == shape else np.broadcast_to(found, shape)
+
+
 def unique(values: ArrayLike) -> NDArray[Any]:
     """The values in order, each once. np.unique imports numpy.ma, 16 ms, unless it is asked for more than that."""
     return np.unique(values, return_index=True)[0]
 
 
-__all__ = ["ArrayLike", "Floats", "NDArray", "only", "unique"]
+__all__ = ["ArrayLike", "Floats", "NDArray", "only", "spread", "unique"]

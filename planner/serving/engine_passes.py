@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats
+from planner.arrays import Floats, spread
 from planner.serving.linear_layers import LinearLayers
 from planner.serving.result import StepTime
 from planner.serving.served import Served
@@ -157,8 +157,8 @@ class Engine:
 
         def priced(busy: Any) -> tuple[Floats, Floats, Floats]:
             clocks = self.clock(batch, busy), self.clock(mixed, busy) * rate
-            time = timed(np.stack([np.broadcast_to(one, shape) for one in clocks]))
-            decode, whole = np.broadcast_to(time.total, (2, *shape))
+            time = timed(np.stack([spread(one, shape) for one in clocks]))
+            decode, whole = spread(time.total, (2, *shape))
             if self.traffic.speculation:
                 decode = decode + self.draft(batch, time.at(0))
             return decode, *added(whole, decode)
@@ -252,7 +252,7 @@ def _stacked(passes: tuple[Pass, Pass], shape: tuple[int, ...]) -> Pass:
     """Two passes of columns of ``shape`` as one of columns with an axis of two before it."""
     first = passes[0]
     columns = {
-        name: np.stack([np.broadcast_to(getattr(one, name), shape) for one in passes])
+        name: np.stack([spread(getattr(one, name), shape) for one in passes])
         for name in ("batch", "prompts", "prompt_tokens", "cached", "holders", "queries")
     }
     return Pass(context=first.context, streamed=first.streamed, **columns)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats, NDArray, spread
 from planner.model import ModelSpec
 from planner.record import record
 from planner.serving.curves.linear_products import Products
@@ -76,7 +76,7 @@ class Row:
         for weights, fused in sorted({(one.weights, kind) for one, kind, _ in runs}):
             same = [(one.n, one.k, times) for one, kind, times in runs if (one.weights, kind) == (weights, fused)]
             n, k, times = (
-                np.stack([np.broadcast_to(value, tp.shape) for value in values]) for values in zip(*same, strict=True)
+                np.stack([spread(value, tp.shape) for value in values]) for values in zip(*same, strict=True)
             )
             self.parts.append((served.curves.products(n, k, weights, fused), times))
 
@@ -90,7 +90,8 @@ class Row:
 
     def time(self, rows: Floats, degree: Any) -> Floats:
         """Seconds of all of them on so many rows."""
-        rows, degree = np.broadcast_arrays(rows, degree)
+        shape = np.broadcast_shapes(rows.shape, degree.shape)
+        rows, degree = spread(rows, shape), spread(degree, shape)
         m, which = rows.ravel(), degree.ravel()
         found = sum(np.sum(times[:, which] * one.time(m, which), axis=0) for one, times in self.parts)
         return np.asarray(found).reshape(rows.shape)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats, NDArray, spread
 from planner.record import record
 from planner.serving.candidates import DEGREES
 from planner.serving.result import ServingEstimate
@@ -168,7 +168,7 @@ def score_of(found: ServingEstimate, limits: Limits) -> Any:
 
 def broadcast(value: Any, count: int) -> NDArray[Any]:
     """A number or a column as a column of ``count`` rows."""
-    return np.broadcast_to(np.asarray(value), (count,))
+    return spread(value, (count,))
 
 
 def columns_of(found: ServingEstimate, task: Task, load: Any, split: Any = None) -> dict[str, Floats]:
@@ -229,14 +229,16 @@ def traffic_of(table: Priced, task: Task, row: int) -> Traffic:
 def estimate_row(found: Any, row: int) -> Any:
     """One row of an estimate of columns, its fields numbers."""
     if is_dataclass(found) and not isinstance(found, type):
-        return replace(found, **{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
+        return type(found)(**{one.name: estimate_row(getattr(found, one.name), row) for one in fields(found)})
     value = np.asarray(found)
     return found if value.ndim == 0 else value.reshape(-1)[row if value.size > 1 else 0]
 
 
-def estimates_of(rows: Sequence[Any]) -> Any:
-    """Rows of estimates as one of columns."""
-    first = rows[0]
+def estimate_rows(several: Sequence[Any], place: NDArray[np.intp]) -> Any:
+    """Rows of several estimates as one of columns; ``place`` (rows, 2) as in ``Priced``."""
+    first = several[0]
     if is_dataclass(first) and not isinstance(first, type):
-        return replace(first, **{one.name: estimates_of([getattr(row, one.name) for row in rows]) for one in fields(first)})
-    return np.array(rows)
+        return type(first)(
+            **{one.name: estimate_rows([getattr(each, one.name) for each in several], place) for one in fields(first)}
+        )
+    return np.array([estimate_row(several[at], row) for at, row in place])

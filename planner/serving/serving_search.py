@@ -25,7 +25,7 @@ from planner.serving.priced_table import (
     broadcast,
     columns_of,
     estimate_row,
-    estimates_of,
+    estimate_rows,
     traffic_of,
 )  # fmt: skip
 from planner.serving.served import Served
@@ -258,8 +258,7 @@ def chosen(table: Priced, task: Task, rows: Sequence[int]) -> list[Choice]:
     for source in sorted({int(table.source[row]) for row in rows}):
         one, mine = table.served[source], [int(row) for row in rows if table.source[row] == source]
         some, traffics = table.take(np.array(mine)), [traffic_of(table, task, row) for row in mine]
-        known = [estimate_row(table.estimates[at], row) for at, row in some.place]
-        answers = with_parts(Engine(one, some.layout, traffics[0]), estimates_of(known))
+        answers = with_parts(Engine(one, some.layout, traffics[0]), estimate_rows(table.estimates, some.place))
         for at, (row, traffic) in enumerate(zip(mine, traffics, strict=True)):
             found[row] = Choice(
                 served=one, layout=some.layout.row(at), prefill=some.prefill and some.prefill.row(at), traffic=traffic,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats, NDArray, spread
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.record import record
@@ -74,7 +74,7 @@ def stages(model: ModelSpec, engine: Engine, layout: ServingLayout) -> list[Stag
 def stacked(several: Sequence[Stage], shape: tuple[int, ...]) -> Stage:
     """Stages of columns of ``shape`` as one, with an axis of stages before them."""
     columns = {
-        name: np.stack([np.broadcast_to(getattr(one, name), shape) for one in several])
+        name: np.stack([spread(getattr(one, name), shape) for one in several])
         for name in ("layers", "sparse", "exists")
     }
     ends = {

@@ -26,21 +26,27 @@ class WholeWords(Table):
         read = (Text.from_markup(cell, emoji=False) if isinstance(cell, str) else cell for cell in cells)
         super().add_row(*read, style=style, end_section=end_section)
 
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        self._unfolded(console, options)
+        return super().__rich_measure__(console, options)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for column in self.columns:
-            column.width = None
         wide = options.update(width=WIDE)
-        if self.__rich_measure__(console, wide).maximum <= options.max_width:
-            yield from super().__rich_console__(console, options)
-            return
-        most = [_widths(console, wide, one).maximum for one in self.columns]
-        words = [most[i] if one.no_wrap else _widths(console, wide, one).minimum for i, one in enumerate(self.columns)]
-        room = options.max_width - self.__rich_measure__(console, wide).maximum + sum(most)
-        if sum(most) > room:
-            fitted = _narrowed(most, words, [one.no_wrap for one in self.columns], room)
-            for column, width in zip(self.columns, fitted, strict=True):
+        widths = self._unfolded(console, wide)
+        over = super().__rich_measure__(console, wide).maximum - options.max_width
+        if over > 0:
+            fixed, most = [one.no_wrap for one in self.columns], [one.maximum for one in widths]
+            words = [one.maximum if stays else one.minimum for one, stays in zip(widths, fixed, strict=True)]
+            for column, width in zip(self.columns, _narrowed(most, words, fixed, sum(most) - over), strict=True):
                 column.width = width
         yield from super().__rich_console__(console, options)
+
+    def _unfolded(self, console: Console, options: ConsoleOptions) -> list[Measurement]:
+        """Give every column the width in which nothing is folded, so that rich measures no cell again."""
+        widths = [_widths(console, options.update(width=WIDE), one) for one in self.columns]
+        for column, width in zip(self.columns, widths, strict=True):
+            column.width = width.maximum
+        return widths
 
 
 def _widths(console: Console, wide: ConsoleOptions, column: Column) -> Measurement:

@@ -353,22 +353,12 @@ def decode_curves(hardware: HardwareProfile, engine: str = "vllm") -> DecodeCurv
 
 def _built(hardware: HardwareProfile, engine: str) -> DecodeCurves:
     name = nearest(hardware)
-    data = table(name)
-    operators = {
-        **data["kernels"],
-        **{key: table(ANOTHER)["kernels"][key] for key in LAWS if key not in data["kernels"]},
-    }
-    kernels: dict[str, dict[str, Kernel]] = {}
+    data, kernels = table(name), _kernels(hardware, name)
     errors: dict[str, Any] = {}
     said = {"all_reduce": "measured" if name == hardware.name else f"scaled from {name}"}
     said["prefill_attention"] = hardware.measured["attention"]
-    for operator, entries in operators.items():
-        whose = name if operator in data["kernels"] else ANOTHER
+    for operator, whose, entries in _operators(name):
         said[operator] = "measured" if whose == hardware.name else f"scaled from {whose}"
-        kernels[operator] = {
-            key: kernel_from(entry, operator, key.split()[0], hardware, f"{whose}.yaml: {operator} {key}")
-            for key, entry in entries.items()
-        }
         errors[operator] = {key: entry["errors"] for key, entry in entries.items() if "errors" in entry}
     for operator in ("linear", "experts"):
         known = {key.split()[0] for key in kernels[operator]} | {"fp16"}
@@ -385,3 +375,22 @@ def _built(hardware: HardwareProfile, engine: str) -> DecodeCurves:
     return DecodeCurves(
         hardware=hardware, engine=engine, kernels=kernels, all_reduce=messages, provenance=said, errors=errors
     )  # fmt: skip
+
+
+def _operators(name: str) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Operators of a device with the file that has them and their kernels: what it has not is that of another."""
+    own = table(name)["kernels"]
+    others = [key for key in LAWS if key not in own]
+    return [(key, name, one) for key, one in own.items()] + [(key, ANOTHER, table(ANOTHER)["kernels"][key]) for key in others]
+
+
+def _kernels(hardware: HardwareProfile, name: str) -> Mapping[str, Mapping[str, Kernel]]:
+    """Kernels of a device, from which each engine takes its own; those of the curves that are kept are shared."""
+    kept = next((one for one in _BUILT.values() if one.hardware is hardware), None)
+    return kept.kernels if kept is not None else {
+        operator: {
+            key: kernel_from(entry, operator, key.split()[0], hardware, f"{whose}.yaml: {operator} {key}")
+            for key, entry in entries.items()
+        }
+        for operator, whose, entries in _operators(name)
+    }  # fmt: skip
