@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,6 +82,8 @@ def asked_driver(seconds: float = QUICK) -> Driver:
     tool = which("nvidia-smi")
     if tool is None:
         return Driver()
+    import subprocess
+
     command = [tool, "--query-gpu=name,memory.total,mig.mode.current,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, errors="replace")

@@ -1,6 +1,5 @@
 """The one exception family shown to users: a sentence, never a traceback."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from itertools import takewhile
@@ -62,6 +61,8 @@ def listed(names: Iterable[str], word: str = "or") -> str:
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically); an equal beginning counts too."""
+    import difflib
+
     name = name[:100]  # the time to compare grows with the square of the length
 
     def distance(candidate: str) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import Annotated, Any
@@ -258,3 +259,9 @@ _KINDS: dict[str, Any] = {
     "offload_optimizer": Annotated[int, within(0, 100)],
 }
 _FIELD_KINDS = Annotated[dict[str, Any], group(_KINDS)]
+
+
+def divisors(number: int) -> list[int]:
+    """Degrees that divide a number, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

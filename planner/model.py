@@ -1,6 +1,5 @@
 """The architecture of a model: what a plan needs to know about it, and where it is read from."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
@@ -390,6 +389,8 @@ def _read_hub(name: str) -> ModelSpec:
             f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; install it, or give "
             f"the path of its config.json, or a preset (nearest: {', '.join(nearest)})"
         ) from None
+    import logging
+
     try:
         logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries are no news
         path = Path(huggingface_hub.hf_hub_download(name, "config.json"))

@@ -17,13 +17,14 @@ from planner.layout import (
     Recompute,
     Schedule,
     alike,
+    divisors,
     is_v_shaped,
     module_mask,
     repeated,
 )
 from planner.model import ModelSpec
 from planner.record import record
-from planner.rules import Job, absent_modules, divisors
+from planner.rules import Job, absent_modules
 from planner.trainer import Trainer
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)

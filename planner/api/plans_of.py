@@ -15,7 +15,8 @@ from planner.errors import PlannerError, listed
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
 from planner.keywords import command_line, layout_values, request_fields
-from planner.rules import Job, allowed, check, divisors
+from planner.layout import divisors
+from planner.rules import Job, allowed, check
 from planner.search import Finding, Pins, search
 from planner.space import base_layouts
 from planner.trainer_options import read_options, spelled

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.layout import FIELDS, NAMES, Layout
+from planner.layout import FIELDS, NAMES, Layout, divisors
 from planner.mixed.mixed_job import RECOMPUTES, SCHEDULES, MixedJob
 from planner.mixed.mixed_layout import INTERLEAVED
 from planner.mixed.stage_tables import Axes
 from planner.record import record
-from planner.rules import divisors, stage_allowed
+from planner.rules import stage_allowed
 from planner.schema import Count, one_of, plain_fields, within
 from planner.space import MICRO_BATCHES
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.layout import divisors
 from planner.mixed.mixed_space import Space
 from planner.record import record
-from planner.rules import divisors
 
 MOST_STAGES = 64
 """Stages of one pipeline that are searched."""

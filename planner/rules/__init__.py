@@ -2,12 +2,12 @@
 
 from planner.rules.jobs import LEAN_OPTIMIZERS, SPARSE_KERNELS, check_workload
 from planner.rules.memory import absent_modules
-from planner.rules.rule import Job, Mask, Rule, divisors
+from planner.rules.rule import Job, Mask, Rule
 from planner.rules.sequence import low_precision_multiple
 from planner.rules.table import RULES, allowed, check, refusals, stage_allowed
 
 __all__ = [
     "LEAN_OPTIMIZERS", "RULES", "SPARSE_KERNELS",
-    "Job", "Mask", "Rule", "absent_modules", "allowed", "check", "check_workload", "divisors",
+    "Job", "Mask", "Rule", "absent_modules", "allowed", "check", "check_workload",
     "low_precision_multiple", "refusals", "stage_allowed",
 ]  # fmt: skip

@@ -1,6 +1,5 @@
 """What a rule is: one function that yields its condition, on columns, then its sentence, for one layout, from the same numbers."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from planner.arrays import NDArray
 from planner.cluster import Cluster
-from planner.layout import NAMES, Layout
+from planner.layout import NAMES, Layout, divisors
 from planner.model import ModelSpec
 from planner.record import record
 from planner.trainer import Trainer
@@ -70,12 +69,6 @@ def rule(name: str) -> Callable[[Callable[[Job, Any], Iterator[Any]]], Rule]:
 def divides(divisor: Any, number: Any) -> Any:
     """Where a number divides by another; a divisor of 0 counts as 1."""
     return number % np.maximum(divisor, 1) == 0
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
 
 
 def divisors_text(number: int) -> str:

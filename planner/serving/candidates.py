@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.layout import divisors
 from planner.model import ModelSpec
-from planner.rules import divisors
 from planner.serving.serving_layout import ServingLayout
 
 DEGREES = ("tp", "pp", "attn_dp", "ep", "moe_tp", "dcp")

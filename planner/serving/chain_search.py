@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.layout import divisors
 from planner.record import record
-from planner.rules import divisors
 from planner.serving.candidates import loads
 from planner.serving.chain import Chain, ChainEngine, Hop, best_cut, chain_memory, placed, stage_of
 from planner.serving.priced_table import Choice, Priced, Task, columns_of, estimate_row, traffic_of

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from planner.errors import PlannerError
+from planner.layout import divisors
 from planner.record import record
-from planner.rules import divisors
 from planner.serving.candidates import loads
 from planner.serving.one_deployment import completed
 from planner.serving.priced_table import Choice

@@ -14,9 +14,9 @@ import numpy as np
 
 from planner.arrays import NDArray
 from planner.hardware import HardwareProfile
+from planner.layout import divisors
 from planner.model import ModelSpec
 from planner.record import record
-from planner.rules import divisors
 from planner.serving.engine import Engine
 from planner.serving.engine_facts import FORMATS
 from planner.serving.serving_layout import Precision, ServingLayout

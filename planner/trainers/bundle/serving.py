@@ -7,8 +7,8 @@ accounting leaves for its cache must hold SEQUENCES full sequences, without rais
 from collections.abc import Callable
 from functools import partial
 
+from planner.layout import divisors
 from planner.record import record
-from planner.rules import divisors
 from planner.serving.engine import load_engine
 from planner.serving.serving_layout import Precision, ServingLayout
 from planner.serving.serving_memory import serving_memory
