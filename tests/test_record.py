@@ -60,6 +60,10 @@ def test_a_record_is_a_frozen_dataclass() -> None:
                 del kind.size
         with pytest.raises(TypeError):
             mine("a")
+        with pytest.raises(TypeError, match=r"() has no 'sizes', 'what'"):
+            mine(name="a", sizes=1, what=2)
+        with pytest.raises(TypeError, match=r"() needs 'name'"):
+            mine(size=1)
 
 
 @record
