@@ -83,6 +83,12 @@ class Cluster:
         return np.where(apart, self.hardware.scale_up_time(op, same_bytes, np.full_like(n, beyond)), local)
 
 
+def expert_stride(layout: Layout) -> NDArray[np.integer]:
+    """That of experts alone, which is asked for wherever layers are priced."""
+    ep_outside = np.asarray(layout.order) == Order.TP_CP_DP_PP_EP
+    return np.where(ep_outside, layout.num_gpus // layout.ep, layout.etp)
+
+
 def strides(layout: Layout) -> dict[str, object]:
     """Distance between neighbouring ranks of each parallel group, from the rank order.
 
@@ -98,6 +104,6 @@ def strides(layout: Layout) -> dict[str, object]:
         "dp": np.where(pp_inside, tp * cp * pp, tp * cp),
         "pp": np.where(pp_inside, tp * cp, np.where(ep_outside, tp * cp * dp // layout.ep, tp * cp * dp)),
         "etp": 1,
-        "ep": np.where(ep_outside, layout.num_gpus // layout.ep, layout.etp),
+        "ep": expert_stride(layout),
         "edp": np.where(ep_outside, layout.etp, layout.etp * layout.ep * np.where(pp_inside, pp, 1)),
     }

@@ -150,9 +150,12 @@ def _told(path: Path) -> str:
     return str(path) if str(path).isprintable() and len(str(path)) <= 400 else shown(str(path))
 
 
+_PACKAGE = f"{Path(__file__).resolve().parent}{os.sep}"
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises PlannerError with file and line when it cannot be read."""
-    if str(path).startswith(f"{profiles_directory()}{os.sep}"):
+    if str(path).startswith((f"{profiles_directory()}{os.sep}", _PACKAGE)):
         found: dict[str, Any] = pickle.loads(_of_library(path, path.stat().st_mtime_ns))
         return found
     return parse_yaml(read_text(path), _told(path))
@@ -160,8 +163,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @cache
 def _of_library(path: Path, _changed: int) -> bytes:
-    """A file of the library, pickled: a question over all hardware reads the same relatives and trainers a hundred times, at
-    some 4 ms each, and whoever reads one may change what it gets."""
+    """A file of the library or of the package, pickled: a question over all hardware reads the same relatives and trainers a
+    hundred times, at some 4 ms each, an import the published recipes of a trainer, at 200 ms, and whoever reads one may change
+    what it gets."""
     return pickle.dumps(parse_yaml(read_text(path), _told(path), scan=False))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,10 @@ from planner.questions.accuracy.serving_errors import ServingPair
 from planner.questions.accuracy.training_and_serving import serving_pairs, shipped_serving
 from planner.runs import Run, read_runs
 
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+"""Byte code is kept, here and in what tests start: compiling planner and its tests takes each process 20 s, in every run again."""
+
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("search")
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -26,6 +32,16 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Flags of this suite."""
     parser.addoption("--whole-parity", action="store_true", help="run every combination of tests.proofs.parity")
+
+
+def pytest_collection() -> None:
+    """What collecting makes stays until the end: nothing of it is looked through for what could be freed, then or later."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 TIMED = ("test_proofs.py", "test_profiler_run.py", "test_profiler_links.py")

@@ -58,6 +58,7 @@ def test_what_counts_as_repeated() -> None:
     assert scatter_of(many)[0] == "zero"
 
 
+@pytest.mark.proof
 def test_floors_stand_in_the_ranking() -> None:
     """Sweeps of a family with repeated runs have a floor, the same every time, below the worst; others have none."""
     runs = read_runs([RUNS / f"{name}.yaml" for name in ("oss-bloom-prequel-sweep", "oss-ultrascale-nanotron-80p0b")])

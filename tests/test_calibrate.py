@@ -145,6 +145,7 @@ def test_held_back_runs_are_predicted_better(found: Calibration):
         assert errors["held_out"] < 0.02 < errors["before"] and errors["after"] <= errors["held_out"] * 1.01
 
 
+@pytest.mark.proof
 def test_noise_moves_nothing():
     found = calibrate(measured(sweep()[:9], {}, noise=0.03), BASE, TRAINER)
     assert found.values == {}

@@ -257,6 +257,7 @@ print(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks)
 """
 
 
+@pytest.mark.proof
 def test_many_ranks_are_not_connected_all_with_all() -> None:
     """16 ranks: a mesh has a socket for each other rank; connected when first used, some log2 of them."""
     mesh, lazy = (int(fresh(LAZY, most)) for most in ("16", "15"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_traces import ADAM, GEMM, Made, training
+from quick_cases import proofs_but
 
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
@@ -93,7 +94,7 @@ def test_what_costs_as_much_stands_beside_a_slow_network() -> None:
     assert network.value == pytest.approx(4.0, rel=0.01) and network.verdict in ("likely", "possible")
 
 
-@pytest.mark.parametrize("name", ["pipeline", "node", "experts on gb300"])
+@pytest.mark.parametrize("name", proofs_but(["node"], ["pipeline", "node", "experts on gb300"]))
 def test_recompute_is_found(name: str) -> None:
     found = step_finding(name, measured(name, job_of(plan(name)), recompute=int(Recompute.FULL)))
     assert found.explanations[0].key == "recompute"
@@ -172,7 +173,7 @@ def test_a_batch_that_no_layout_allows_is_not_tried() -> None:
     assert diagnose(one, 0.5 * one.prediction.step_time_s).findings[0].explanations
 
 
-@pytest.mark.parametrize("name", ["dense", "pipeline", "experts"])
+@pytest.mark.parametrize("name", proofs_but(["dense"], ["dense", "pipeline", "experts"]))
 def test_mechanisms_are_priced_and_go_their_way(name: str) -> None:
     """Every one has another price or none of its own; what is called slower is, at every size; each says what tells."""
     base = price_plan(plan(name))
@@ -340,6 +341,7 @@ def test_host_bound_and_another_device_are_said(tmp_path: Path) -> None:
     assert "rank 0 is host-bound: for 20% of the step" in notes and "it ran on NVIDIA A100-SXM4-80GB, and the plan is for" in notes
 
 
+@pytest.mark.proof
 def test_a_rank_that_all_wait_for_speaks_for_a_slow_gpu(run: Any, tmp_path: Path) -> None:
     """The same steps with and without waits: the weight of one slow GPU rises with them, and falls where all ranks keep pace."""
     one = plan("data")

@@ -57,6 +57,7 @@ def proof_of(found: list[Residual]) -> tuple[dict[str, Any], tuple[ErrorBar, ...
     return bars.coverage(rows, tails), bars.build(found, tails)
 
 
+@pytest.mark.proof
 def test_bars_hold_campaigns_they_have_not_seen() -> None:
     """Known variances: nine of ten runs of new campaigns lie inside, and the proof on campaigns left out says so."""
     held, said, widths = [], [], []

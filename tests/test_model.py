@@ -259,6 +259,7 @@ def succeeds_or_explains(call: Any, data: Any) -> None:
         assert from_dict(to_dict(model)) == model
 
 
+@pytest.mark.proof
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.one_of(st.sampled_from([*SMALL, *MOE, "window", "position", "gated"]), st.text()), ANYTHING))
 def test_from_dict_never_crashes(changes: dict[str, Any]) -> None:
@@ -266,6 +267,7 @@ def test_from_dict_never_crashes(changes: dict[str, Any]) -> None:
     succeeds_or_explains(from_dict, changes)
 
 
+@pytest.mark.proof
 @settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_from_hugging_face_never_crashes(data: st.DataObject) -> None:

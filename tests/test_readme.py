@@ -15,7 +15,7 @@ from tools.update_readme import updated
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LONG = ("clusters.md", "elastic.md", "profile.md", "report.md", "sites.md", "what-if.md")
+LONG = ("clusters.md", "elastic.md", "mixed-export.md", "profile.md", "report.md", "sites.md", "what-if.md")
 """Pages whose commands take several seconds: among the proofs."""
 
 

@@ -168,6 +168,7 @@ def test_the_pointer_gets_answers_with_units(driver: Any, document: Document) ->
     assert "GiB" in hovered(driver, "memory", BARS, 1)
 
 
+@pytest.mark.proof
 def test_dark_light_narrow_and_print(driver: Any) -> None:
     colours = "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]"
     label = "return getComputedStyle(document.querySelector('#waterfall .role-axis-label text')).fill"

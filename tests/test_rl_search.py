@@ -239,6 +239,7 @@ def test_generation_is_not_priced_where_no_update_fits(monkeypatch: pytest.Monke
         search(question.job, question.asked, 1, only_fitting=True)
 
 
+@pytest.mark.proof
 def test_another_back_end_of_the_framework_is_told() -> None:
     """A model whose sharded weights fit no GPU next to a gathered layer may fit in a pipeline."""
     found = answer(RlRequest(model="deepseek-v3", gpus=512, train_gpus=248, framework="verl", mode="split", staleness="0"))

@@ -309,6 +309,7 @@ _VALUES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.proof
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(_LEAVES), _VALUES), min_size=1, max_size=4))
 def test_fuzzed_files_raise_planner_errors_only(changes: list[tuple[tuple[Any, ...], Any]]) -> None:

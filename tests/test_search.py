@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick_cases import proofs_but
 from samples import HARDWARE, MODELS, TRAINERS, job, priced, tight
 
 from planner import memory_attempts, priced_layouts
@@ -103,8 +104,9 @@ def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Findi
         return search(one, **more)
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("waves", [pytest.param(False, marks=pytest.mark.proof), True])
+@pytest.mark.parametrize(
+    ("waves", "name"), proofs_but([(True, "sharded"), (True, "offload")], itertools.product((False, True), JOBS))
+)
 def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Same best time, with memory for all, for half of the layouts, for few and for none; in waves nothing is lost."""
     if waves:

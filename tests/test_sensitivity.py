@@ -56,6 +56,7 @@ def winner_takes(job: ResolvedJob, found: Sensitivity, key: str, factor: float) 
     return same or mine <= there.prediction.step_time_s, mine / there.prediction.step_time_s - 1.0
 
 
+@pytest.mark.proof
 def test_flips_lie_between_two_searches_that_disagree(found: Sensitivity) -> None:
     job = hanging()
     flips = [

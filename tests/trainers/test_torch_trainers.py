@@ -153,6 +153,7 @@ def test_ulysses_trains_as_one_process(tmp_path: Path) -> None:
     assert "'train_loss'" in ran(folders[1], *data, "--sft", start=start)
 
 
+@pytest.mark.proof
 def test_the_pytorch_script_is_checked_and_each_sabotage_is_seen(tmp_path: Path) -> None:
     """Groups, stages and parameters of the script, without a trainer beside torch."""
     plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", pins=(("tp", 2), ("pp", 2)), top=1))[0]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from planner.arrays import Floats, NDArray
-from planner.cluster import Cluster, strides
+from planner.cluster import Cluster, expert_stride
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Number, Operator, Shard
 from planner.cost.layer.vision_layer import image_encoder, kept_inputs
@@ -71,7 +71,7 @@ class ShapePrices:
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer) -> None:
         self._workload, self._cluster, self._trainer = workload, cluster, stored_as(workload, trainer)
         self._numbers, self._blocks = _Numbers(), dict[str, Floats]()
-        self._bare, self._priced = _Numbers(), dict[str, list[_Priced]]()
+        self._bare_numbers, self._bare = _Numbers(), list[_Bare]()
 
     def blocks(self, layout: Layout) -> Blocks:
         """Those of every candidate."""
@@ -85,35 +85,35 @@ class ShapePrices:
 
     def _summed(self, shapes: Layout) -> dict[str, Floats]:
         """The blocks of distinct shapes."""
-        shard, none = self._shard(shapes), int(Recompute.NONE)
-        priced, rows = self._operators(shapes.replace(recompute=none, recompute_modules=0))
-        full = np.flatnonzero(np.broadcast_to(np.asarray(shapes.recompute) == int(Recompute.FULL), len(shapes)))
-        stored, ends = (self._shard(some.replace(recompute=none)) for some in (shapes.take(full), shapes))
-        blocks = {name: _block(priced[name][0].of(made, rows), ends) for name, made in ends_of(ends).items()}
+        none = int(Recompute.NONE)
+        bare, rows = self._operators(shapes.replace(recompute=none, recompute_modules=0))
+        if bare.is_all_of(shapes, rows):
+            return bare.blocks(bare.shard, None)
+        shard, ends, priced = self._shard(shapes), self._shard(shapes.replace(recompute=none)), bare.priced
         whole = operators_of(shard)
-        for (_, made), one in zip(whole["images"], priced["images"], strict=True):
-            encoder = _block(one.of(made, rows), shard, kept_inputs(shard))
-            blocks["embedding"] = blocks["embedding"] + encoder
+        blocks = _Bare(shard, ends_of(ends), whole, priced).blocks(ends, rows)
+        full = np.flatnonzero(np.broadcast_to(np.asarray(shapes.recompute) == int(Recompute.FULL), len(shapes)))
         for kind in ("dense", "moe"):
-            blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(whole[kind], priced[kind], rows, shard)
             if len(full) and whole[kind]:
+                stored = self._shard(shapes.take(full).replace(recompute=none))
                 kept = _mean_layer(operators_of(stored)[kind], priced[kind], rows[full], stored)
                 blocks[f"{kind}_stored"] = blocks[kind].copy()
                 blocks[f"{kind}_stored"][:, full] = kept
         return blocks
 
-    def _operators(self, shapes: Layout) -> tuple[dict[str, list[_Priced]], NDArray[np.intp]]:
+    def _operators(self, shapes: Layout) -> tuple[_Bare, NDArray[np.intp]]:
         """What each block is made of, with its seconds, where nothing is recomputed; and the row of every shape in it. Kept is
         that of the last shapes of which some were new."""
-        rows, new = self._bare.of(shapes)
-        if len(new) or not self._priced:
-            self._bare = _Numbers()
-            rows, new = self._bare.of(shapes)
+        rows, new = self._bare_numbers.of(shapes)
+        if len(new) or not self._bare:
+            self._bare_numbers = _Numbers()
+            rows, new = self._bare_numbers.of(shapes)
             shard = self._shard(shapes.take(new))
-            made = {name: [one] for name, one in ends_of(shard).items()}
-            made |= {name: [one for _, one in kinds] for name, kinds in operators_of(shard).items()}
-            self._priced = {name: [_price(*one, shard, self._cluster) for one in kinds] for name, kinds in made.items()}
-        return self._priced, rows
+            ends, layers = ends_of(shard), operators_of(shard)
+            made = {name: [one] for name, one in ends.items()} | {name: [one for _, one in kinds] for name, kinds in layers.items()}
+            priced = {name: [_price(*one, shard, self._cluster) for one in kinds] for name, kinds in made.items()}
+            self._bare = [_Bare(shard, ends, layers, priced)]
+        return self._bare[0], rows
 
     def _shard(self, shapes: Layout) -> Shard:
         return shard_of(self._workload, self._trainer, shapes)
@@ -169,7 +169,32 @@ def distinct_shapes(layout: Layout) -> tuple[Layout, NDArray[np.intp]]:
 
 
 def _ep_stride(layout: Layout) -> NDArray[Any]:
-    return np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
+    return np.where(np.asarray(layout.ep) > 1, expert_stride(layout), 1)
+
+
+class _Bare(NamedTuple):
+    """What the blocks of some shapes are made of, and the seconds of that where nothing is recomputed."""
+
+    shard: Shard
+    ends: dict[str, Made]
+    layers: dict[str, list[tuple[float, Made]]]
+    priced: dict[str, list[_Priced]]
+
+    def is_all_of(self, shapes: Layout, rows: NDArray[np.intp]) -> bool:
+        """Whether it is of some shapes themselves, in their order: of them nothing is recomputed."""
+        plain = not (np.any(shapes.recompute) or np.any(shapes.recompute_modules))
+        return plain and len(rows) == len(self.shard.layout) and np.array_equal(rows, np.arange(len(rows)))
+
+    def blocks(self, ends: Shard, rows: NDArray[np.intp] | None) -> dict[str, Floats]:
+        """The blocks, with the seconds of some rows; None: of its own shapes."""
+        shard, priced = self.shard, self.priced
+        blocks = {name: _block(priced[name][0].of(made, rows), ends) for name, made in self.ends.items()}
+        for (_, made), one in zip(self.layers["images"], priced["images"], strict=True):
+            encoder = _block(one.of(made, rows), shard, kept_inputs(shard))
+            blocks["embedding"] = blocks["embedding"] + encoder
+        for kind in ("dense", "moe"):
+            blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(self.layers[kind], priced[kind], rows, shard)
+        return blocks
 
 
 class _Priced(NamedTuple):
@@ -184,8 +209,10 @@ class _Priced(NamedTuple):
     serial: bool
     """Its kernels run one after the other, and hide neither launches nor collectives."""
 
-    def of(self, made: Made, rows: NDArray[np.intp]) -> _Priced:
-        """The same operators and collectives as other shapes have them, each with the seconds of a row."""
+    def of(self, made: Made, rows: NDArray[np.intp] | None) -> _Priced:
+        """The same operators and collectives as other shapes have them, each with the seconds of a row; None: these shapes."""
+        if rows is None:
+            return self
         operators, collectives = made
         work = {name: Work(**{part: _rows_of(one, rows) for part, one in vars(found).items()}) for name, found in self.work.items()}
         alone = [_rows_of(seconds, rows) for _, seconds, _ in self.collectives]
@@ -210,7 +237,7 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     return _Priced(operators, work, among_kernels, hardware.compute_units, hardware.serial_launches)
 
 
-def _mean_layer(kinds: list[tuple[float, Made]], priced: list[_Priced], rows: NDArray[np.intp], shard: Shard) -> Floats:
+def _mean_layer(kinds: list[tuple[float, Made]], priced: list[_Priced], rows: NDArray[np.intp] | None, shard: Shard) -> Floats:
     """The mean block of the kinds of layers, by their shares; what recompute brings back for one layer is the largest."""
     if not kinds:
         return np.zeros((len(QUANTITIES), len(shard.layout)))

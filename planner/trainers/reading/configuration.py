@@ -132,13 +132,13 @@ def known_model(model: ModelSpec, name: str = "") -> ModelSpec:
 
 def same_sizes(model: ModelSpec) -> list[ModelSpec]:
     """The presets that differ from it in the vocabulary at most."""
-    presets = (one for some in _presets().values() for one in some)
-    return [one for one in presets if _architecture(dataclasses.replace(model, vocab_size=one.vocab_size)) == _architecture(one)]
+    presets, sizes = (one for some in _presets().values() for one in some), _architecture(model, "vocab_size")
+    return [one for one in presets if _architecture(one, "vocab_size") == sizes]
 
 
-def _architecture(model: ModelSpec) -> tuple[object, ...]:
+def _architecture(model: ModelSpec, *but: str) -> tuple[object, ...]:
     named = (one.name for one in dataclasses.fields(ModelSpec) if one.compare)
-    return tuple(getattr(model, name) for name in named if name not in NOT_ARCHITECTURE)
+    return tuple(getattr(model, name) for name in named if name not in NOT_ARCHITECTURE and name not in but)
 
 
 @cache

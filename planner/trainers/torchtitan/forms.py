@@ -190,6 +190,7 @@ class _Module:
 
     def __init__(self, path: Path, tree: ast.Module) -> None:
         self.path = path
+        self._called: dict[ast.FunctionDef, list[str]] = {}
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         self.constants = {
             node.targets[0].id: node.value
@@ -199,16 +200,22 @@ class _Module:
 
     def makes_configuration(self, node: ast.FunctionDef, depth: int = 0) -> bool:
         """Whether a function returns a configuration of a training."""
-        calls = [ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        calls = self.called(node)
         if any(one.split(".")[-1] in _CALLS or one.endswith("Trainer.Config") for one in calls):
             return True
         others = [self.functions[one] for one in calls if one in self.functions and self.functions[one] is not node]
         return depth < 8 and any(self.makes_configuration(one, depth + 1) for one in others)
 
+    def called(self, node: ast.FunctionDef) -> list[str]:
+        """What a function calls, as it is written: looked for once, as every function is asked about every other."""
+        if node not in self._called:
+            calls = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
+            self._called[node] = [one.id if isinstance(one, ast.Name) else ast.unparse(one) for one in calls]
+        return self._called[node]
+
     def read(self, node: ast.FunctionDef, found: Sections, depth: int) -> None:
         """A function: the configuration that it starts from, its calls, then what it assigns."""
-        calls = [one.func.id for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
-        for other in (self.functions[one] for one in calls if one in self.functions and depth < 8):
+        for other in (self.functions[one] for one in self.called(node) if one in self.functions and depth < 8):
             if other is not node and self.makes_configuration(other):
                 self.read(other, found, depth + 1)
         self.calls(node, found)
