@@ -340,8 +340,7 @@ def load_model(name_or_path: str) -> ModelSpec:
     Raises UnknownNameError with the nearest names first, or PlannerError saying what is wrong with the file.
     """
     name = name_or_path.strip()
-    # Longer than file systems allow: asking them would end in a traceback.
-    if len(name) > 2000 or any(len(part) > 200 for part in name.split("/")):
+    if len(name) > 2000 or any(len(part) > 200 for part in name.split("/")):  # longer than file systems take
         raise PlannerError(f"model '{name[:57]}...': the name is too long for a file and for a model")
     path = Path(name)
     if name.endswith((".yaml", ".yml")):
@@ -377,13 +376,14 @@ def _read_preset(preset: str) -> ModelSpec:
 
 def _read_config(path: Path, name: str) -> ModelSpec:
     """A model from a ``config.json`` on disk."""
-    config = library.parse_json(library.read_text(path), str(path))
-    return from_hugging_face(config, name=name, source=str(path))
+    return from_hugging_face(library.parse_json(library.read_text(path), str(path)), name=name, source=str(path))
 
 
 def _read_hub(name: str) -> ModelSpec:
     """A model from the Hugging Face hub; the library for it is optional and loaded only here."""
     try:
+        from logging import ERROR, getLogger
+
         import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         nearest = nearest_first(name.rpartition("/")[2].lower(), library.names("models"))[:3]
@@ -391,12 +391,10 @@ def _read_hub(name: str) -> ModelSpec:
             f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; install it, or give "
             f"the path of its config.json, or a preset (nearest: {', '.join(nearest)})"
         ) from None
-    import logging
-
     try:
-        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries are no news
+        getLogger("huggingface_hub.utils._http").setLevel(ERROR)  # its retries are no news
         path = Path(huggingface_hub.hf_hub_download(name, "config.json"))
     except Exception as error:  # the hub's errors have no common base: network, missing, gated
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise PlannerError(f"model '{name}' cannot be read from the Hugging Face hub: {first_line}") from error
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PlannerError(f"model '{name}' cannot be read from the Hugging Face hub: {first}") from error
     return _read_config(path, name.rsplit("/", 1)[1].lower())
