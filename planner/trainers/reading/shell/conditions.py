@@ -93,6 +93,9 @@ class _Condition:
             found = self.any_of()
             self.place += self.next() == ")"
             return found
+        if not self.double and token in _BINARY and following is not None and following not in _BINARY:
+            self.place += 1
+            return Verdict(False)  # what stood before is empty: an error of [, which is not true
         if following in _BINARY and self.place + 1 < len(self.tokens):
             right = self.tokens[self.place + 1]
             self.place += 2

@@ -15,6 +15,7 @@ from planner.trainers.reading.shell.expansion import Value, Variables, added_to,
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
+    at_end,
     batch_options,
     launcher_variables,
     place_of_file,
@@ -362,6 +363,8 @@ class _Follower:
         """Follows a script that lies where this one does; what its path begins with may be unknown."""
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
+        if self.directory and os.path.isabs(rest) and not library.is_file(path):  # as the author's machine has it
+            path = at_end(self.directory, path) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)

@@ -57,6 +57,12 @@ def place_of_file(words: list[str]) -> int:
     return place if named and (first or place == 0) else -1
 
 
+def at_end(folder: Path, path: Path) -> Path | None:
+    """A script that a path on the author's machine names, by its last two parts or more, in the folder or one above."""
+    ends = [Path(*path.parts[one:]) for one in range(1, len(path.parts) - 1)]
+    return next((place for end in ends for one in (folder, *list(folder.parents)[:6]) if library.is_file(place := one / end)), None)
+
+
 def included_gpus(text: str) -> int | None:
     """GPUs of DeepSpeed's --include: host:0,1@other:0,1; None where one of its hosts says none.  [launcher/runner.py]"""
     hosts = text.split("@")

@@ -1,0 +1,125 @@
+"""What import reads of pre-training since draw 36, with files of our own."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading, to_plan
+from planner.trainers.reading.given import Given, OpenQuestionsError
+
+MODEL = (
+    "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 "
+    "--global-batch-size 64 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 1 --bf16"
+)
+START = "torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py"
+ROWS, MICRO = "--vocab-size 50304", "--micro-batch-size 2"
+
+
+def _file(folder: Path, text: str, name: str = "run.sh") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def _read(folder: Path, words: str, **settings: str) -> Reading:
+    return read(_file(folder, f"{START} {MODEL} {MICRO} {ROWS} {words}\n"), None, Given(settings=settings))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--outer-sync-steps 50 --outer-momentum 0.9", "--diloco-inner-steps 20", "--optimizer-kind sophia", "--use-muon",
+        "--second-optimizer soap", "--low-lora-rank 8", "--weights-ema-decay 0.99", "--fp32-residual-connection",
+        "--partition-activations", "--checkpoint-in-cpu", "--distribute-saved-activations",
+    ],
+)  # fmt: skip
+def test_words_of_a_fork_that_decide_states_or_steps_are_refused(tmp_path: Path, words: str) -> None:
+    with pytest.raises(PlannerError, match=f"{words.split()[0]}.* not priced"):
+        _read(tmp_path, words)
+
+
+@pytest.mark.parametrize("words", ["--optimizer-kind fused-adamw", "--override-opt_param-scheduler", "--use-wandb", "--node-rank 0"])
+def test_words_that_decide_nothing_are_left(tmp_path: Path, words: str) -> None:
+    assert _read(tmp_path, words).num_gpus == 8
+
+
+def test_activations_over_one_rank_of_tensor_parallelism_are_not_cut(tmp_path: Path) -> None:
+    one = MODEL.replace("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 1")
+    found = read(_file(tmp_path, f"{START} {one} {MICRO} {ROWS} --partition-activations\n"), None, Given())
+    assert found.fields["tp"] == 1
+
+
+@pytest.mark.parametrize("words", ["--hidden-size-per-table 256", "--memory-size 4096", "--gate-dim 64", "--share-layers 2"])
+def test_layers_of_a_fork_by_its_own_words_are_asked_for(tmp_path: Path, words: str) -> None:
+    with pytest.raises(OpenQuestionsError, match=f"--model NAME .{words.split()[0]}"):
+        to_plan(_read(tmp_path, words))
+    assert read(tmp_path / "run.sh", None, Given(model="llama-2-7b")).num_gpus == 8
+
+
+OWN = """import torch
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from ours.attention import SlotAttention
+
+def model_provider():
+    spec = get_gpt_layer_local_spec()
+    spec.submodules.self_attention = ModuleSpec(module=SlotAttention, params={})
+"""
+
+
+def test_a_program_that_puts_its_own_attention_into_layers_is_asked_for(tmp_path: Path) -> None:
+    _file(tmp_path, OWN, "pretrain_slots.py")
+    run = _file(tmp_path, f"{START.replace('pretrain_gpt', 'pretrain_slots')} {MODEL} {MICRO} {ROWS} --swiglu\n")
+    with pytest.raises(OpenQuestionsError, match="pretrain_slots.py builds layers that its arguments do not tell"):
+        to_plan(read(run, None, Given()))
+    _file(tmp_path, OWN.replace("from ours.attention", "from megatron.core.transformer.attention"), "pretrain_slots.py")
+    assert read(run, None, Given()).num_gpus == 8
+
+
+def test_a_vocabulary_file_that_its_folder_counts_is_not_gpt2s(tmp_path: Path) -> None:
+    words = "--vocab-file /data/words/48k/vocab.json --merge-file /data/words/48k/merges.txt"
+    with pytest.raises(OpenQuestionsError, match="vocab_size=VALUE .*48k/vocab.json"):
+        to_plan(read(_file(tmp_path, f"{START} {MODEL} {MICRO} {words}\n"), None, Given()))
+
+
+OLD = (
+    "deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt2.py --model-parallel-size 1 --pipe-parallel-size 2 --num-layers 12 "
+    "--hidden-size 768 --num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --batch-size 4 --gas 8 --fp16 "
+    "--vocab-size 50304"
+)
+
+
+def test_words_of_the_first_megatron_with_a_pipeline_of_deepspeed(tmp_path: Path) -> None:
+    found = read(_file(tmp_path, OLD + "\n"), None, Given())
+    assert (found.fields["pp"], found.fields["micro_batch_size"], found.global_batch_size) == (2, 4, 4 * 4 * 8)
+
+
+def test_the_engines_file_lies_beside_the_script_that_finds_its_own_folder(tmp_path: Path) -> None:
+    _file(tmp_path, '{"train_micro_batch_size_per_gpu": 16, "zero_optimization": {"stage": 1}}', "engine.json")
+    head = 'script_path=$(realpath $0)\nscript_dir=$(dirname $script_path)\nconfig="$script_dir/engine.json"\n'
+    run = _file(tmp_path, f"{head}{OLD} --deepspeed --deepspeed_config ${{config}}\n")
+    with pytest.raises(OpenQuestionsError, match="--micro-batch-size M .*says 16, --micro-batch-size 4"):
+        to_plan(read(run, None, Given()))
+
+
+def test_an_empty_operand_makes_a_test_of_one_bracket_false(tmp_path: Path) -> None:
+    text = 'SPLIT=${SPLIT:-}\nARGS="--swiglu"\nif [ $SPLIT -eq 1 ]; then\n  ARGS="$ARGS --moe-extended-tp"\nfi\n'
+    found = read(_file(tmp_path, f"{text}{START} {MODEL} {MICRO} {ROWS} $ARGS\n"), None, Given())
+    assert found.model is not None and found.model.gated
+
+
+def test_a_sourced_file_is_found_by_the_end_of_its_path(tmp_path: Path) -> None:
+    _file(tmp_path, f"SIZES=({MODEL} {MICRO} {ROWS})\n", "config/dense/small.sh")
+    run = _file(tmp_path, f'source /home/someone/work/config/dense/small.sh\n{START} "${{SIZES[@]}}"\n', "scripts/start.sh")
+    found = read(run, None, Given())
+    assert (found.fields["tp"], found.num_gpus, found.global_batch_size) == (2, 8, 64)
+
+
+def test_recompute_of_expert_layers_under_its_first_name(tmp_path: Path) -> None:
+    experts = "--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
+    now = _read(tmp_path, f"{experts} --recompute-granularity selective --recompute-modules core_attn moe")
+    then = _read(tmp_path, f"{experts} --moe-layer-recompute")
+    assert then.fields == now.fields
