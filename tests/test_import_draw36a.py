@@ -41,7 +41,7 @@ def test_words_of_a_fork_that_decide_states_or_steps_are_refused(tmp_path: Path,
         _read(tmp_path, words)
 
 
-@pytest.mark.parametrize("words", ["--optimizer-kind fused-adamw", "--override-opt_param-scheduler", "--use-wandb", "--node-rank 0"])
+@pytest.mark.parametrize("words", ["--optimizer-kind fused-adamw", "--override-opt_param-scheduler", "--use-wandb"])
 def test_words_that_decide_nothing_are_left(tmp_path: Path, words: str) -> None:
     assert _read(tmp_path, words).num_gpus == 8
 
@@ -123,3 +123,11 @@ def test_recompute_of_expert_layers_under_its_first_name(tmp_path: Path) -> None
     now = _read(tmp_path, f"{experts} --recompute-granularity selective --recompute-modules core_attn moe")
     then = _read(tmp_path, f"{experts} --moe-layer-recompute")
     assert then.fields == now.fields
+
+
+def test_a_script_that_another_one_starts_is_found_in_a_folder_beside(tmp_path: Path) -> None:
+    inner = f"DP=${{DP:-1}}\nmpirun -n $((DP * 2)) -x A=1 -x B=2 -x C=3 -x D=4 python pretrain_gpt.py {MODEL} {MICRO} {ROWS} $FLAGS\n"
+    _file(tmp_path, inner, "megatron/examples/small/start.sh")
+    run = _file(tmp_path, "DP=4 \\\nFLAGS=--swiglu \\\n/home/someone/megatron-1/examples/small/start.sh\n", "jobs/small_dp4.sh")
+    found = read(run, None, Given())
+    assert (found.num_gpus, found.fields["tp"], found.model is not None and found.model.gated) == (8, 2, True)
