@@ -126,8 +126,15 @@ def test_recompute_of_expert_layers_under_its_first_name(tmp_path: Path) -> None
 
 
 def test_a_script_that_another_one_starts_is_found_in_a_folder_beside(tmp_path: Path) -> None:
-    inner = f"DP=${{DP:-1}}\nmpirun -n $((DP * 2)) -x A=1 -x B=2 -x C=3 -x D=4 python pretrain_gpt.py {MODEL} {MICRO} {ROWS} $FLAGS\n"
+    words = "-n $((DP * 2)) -x A=1 -x B=2 -x C=3 -x D=4 python pretrain_gpt.py"
+    inner = f"DP=${{DP:-1}}\nmpirun {words} {MODEL} {MICRO} {ROWS} $FLAGS\n"
     _file(tmp_path, inner, "megatron/examples/small/start.sh")
     run = _file(tmp_path, "DP=4 \\\nFLAGS=--swiglu \\\n/home/someone/megatron-1/examples/small/start.sh\n", "jobs/small_dp4.sh")
     found = read(run, None, Given())
     assert (found.num_gpus, found.fields["tp"], found.model is not None and found.model.gated) == (8, 2, True)
+
+
+def test_a_comparison_with_nothing_is_a_test_for_emptiness(tmp_path: Path) -> None:
+    text = 'OUT=$1\nSTAGES=$2\nif [ "$STAGES" == "" ]; then\n  STAGES=2\nfi\nif [ "$OUT" != "" ]; then\n  STAGES=4\nfi\n'
+    words = MODEL.replace("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size $STAGES")
+    assert read(_file(tmp_path, f"{text}{START} {words} {MICRO} {ROWS}\n"), None, Given()).fields["pp"] == 2

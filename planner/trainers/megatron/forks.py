@@ -91,7 +91,7 @@ def until_2020(found: Arguments) -> None:
     stages = found.pop("pipe_parallel_size", None)
     if stages not in (None, "0"):
         found.setdefault("pipeline_model_parallel_size", stages)
-    if found.number("tensor_model_parallel_size", 1) == 1:
+    if str(found.get("tensor_model_parallel_size", "1")) == "1":
         for name in ("partition_activations", "distribute_saved_activations"):  # over ranks of tensor parallelism
             found.pop(name, None)
 

@@ -125,6 +125,8 @@ class _Condition:
         return Verdict(None)
 
     def compared(self, left: str, operator: str, right: str) -> Verdict:
+        if right == "" and operator in ("=", "==", "!="):  # as -z and -n say it
+            return self.unary("-n" if operator == "!=" else "-z", left)
         if is_open(left) or is_open(right) or MAYBE in left + right:
             names = roots(left) + roots(right)
             if len(names) == 1 and not (is_open(left) and is_open(right)):
