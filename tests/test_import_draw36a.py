@@ -138,3 +138,15 @@ def test_a_comparison_with_nothing_is_a_test_for_emptiness(tmp_path: Path) -> No
     text = 'OUT=$1\nSTAGES=$2\nif [ "$STAGES" == "" ]; then\n  STAGES=2\nfi\nif [ "$OUT" != "" ]; then\n  STAGES=4\nfi\n'
     words = MODEL.replace("--pipeline-model-parallel-size 1", "--pipeline-model-parallel-size $STAGES")
     assert read(_file(tmp_path, f"{text}{START} {words} {MICRO} {ROWS}\n"), None, Given()).fields["pp"] == 2
+
+
+def test_layers_by_a_spec_of_the_projects_own_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match="--model NAME .--spec"):
+        to_plan(_read(tmp_path, "--spec ours.layers.slots slot_layer_spec"))
+    assert _read(tmp_path, "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_local_spec").num_gpus == 8
+
+
+def test_settings_of_a_program_of_its_own_are_none_of_axolotl(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 2\ngrad_accum: 8\nmax_length: 1024\nlora_r: 16\ntarget_modules:\n  - q_proj\n"
+    with pytest.raises(PlannerError, match="max_length, grad_accum, target_modules: no setting of axolotl"):
+        read(_file(tmp_path, text, "lora.yaml"), None, Given())

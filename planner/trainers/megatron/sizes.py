@@ -43,6 +43,8 @@ OTHER_MODELS = (
     "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens", "use_lf_gate",
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
+KNOWN_SPECS = re.compile(r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))")
+"""Layers of --spec that the other arguments describe: Megatron's own and MindSpeed-LLM's."""
 NOTHING = (None, False, "0", "0.0", "null", "False", "false", "none", "None")
 """Values of an argument that say nothing."""
 LAYERS = re.compile(
@@ -117,7 +119,10 @@ def _own_layers(found: Arguments) -> list[str]:
     """Arguments that no list has and that say layers of a fork's own by their words."""
     held, quiet, counted = known_arguments()
     known = (*counted, *OTHER_MODELS)
-    return [
+    spec = found.get("spec")
+    named = " ".join(map(str, spec)) if isinstance(spec, list) else str(spec or "")
+    own = ["spec"] if named and not KNOWN_SPECS.match(named) else []
+    return own + [
         one for one, value in found.items()
         if LAYERS.fullmatch(one) and value not in NOTHING and one not in known and not (held.fullmatch(one) or quiet.fullmatch(one))
     ]  # fmt: skip
