@@ -147,6 +147,25 @@ def test_layers_by_a_spec_of_the_projects_own_are_asked_for(tmp_path: Path) -> N
 
 
 def test_settings_of_a_program_of_its_own_are_none_of_axolotl(tmp_path: Path) -> None:
-    text = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 2\ngrad_accum: 8\nmax_length: 1024\nlora_r: 16\ntarget_modules:\n  - q_proj\n"
+    text = "base_model: Qwen/Qwen2.5-7B\nmicro_batch_size: 2\ngrad_accum: 8\nmax_length: 1024\ntarget_modules: [q_proj]\n"
     with pytest.raises(PlannerError, match="max_length, grad_accum, target_modules: no setting of axolotl"):
         read(_file(tmp_path, text, "lora.yaml"), None, Given())
+
+
+def test_a_tokenizers_file_in_a_folder_is_no_name_on_the_hub(tmp_path: Path) -> None:
+    sizes = MODEL.replace("--hidden-size 768", "--hidden-size 4096").replace("--num-layers 12", "--num-layers 32")
+    words = f"{sizes.replace('attention-heads 12', 'attention-heads 32')} --ffn-hidden-size 11008 --swiglu --normalization RMSNorm "
+    words += "--untie-embeddings-and-output-weights --tokenizer-type Llama2Tokenizer --tokenizer-model work/tokenizer.model"
+    words += " --disable-bias-linear --position-embedding-type rope"
+    found = read(_file(tmp_path, f"{START} {MICRO} {words}\n"), None, Given())
+    assert found.model is not None and found.model.vocab_size == 32000
+
+
+def test_a_loop_over_the_places_of_arrays_asks_which_round_is_meant(tmp_path: Path) -> None:
+    text = "widths=(768 1536)\nfor i in ${!widths[@]}; do\n  W=${widths[$i]}\n  RUN\ndone\n"
+    text = text.replace("RUN", f"{START} {MODEL} {MICRO} {ROWS}".replace("--hidden-size 768", "--hidden-size $W"))
+    file = _file(tmp_path, text)
+    with pytest.raises(OpenQuestionsError, match=r"--set i=0\|1 \(--hidden-size\)"):
+        to_plan(read(file, None, Given()))
+    found = read(file, None, Given(settings={"i": "1"}))
+    assert found.model is not None and found.model.hidden_size == 1536

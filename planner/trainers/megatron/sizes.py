@@ -43,7 +43,9 @@ OTHER_MODELS = (
     "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens", "use_lf_gate",
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
-KNOWN_SPECS = re.compile(r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))")
+KNOWN_SPECS = re.compile(
+    r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))"
+)
 """Layers of --spec that the other arguments describe: Megatron's own and MindSpeed-LLM's."""
 NOTHING = (None, False, "0", "0.0", "null", "False", "false", "none", "None")
 """Values of an argument that say nothing."""
@@ -243,7 +245,7 @@ def _own_tokenizer(found: Arguments) -> str:
         if not isinstance(text, str) or is_open(text.rpartition("/")[2]):
             continue
         name = re.sub(r"\.(model|json|vocab|txt|tiktoken)$", "", text.rstrip("/").rpartition("/")[2])
-        on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None
+        on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None and not text.endswith((".model", ".json"))
         if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
             return shown(text.rpartition("/")[2] if not on_the_hub else text)
     file = shown_text(str(found.get("vocab_file", "")))  # of a type for any byte-pair encoding
