@@ -169,3 +169,12 @@ def test_a_loop_over_the_places_of_arrays_asks_which_round_is_meant(tmp_path: Pa
         to_plan(read(file, None, Given()))
     found = read(file, None, Given(settings={"i": "1"}))
     assert found.model is not None and found.model.hidden_size == 1536
+
+
+def test_a_configuration_of_a_projects_own_module_must_be_there(tmp_path: Path) -> None:
+    words = "torchrun --nproc_per_node=4 -m torchtitan.train --module slots --config slots_400m --training.local_batch_size 2 "
+    words += "--training.seq_len 2048 --parallelism.data_parallel_shard_degree 4"
+    with pytest.raises(PlannerError, match="slots_400m of slots, whose config_registry.py is not there"):
+        read(_file(tmp_path, words + "\n"), None, Given())
+    told = read(_file(tmp_path, words + " --activation_checkpoint.mode none\n"), None, Given(model="llama-3-8b"))
+    assert (told.num_gpus or 4, told.fields["recompute"]) == (4, 0)
