@@ -117,7 +117,7 @@ def reading(job: FineTuning) -> Reading:
             steps = -(-(job.batch or 1) // (micro * dp))
         batch = micro * steps * dp
         fields |= {"dp": dp, "num_microbatches": steps, **_of_the_node(shard, gpus, dp)}
-        if gpus == split and not fields.get("offload_parameters"):
+        if gpus == split and not (fields.get("offload_parameters") or fields.get("offload_optimizer")):
             fields["zero"] = 0
     fields.setdefault("zero", 0)
     fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
