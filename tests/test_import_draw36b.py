@@ -7,7 +7,7 @@ import pytest
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 
 def names(found: Reading) -> list[str]:
@@ -161,3 +161,24 @@ SFTTrainer("Qwen/Qwen2.5-7B", args=args, train_dataset=d).train()
     asked = {one.name: one.choices for one in said.questions}
     assert asked["gradient_checkpointing"] == ("true", "false")
     assert "adamw_torch" in asked["optim"]
+
+
+@pytest.mark.parametrize(("files", "answers"), [
+    ('"$@"', ("FILE",)), ("a.yaml b.yaml", ("a.yaml", "b.yaml")), ('"${FILES[@]}"', ("c.yaml", "d.yaml")),
+])  # fmt: skip
+def test_a_file_that_a_loop_names_is_asked_by_its_variable(tmp_path: Path, files: str, answers: tuple[str, ...]) -> None:
+    (tmp_path / "a.yaml").write_text("stage: sft\nfinetuning_type: full\nmodel_name_or_path: Qwen/Qwen2.5-7B\ncutoff_len: 1024\n")
+    (tmp_path / "run.sh").write_text(f"""
+if [ "$#" -ge 1 ]; then
+  FILES=("$@")
+else
+  FILES=(c.yaml d.yaml)
+fi
+for FILE in {files}; do
+  FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train "$FILE"
+done
+""")
+    with pytest.raises(OpenQuestionsError) as asked:
+        read(tmp_path / "run.sh", None, Given())
+    assert [(one.name, one.choices) for one in asked.value.questions] == [("FILE", answers)]
+    assert read(tmp_path / "run.sh", None, Given(settings={"FILE": "a.yaml"})).sequence_length == 1024

@@ -60,7 +60,8 @@ class Settings:
                 about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
                 about = "YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about
                 known = tuple(self.said.choices.get(one, ())) if self.said else ()
-                self.ask(Question(name=one, about=about, choices=known or (choices if value == gap([one]) else ())))
+                usual = choices if value == gap([one]) and one != CONFIG_FILE else ()
+                self.ask(Question(name=one, about=about, choices=known or usual))
             value = None
         return default if value is None or value == "" else value
 
