@@ -182,3 +182,13 @@ done
         read(tmp_path / "run.sh", None, Given())
     assert [(one.name, one.choices) for one in asked.value.questions] == [("FILE", answers)]
     assert read(tmp_path / "run.sh", None, Given(settings={"FILE": "a.yaml"})).sequence_length == 1024
+
+
+@pytest.mark.parametrize(("model", "words", "targets"), [
+    ("openai/gpt-oss-20b", "", "attention"), ("unsloth/gpt-oss-20b", "lora_target: q_proj,v_proj\n", "qv"),
+    ("Qwen/Qwen3-30B-A3B", "", "all"),
+])  # fmt: skip
+def test_experts_that_are_tensors_have_no_adapters(tmp_path: Path, model: str, words: str, targets: str) -> None:
+    job = f"model_name_or_path: {model}\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\ncutoff_len: 1024\nbf16: true\n"
+    (tmp_path / "tune.yaml").write_text(f"{job}{words or 'lora_target: all'}\n")
+    assert read(tmp_path / "tune.yaml", None, Given(num_gpus=1)).lora_targets == targets
