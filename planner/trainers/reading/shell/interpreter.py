@@ -215,6 +215,8 @@ class _Follower:
             self.script.commands += self.aside(node.body)[1] if node.condition is not None else []
             return
         words = [one for raw in node.words for one in expanded(raw, self.variables)]
+        if not words and not self.depth and any(re.search(r"\$[@*]", raw) for raw in node.words):
+            words = [gap([node.name])]  # who calls the script says them
         if not words:
             return
         if len(words) > 1:
@@ -321,6 +323,7 @@ class _Follower:
             self.script.commands[inner:] = [Command([*words[:before], *one.words], one.under, one.seen) for one in launched]
             return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
+        recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
         if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
