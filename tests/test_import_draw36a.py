@@ -178,3 +178,23 @@ def test_a_configuration_of_a_projects_own_module_must_be_there(tmp_path: Path) 
         read(_file(tmp_path, words + "\n"), None, Given())
     told = read(_file(tmp_path, words + " --activation_checkpoint.mode none\n"), None, Given(model="llama-3-8b"))
     assert (told.num_gpus or 4, told.fields["recompute"]) == (4, 0)
+
+
+@pytest.mark.parametrize(("counted", "asked"), [("1 1 $MOST", ""), ("2 2 6", "batch=2|4|6"), ("3", "batch=1|2|3")])
+def test_what_seq_counts_is_a_list_like_one_that_is_written(tmp_path: Path, counted: str, asked: str) -> None:
+    words = f"{START} {MODEL} {ROWS} --micro-batch-size $batch".replace("--global-batch-size 64", "--global-batch-size $((batch * 8))")
+    file = _file(tmp_path, f"MOST=1\nfor batch in $(seq {counted}); do\n  {words}\ndone\n")
+    found = None
+    if asked:
+        with pytest.raises(OpenQuestionsError) as error:
+            to_plan(read(file, None, Given()))
+        assert f"--set {asked} (--micro-batch-size, --global-batch-size)" in str(error.value)
+        found = read(file, None, Given(settings={"batch": "2"}))
+    found = found or read(file, None, Given())
+    assert found.global_batch_size == 8 * found.fields["micro_batch_size"]
+
+
+def test_a_loop_over_what_a_command_writes_is_asked_by_its_variable(tmp_path: Path) -> None:
+    file = _file(tmp_path, f"for m in $(list_batches --all); do\n  {START} {MODEL} {ROWS} --micro-batch-size $m\ndone\n")
+    with pytest.raises(OpenQuestionsError, match="--set m=VALUE .--micro-batch-size"):
+        to_plan(read(file, None, Given()))

@@ -221,7 +221,8 @@ class _Follower:
             return
         if len(words) > 1:
             self.script.choices.setdefault(node.name, []).extend(words)
-        self.variables.put(node.name, words[0] if len(words) == 1 else gap([node.name]))
+        told = len(words) == 1 and (not is_open(words[0]) or roots(words[0]))
+        self.variables.put(node.name, words[0] if told else gap([node.name]))
         self.follow(node.body)
 
     # ------------------------------------------------------------------------------------------------------- conditions
