@@ -182,13 +182,14 @@ def test_a_configuration_of_a_projects_own_module_must_be_there(tmp_path: Path) 
 
 @pytest.mark.parametrize(("counted", "asked"), [("1 1 $MOST", ""), ("2 2 6", "batch=2|4|6"), ("3", "batch=1|2|3")])
 def test_what_seq_counts_is_a_list_like_one_that_is_written(tmp_path: Path, counted: str, asked: str) -> None:
-    words = f"{START} {MODEL} {ROWS} --micro-batch-size $batch".replace("--global-batch-size 64", "--global-batch-size $((batch * 8))")
+    words = f"{START} {MODEL} {ROWS} --micro-batch-size $batch"
+    words = words.replace("--global-batch-size 64", "--global-batch-size $((batch * 8))")
     file = _file(tmp_path, f"MOST=1\nfor batch in $(seq {counted}); do\n  {words}\ndone\n")
     found = None
     if asked:
         with pytest.raises(OpenQuestionsError) as error:
             to_plan(read(file, None, Given()))
-        assert f"--set {asked} (--micro-batch-size, --global-batch-size)" in str(error.value)
+        assert f"--set {asked} (--global-batch-size, --micro-batch-size)" in str(error.value)
         found = read(file, None, Given(settings={"batch": "2"}))
     found = found or read(file, None, Given())
     assert found.global_batch_size == 8 * found.fields["micro_batch_size"]
