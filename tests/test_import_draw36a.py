@@ -199,3 +199,35 @@ def test_a_loop_over_what_a_command_writes_is_asked_by_its_variable(tmp_path: Pa
     file = _file(tmp_path, f"for m in $(list_batches --all); do\n  {START} {MODEL} {ROWS} --micro-batch-size $m\ndone\n")
     with pytest.raises(OpenQuestionsError, match="--set m=VALUE .--micro-batch-size"):
         to_plan(read(file, None, Given()))
+
+
+@pytest.mark.parametrize("words", ["--mtp-num-layers 1 --mtp-steps 2", "--moe-capacity-bins-num 10"])
+def test_heads_that_run_several_times_and_binned_experts_are_refused(tmp_path: Path, words: str) -> None:
+    with pytest.raises(PlannerError, match=f"{words.split()[-2]}.* not priced"):
+        _read(tmp_path, words)
+
+
+def test_a_switch_of_a_model_of_its_own_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(OpenQuestionsError, match="--model NAME .--is-slot-model"):
+        to_plan(_read(tmp_path, "--is-slot-model"))
+
+
+@pytest.mark.parametrize("name", ["our_llama_16k_v2/merged_tokenizer_sp/our_llama.model", "llama_extended/tokenizer.model"])
+def test_a_llama_tokenizer_with_rows_added_is_not_llamas(tmp_path: Path, name: str) -> None:
+    words = f"{START} {MODEL} {MICRO} --tokenizer-type Llama2Tokenizer --tokenizer-model /data/{name}\n"
+    with pytest.raises(OpenQuestionsError, match="--set vocab_size=VALUE"):
+        to_plan(read(_file(tmp_path, words), None, Given()))
+
+
+def test_an_adapter_on_the_head_does_not_train_the_head(tmp_path: Path) -> None:
+    text = """
+from transformers import AutoModelForCausalLM, TrainingArguments, Trainer
+from peft import LoraConfig, get_peft_model
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1")
+model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"]))
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, bf16=True, max_steps=10)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+    found = read(_file(tmp_path, text, "tune.py"), None, Given(settings={"deepspeed": "zero2", "max_length": "512"}))
+    assert (found.lora_whole, found.lora_targets, found.lora_rank) == ("none", "qv", 4)
+    assert any("adapters on 'lm_head' are not priced" in one for one in found.notes)

@@ -35,7 +35,7 @@ DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
     r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)|disaggregat|low_rank|gradient_(accumulation_steps|checkpointing)|grad_comp|compress|"
     r"(tensor|pipeline|context|data|expert|sequence|model)_parallel|zero_?bubble|dualpipe|use_dpp|(pipe|pp|vpp)_?(schedule|method)|"
-    r"lora|adapter|(^|_)dora|outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
+    r"mtp_(steps|repeat\w*|only)|only_mtp|capacity_bins|lora|adapter|(^|_)dora|outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
     r"|((use|enable)_)?(muon|sophia\w*|soap|shampoo|lion|adafactor|ademamix|came)"
     r"|(.*_)?(swi|ge|re)?_?glu(_.*)?"
 )

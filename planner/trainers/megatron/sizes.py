@@ -53,7 +53,7 @@ LAYERS = re.compile(
     r"(?!.*(log|rank|load|save|kernel|fusion|cache|loss|init|data|token|dropout)).*("
     r"(hidden|ffn|vocab|intermediate|embed\w*|latent|memory|state|bottleneck)_(size|width)|_dims?$|_per_layer_input|num_(loops|recurr\w*|memor\w*|streams)"
     r"|mamba|rwkv|retnet|hyena|moba|linear_att|sparse_att|hyper_connection|engram|ngram|(share|tie)d?_(layers|weights|params\w*)|cross_layer"
-    r"|early_exit|mixture_of_depths).*"
+    r"|early_exit|mixture_of_depths|\bis_\w+_model\b).*"
 )
 """Words of forks' own arguments that add weights to layers or build others."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
@@ -246,6 +246,8 @@ def _own_tokenizer(found: Arguments) -> str:
             continue
         name = re.sub(r"\.(model|json|vocab|txt|tiktoken)$", "", text.rstrip("/").rpartition("/")[2])
         on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None and not text.endswith((".model", ".json"))
+        if re.search(r"(^|[_-])\d{2,3}k([_-]|$)|(merge|extend|expand)", f"{text}".lower()) and not on_the_hub:
+            return shown(name)
         if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
             return shown(text.rpartition("/")[2] if not on_the_hub else text)
     file = shown_text(str(found.get("vocab_file", "")))  # of a type for any byte-pair encoding

@@ -148,7 +148,7 @@ def reading(job: FineTuning) -> Reading:
         lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
-        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus)),
+        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapted_tables(job)),
     )  # fmt: skip
     _require_priced(result, where)
     return result
@@ -180,6 +180,16 @@ def _trained_whole(given: Settings) -> str:
         if found:
             return next(one for one, tables in LORA_WHOLE.items() if tables == found)
     return "none"
+
+
+def _adapted_tables(job: FineTuning) -> tuple[str, ...]:
+    """Notes about tables of the vocabulary that have adapters, which are priced on linear layers of the layers alone."""
+    said = next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None)
+    words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+    named = sorted({str(one) for one in words if TABLES.search(str(one))})
+    if not named or not job.lora_rank or _trained_whole(job.given) != "none":
+        return ()
+    return (f"adapters on {shown(', '.join(named))} are not priced: rank x (hidden size + vocabulary) weights each",)
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
@@ -233,12 +243,20 @@ def optimizer(given: Settings, name: Any, setting: str) -> str:
     return OPTIMIZERS[word]
 
 
+TABLES = re.compile(r"lm_head|output_layer|embed_tokens|wte")
+"""Names of tables of the vocabulary."""
+ADAPTED = ("lora_target_modules", "target_modules", "lora_target", "lora_modules")
+"""Arguments that list what has adapters."""
+
+
 def adapter_targets(names: Any) -> str:
     """One of LORA_TARGETS that holds all of the linear layers named: a list, a text with commas, 'all-linear'."""
     words = names if isinstance(names, list) else re.split(r"[,\s]+", str(names))
     parts = set()
     for word in words:
         tail = str(word).strip().rpartition(".")[2].lower()
+        if TABLES.search(tail) and len(words) > 1:  # a note says that they are not priced
+            continue
         parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
     found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
     return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"

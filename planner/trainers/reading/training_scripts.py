@@ -280,7 +280,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         targets = "all-linear"  # of a function that lists them
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
-    whole = [one for one in targets if str(one) in WHOLE] if isinstance(targets, list) else []
+    whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
     if unsloth:
