@@ -337,7 +337,7 @@ def test_a_supervised_program_in_a_folder_called_dpo_and_pieces_of_a_batch(tmp_p
 @pytest.mark.parametrize(
     ("program", "asks"),
     [
-        ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", "--set use_peft=VALUE"),
+        ("if len(somewhere) > 1:\n    model = get_peft_model(model, LoraConfig(r=8))", r"--set use_peft=true\|false"),
         ("model = PeftModel.from_pretrained(model, 'adapters', is_trainable=True)", "--set lora_r=VALUE"),
         ("print('a loop of its own')", "--set per_device_train_batch_size=VALUE"),
         ("steps = total // batch\nif ddp:\n    steps = steps // world\nargs = TrainingArguments(\n"

@@ -31,10 +31,18 @@ FOREIGN = (
 )
 
 
+OTHER_FORMS = ("max_length", "max_seq_length", "grad_accum", "target_modules", "lora_rank", "per_device_train_batch_size")
+"""Settings that axolotl has under other names: with none of its data, a file with these is of a project's own program."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         data = file_settings(path, "a configuration of axolotl")
+        other = [one for one in OTHER_FORMS if one in data and not ("datasets" in data or "pretraining_dataset" in data)]
+        if other:
+            why = "no setting of axolotl; import the script that starts the program that reads it"
+            raise PlannerError(f"{path}: {', '.join(other)}: {why}")
         command = rf"^#[^\n]*\baxolotl[^\n]*{re.escape(path.name)}[^\n]*--deepspeed[= ]+(\S+)"
         launch = re.search(command, read_text(path), re.MULTILINE)
         if launch is not None and data.get("deepspeed") is None:  # what launches it, in a comment

@@ -12,6 +12,7 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import JSON, beside, file_settings
 from planner.trainers.reading.sharding import deepspeed
 from planner.trainers.reading.shell import Script, is_open, shown_text
+from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import read_text
 
 _SUBSTITUTED = re.compile(r"s([/|#,])(\w{1,80})\1(.{0,200}?)\1g?")
@@ -67,7 +68,8 @@ def _configuration(found: Arguments, named: str) -> dict[str, Any] | None:
             continue
         if isinstance(data, dict) and {"zero_optimization", "fp16", "bf16", "train_batch_size"} & data.keys():
             return data
-    file = None if is_open(named) else beside(Path(found.where), named)
+    end = named.rpartition(CLOSE)[2].lstrip("/")  # behind a folder that a command finds
+    file = beside(Path(found.where), end) if end else None
     return None if file is None else file_settings(file, "a DeepSpeed configuration")
 
 

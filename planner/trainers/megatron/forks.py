@@ -2,12 +2,13 @@
 words, and which of them decide memory or degrees and cannot be said in a plan."""
 
 import re
+from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron import deepspeed_experts
 from planner.trainers.megatron.arguments import Arguments, known_arguments
 from planner.trainers.reading.configuration import NEEDED
-from planner.trainers.reading.fine_tuning import adapter_targets
+from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets
 from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 
@@ -25,12 +26,17 @@ RECOMPUTED = {"recompute_activation_function": "moe_act", "recompute_norm": "lay
 NOT_PRICED = (
     "swap_attention", "reuse_fp32_param", "recompute_in_advance", "tp_2d", "moe_zero_memory", "schedules_method", "kd",
     "num_layers_teacher", "mos", "peft_type", "moe_data_distributed", "expert_interval", "full_attention_interval",
-    "num_zero_experts", "enable_dsa_indexer", "enable_mhc", "kv_compress", *RECOMPUTED,
+    "partition_activations", "checkpoint_in_cpu", "distribute_saved_activations", "num_zero_experts", "fp32_residual_connection",
+    "activation_func_fp8_input_store", "mtp_use_repeated_layer", "embedding_weights_in_fp32", "logits_load_dir", "moe_paged_stash",
+    "enable_mhc_connections", "standalone_embedding_stage",
+    "enable_dsa_indexer", "enable_mhc", "kv_compress", *RECOMPUTED,
 )  # fmt: skip
 DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
     r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)|disaggregat|low_rank|gradient_(accumulation_steps|checkpointing)|grad_comp|compress|"
-    r"(tensor|pipeline|context|data|expert|sequence|model)_parallel|zero_?bubble|dualpipe|use_dpp|(pipe|pp|vpp)_?(schedule|method)).*"
+    r"(tensor|pipeline|context|data|expert|sequence|model)_parallel|zero_?bubble|dualpipe|use_dpp|(pipe|pp|vpp)_?(schedule|method)|"
+    r"mtp_(steps|repeat\w*|only)|only_mtp|capacity_bins|lora|adapter|(^|_)dora|outer_|diloco|local_sgd|inner_steps|subgroup|moving_average|relora).*|(.*_)?ema(_.*)?"
+    r"|((use|enable)_)?(muon|sophia\w*|soap|shampoo|lion|adafactor|ademamix|came)"
     r"|(.*_)?(swi|ge|re)?_?glu(_.*)?"
 )
 """Names of arguments that no list of this reader has, and that decide memory or degrees by their words."""
@@ -77,6 +83,19 @@ def translate(found: Arguments, gpus: int | None) -> None:
     refuse(found)
 
 
+def until_2020(found: Arguments) -> None:
+    """Says arguments of Megatron-LM 1.1.5 and of its pipeline of DeepSpeed in later words.
+    [DeepSpeedExamples, Megatron-LM-v1.1.5-3D_parallelism, arguments.py]"""
+    if "batch_size" in found and not ("micro_batch_size" in found or "global_batch_size" in found):
+        found["micro_batch_size"] = found.pop("batch_size")
+    stages = found.pop("pipe_parallel_size", None)
+    if stages not in (None, "0"):
+        found.setdefault("pipeline_model_parallel_size", stages)
+    if str(found.get("tensor_model_parallel_size", "1")) == "1":
+        for name in ("partition_activations", "distribute_saved_activations"):  # over ranks of tensor parallelism
+            found.pop(name, None)
+
+
 def _memory(found: Arguments) -> None:
     """What MindSpeed keeps elsewhere or computes again.  [MindSpeed, docs/features/swap-optimizer.md, reuse-fp32-param.md]"""
     if found.pop("swap_optimizer", None):
@@ -85,6 +104,10 @@ def _memory(found: Arguments) -> None:
     if found.get("reuse_fp32_param") and found.get("use_distributed_optimizer"):
         del found["reuse_fp32_param"]
         found.notes.append("reuse-fp32-param saves 2 / dp bytes per parameter, which the plan counts")
+    if found.get("moe_layer_recompute") and found.get("recompute_granularity") != "full":  # until it became a module's name
+        del found["moe_layer_recompute"]
+        before = found.get("recompute_modules") or ["core_attn"]
+        found |= {"recompute_granularity": "selective", "recompute_modules": [*before, *(["moe"] if "moe" not in before else [])]}
     modules = [module for name, module in RECOMPUTED.items() if found.get(name)]
     limited = [name for name in found if name.startswith("recompute_activation_function_")]
     if modules and not limited and not any(found.get(f"recompute_{one}") for one in ("granularity", "method", "num_layers")):
@@ -171,10 +194,18 @@ def refuse(found: Arguments) -> None:
     wrong = [
         name for name, value in found.items()
         if not (held.fullmatch(name) or quiet.fullmatch(name) or name in counted or value in (False, None, "0", "False", "false"))
-        and (name in NOT_PRICED or (DECIDES.fullmatch(name) and not HARMLESS.fullmatch(name)))
+        and (name in NOT_PRICED or (DECIDES.fullmatch(name) and not HARMLESS.fullmatch(name)) or _other_optimizer(name, value))
     ]  # fmt: skip
     if wrong:
         raise not_priced(found.where, [found.spelled(one) for one in wrong], wrong)
+
+
+def _other_optimizer(name: str, value: Any) -> bool:
+    """Whether an argument that is no list's names an optimizer whose states are not Adam's."""
+    word = str(value).lower().replace("-", "_")
+    return "optimizer" in name and bool(re.fullmatch(r"[a-z][a-z_0-9]+", word)) and word not in ("true", "none", "default") and (
+        OPTIMIZERS.get(word.removeprefix("fused_")) != "adam"
+    )
 
 
 def adapters(found: Arguments) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from planner.trainers.megatron.arguments import (
     readable,
     take_settings,
 )  # fmt: skip
-from planner.trainers.megatron.forks import adapters, translate
+from planner.trainers.megatron.forks import adapters, translate, until_2020
 from planner.trainers.megatron.script import of_script
 from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
@@ -70,6 +70,7 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
 def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = None) -> Reading:
     """The job that arguments describe, whatever form they came in. Raises PlannerError."""
     take_settings(found, given)
+    until_2020(found)
     engine_file.take(found, given)
     for name in ("sequence_length", "global_batch_size", "micro_batch_size"):
         if (value := getattr(given, name)) is not None:
@@ -100,7 +101,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
     length = found.number("seq_length") or found.number("encoder_seq_length") or None
     batch = found.number("global_batch_size")
     if not batch and gpus:
-        batch = layout["micro_batch_size"] * gpus // degrees
+        batch = layout["micro_batch_size"] * gpus // degrees * found.number("gas", 1)
     if not batch:
         ask(found.where, [NEEDED["num_gpus"]])
     unread, noise = _unread(found, model)

@@ -23,7 +23,7 @@ from planner.trainers.reading.shell import Command, Script, evaluate, is_open, o
 from planner.trainers.reading.shell.expansion import Value
 from planner.trainers.reading.shell.starting import included_gpus
 from planner.trainers.reading.shell.text import CLOSE, shown_text
-from planner.trainers.reading.training_arguments import NOT_LM
+from planner.trainers.reading.steps import NOT_LM
 from planner.trainers.reading.values import read_text
 
 LEAST = 3

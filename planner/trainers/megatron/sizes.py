@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
-from planner.trainers.megatron.arguments import Arguments
+from planner.trainers.megatron.arguments import Arguments, known_arguments
 from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import beside
@@ -43,6 +43,19 @@ OTHER_MODELS = (
     "patch_size", "mrope_section", "disable_vision_class_token", "vision_ntokens", "use_lf_gate",
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
+KNOWN_SPECS = re.compile(
+    r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))"
+)
+"""Layers of --spec that the other arguments describe: Megatron's own and MindSpeed-LLM's."""
+NOTHING = (None, False, "0", "0.0", "null", "False", "false", "none", "None")
+"""Values of an argument that say nothing."""
+LAYERS = re.compile(
+    r"(?!.*(log|rank|load|save|kernel|fusion|cache|loss|init|data|token|dropout)).*("
+    r"(hidden|ffn|vocab|intermediate|embed\w*|latent|memory|state|bottleneck)_(size|width)|_dims?$|_per_layer_input|num_(loops|recurr\w*|memor\w*|streams)"
+    r"|mamba|rwkv|retnet|hyena|moba|linear_att|sparse_att|hyper_connection|engram|ngram|(share|tie)d?_(layers|weights|params\w*)|cross_layer"
+    r"|early_exit|mixture_of_depths|\bis_\w+_model\b).*"
+)
+"""Words of forks' own arguments that add weights to layers or build others."""
 DUMPED_MODELS = ("is_hybrid_model", "hybrid_override_pattern", "hybrid_layer_pattern", "experimental_attention_variant")
 """Those of them that a dump, which holds all arguments, has only then."""
 PROGRAMS = re.compile(r".*(bert|t5|_ict|retro|vision|vlm|mimo|biencoder|multimodal|mamba|hybrid|tasks/main)")
@@ -59,8 +72,10 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     the model goes before. Raises PlannerError for architectures that are none of these."""
     said = given.spec()
     names = DUMPED_MODELS if found.dumped else OTHER_MODELS
-    other = [one for one in names if found.get(one) not in (None, False, "0", "0.0", "null")]
-    built = not any(found.get(one) for one in ("swiglu", "normalization")) and _builds_a_family(found)
+    other = [one for one in names if found.get(one) not in NOTHING]
+    other += [] if found.dumped else _own_layers(found)
+    plain = not any(found.get(one) for one in ("swiglu", "normalization"))
+    built = (plain and _builds_a_family(found)) or _replaces_layers(found)
     if built and said is None and not (other or PROGRAMS.match(found.program)):
         about = f"{found.program} builds layers that its arguments do not tell; the nearest preset"
         found.questions.append(Question(name="--model NAME", about=about))
@@ -102,6 +117,19 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     return known_model(model, name) if rows else _with_vocabulary(found, model)
 
 
+def _own_layers(found: Arguments) -> list[str]:
+    """Arguments that no list has and that say layers of a fork's own by their words."""
+    held, quiet, counted = known_arguments()
+    known = (*counted, *OTHER_MODELS)
+    spec = found.get("spec")
+    named = " ".join(map(str, spec)) if isinstance(spec, list) else str(spec or "")
+    own = ["spec"] if named and not KNOWN_SPECS.match(named) else []
+    return own + [
+        one for one, value in found.items()
+        if LAYERS.fullmatch(one) and value not in NOTHING and one not in known and not (held.fullmatch(one) or quiet.fullmatch(one))
+    ]  # fmt: skip
+
+
 def _builds_a_family(found: Arguments) -> bool:
     """Whether a program is of a family by its name, or by the model that it imports from the Megatron around it."""
     if FAMILIES.match(found.program.lower()):
@@ -109,6 +137,16 @@ def _builds_a_family(found: Arguments) -> bool:
     file = beside(Path(found.where), found.program.rpartition("/")[2], (".py",)) if found.program.endswith(".py") else None
     models = re.findall(r"^from megatron[\w.]* import ([\w, ]*Model\w*)", read_text(file), re.MULTILINE) if file is not None else []
     return any(FAMILIES.match(f"{one}.py") for line in models for one in re.findall(r"\w+", line.lower()))
+
+
+def _replaces_layers(found: Arguments) -> bool:
+    """Whether the program beside puts modules of its own into the layers that Megatron builds."""
+    file = beside(Path(found.where), found.program.rpartition("/")[2], (".py",)) if found.program.endswith(".py") else None
+    text = read_text(file) if file is not None else ""
+    put = re.findall(r"\.(?:self_attention|core_attention|mlp)\s*=\s*ModuleSpec\(\s*module=(\w+)", text)
+    put += re.findall(r"\b(?:self_attention|core_attention|mlp)=ModuleSpec\(\s*module=(\w+)", text)
+    theirs = re.findall(r"^\s*from (?:megatron\.core|transformer_engine)[\w.]* import (\([^)]*\)|.*)", text, re.MULTILINE)
+    return any(not re.search(rf"\b{one}\b", "\n".join(theirs)) for one in put)
 
 
 def _ask_for_routing(found: Arguments) -> None:
@@ -207,11 +245,13 @@ def _own_tokenizer(found: Arguments) -> str:
         if not isinstance(text, str) or is_open(text.rpartition("/")[2]):
             continue
         name = re.sub(r"\.(model|json|vocab|txt|tiktoken)$", "", text.rstrip("/").rpartition("/")[2])
-        on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None
+        on_the_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", text) is not None and not text.endswith((".model", ".json"))
+        if re.search(r"(^|[_-])\d{2,3}k([_-]|$)|(merge|extend|expand)", f"{text}".lower()) and not on_the_hub:
+            return shown(name)
         if (on_the_hub or re.search(r"\d", name)) and not USUAL_TOKENIZERS.search(f"{text}".lower()):
             return shown(text.rpartition("/")[2] if not on_the_hub else text)
     file = shown_text(str(found.get("vocab_file", "")))  # of a type for any byte-pair encoding
-    own = re.search(r"tokeni[sz]er|bpe|\d{4,6}|-(tiny|mini|small|base|medium|large|xl)/", file.lower())
+    own = re.search(r"tokeni[sz]er|bpe|\d{4,6}|(^|[/_-])\d{2,3}k[/_.-]|-(tiny|mini|small|base|medium|large|xl)/", file.lower())
     if own and not re.search(r"gpt-?2|path|your", file.lower()):
         return shown("/".join(file.split("/")[-2:]))
     return ""

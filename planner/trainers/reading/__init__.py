@@ -27,7 +27,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     run = _run(path, text, said)
     first = [one for one in readers if run and getattr(readers[one], "READ_FIRST", False)]
     fits = [one for one in readers if _looks_like(readers[one].FORM, path, f"{text}\n{run}" if one in first else text)]
-    if not fits and (started := f"{_started(path, text)}\n{run}".strip()):
+    if not fits and (started := f"{_started(path, text)}\n{_run(path, text, said, MOST_ARGUMENTS)}".strip()):
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
@@ -64,15 +64,19 @@ NODES = re.compile(r"nnodes|num_?nodes|num_machines|nhosts", re.IGNORECASE)
 """Words of scripts for several nodes, where such a number is that of a node."""
 
 
-def _run(path: Path, text: str, said: Given) -> str:
-    """The commands of a script with the values of its variables, one a line; '' for what is no script."""
+MOST_WORDS, MOST_ARGUMENTS = 12, 400
+"""Words of a command in which its program stands, and with what it is given."""
+
+
+def _run(path: Path, text: str, said: Given, most: int = MOST_WORDS) -> str:
+    """The commands of a script with the values of its variables, one a line, ``most`` words of each; '' for what is no script."""
     if path.suffix.removeprefix(".").lower() not in SHELL:
         return ""
     try:
         commands = evaluate(text, str(path), said.settings, path.parent).commands
     except PlannerError:
         return ""
-    return "\n".join(" ".join(one.words[:MOST_WORDS]) for one in commands)
+    return "\n".join(" ".join(one.words[:most]) for one in commands)
 
 
 def _through_its_program(path: Path, said: Given) -> Reading | None:
@@ -128,8 +132,6 @@ def _once(questions: Sequence[Question]) -> list[Question]:
     return list({one.name: one for one in questions}.values())
 
 
-MOST_WORDS = 12
-"""Words of a command in which its program stands."""
 SHELL = ("sh", "bash", "slurm", "sbatch")
 """Endings of shell scripts: what reads one reads all."""
 

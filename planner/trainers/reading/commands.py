@@ -16,7 +16,7 @@ from planner.trainers.reading.settings import Settings, beside, file_settings, p
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.starting import hosts_gpus, included_gpus
-from planner.trainers.reading.shell.text import Word, gap, shown_text
+from planner.trainers.reading.shell.text import Word, gap, roots, shown_text
 from planner.trainers.reading.values import read_text
 
 
@@ -80,7 +80,7 @@ def launched(path: Path, said: Given, program: str, mode: str = "", modules: boo
         about = f"which of the {len(found)} trainings of the script it starts"
         ask(str(path), [Question(name=waiting, about=about, choices=tuple(script.choices.get(waiting, ())))])
     notes = (f"of {len(found)} commands that train, the first is read",) if len(found) > 1 else ()
-    if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) for word in first.words[place + 1 :]):
+    if re.search(r"\$[@*]", text) and not any(re.search(r"^-|[=.]", word) or roots(word) for word in first.words[place + 1 :]):
         raise PlannerError(f"{path}: all arguments come from who calls this script ($@); import the script that calls it")
     _as_it_runs(script, first)
     return _launch(path, first.words, place, script, notes)
@@ -284,10 +284,20 @@ def _file_of(value: Any) -> str:
     return str(value[0]) if isinstance(value, list) and value else str(value)
 
 
+def _require_named(path: Path, words: list[str], said: Given) -> None:
+    """Asks for the file of settings that a variable names."""
+    for word in (one for one in words if is_open(one) and "=" not in one):
+        name = next(iter(roots(word)), CONFIG_FILE)
+        about = "the file of settings that its command names"
+        ask(str(path), [Question(name=name, about=about, choices=tuple(said.choices.get(name, ())) or ("FILE",))])
+
+
 def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[str, ...] = ("config",)) -> Settings:
     """Settings of a command over those of the YAML files that it names. Raises PlannerError where one is not there."""
     named = [_file_of(found.settings.pop(one)) for one in options_that_name if one in found.settings]
     named += [word for word in found.words if word.endswith((".yaml", ".yml", ".json"))]
+    if not named:
+        _require_named(path, found.words, said)
     data: dict[str, Any] = {}
     for name in named:
         if name in found.written and name.endswith((".yaml", ".yml")):

@@ -50,6 +50,9 @@ ENCODERS = re.compile(
     r"|longformer|led|bge|e5|gte|whisper)-"
 )
 """Names of models that are no decoders of text."""
+SINGLE = re.compile(r"gpt[-_]?oss", re.IGNORECASE)
+"""Models whose experts and router are tensors and no linear layers, which adapters on linear layers leave alone: those of attention
+are left.  [transformers, modeling_gpt_oss.py; peft, target_parameters names such tensors]"""
 TRAINED_WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target")
 """Settings that name what is trained as a whole beside adapters."""
 QUIET = re.compile(
@@ -117,7 +120,7 @@ def reading(job: FineTuning) -> Reading:
             steps = -(-(job.batch or 1) // (micro * dp))
         batch = micro * steps * dp
         fields |= {"dp": dp, "num_microbatches": steps, **_of_the_node(shard, gpus, dp)}
-        if gpus == split and not fields.get("offload_parameters"):
+        if gpus == split and not (fields.get("offload_parameters") or fields.get("offload_optimizer")):
             fields["zero"] = 0
     fields.setdefault("zero", 0)
     fields |= {"micro_batch_size": micro, "offload_activations": int(job.offload_activations)}
@@ -130,6 +133,8 @@ def reading(job: FineTuning) -> Reading:
         raise PlannerError(f"{where}: {job.model} is no decoder: encoders and sequence-to-sequence models are not modelled")
     model, found = named_model(job.model, job.given.path) if job.model else (None, ())
     frozen, noted = _frozen(job)
+    plain = trainer != "unsloth" and not job.given.get("target_parameters")  # unsloth may give tensors adapters of its own
+    single = plain and job.lora_targets == "all" and SINGLE.search(job.model or "") is not None
     states, paged = _states(job.optimizer, trainer)
     known = _options(trainer)
     options = {name: value for name, value in job.options.items() if value in known.get(name, ())}
@@ -139,11 +144,11 @@ def reading(job: FineTuning) -> Reading:
         trainer=spell(trainer, options), fields=fields, model=model, model_name=str(job.model or ""),
         sequence_length=job.sequence_length,
         global_batch_size=batch, precision=precision, optimizer=states, num_gpus=gpus, lora_rank=job.lora_rank,
-        lora_targets=job.lora_targets if job.lora_rank else "all",
+        lora_targets="all" if not job.lora_rank else "attention" if single else job.lora_targets,
         lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
-        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus)),
+        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapted_tables(job)),
     )  # fmt: skip
     _require_priced(result, where)
     return result
@@ -175,6 +180,16 @@ def _trained_whole(given: Settings) -> str:
         if found:
             return next(one for one, tables in LORA_WHOLE.items() if tables == found)
     return "none"
+
+
+def _adapted_tables(job: FineTuning) -> tuple[str, ...]:
+    """Notes about tables of the vocabulary that have adapters, which are priced on linear layers of the layers alone."""
+    said = next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None)
+    words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+    named = sorted({str(one) for one in words if TABLES.search(str(one))})
+    if not named or not job.lora_rank or _trained_whole(job.given) != "none":
+        return ()
+    return (f"adapters on {shown(', '.join(named))} are not priced: rank x (hidden size + vocabulary) weights each",)
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
@@ -228,12 +243,20 @@ def optimizer(given: Settings, name: Any, setting: str) -> str:
     return OPTIMIZERS[word]
 
 
+TABLES = re.compile(r"lm_head|output_layer|embed_tokens|wte")
+"""Names of tables of the vocabulary."""
+ADAPTED = ("lora_target_modules", "target_modules", "lora_target", "lora_modules")
+"""Arguments that list what has adapters."""
+
+
 def adapter_targets(names: Any) -> str:
     """One of LORA_TARGETS that holds all of the linear layers named: a list, a text with commas, 'all-linear'."""
     words = names if isinstance(names, list) else re.split(r"[,\s]+", str(names))
     parts = set()
     for word in words:
         tail = str(word).strip().rpartition(".")[2].lower()
+        if TABLES.search(tail) and len(words) > 1:  # a note says that they are not priced
+            continue
         parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
     found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
     return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"

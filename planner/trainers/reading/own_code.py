@@ -27,11 +27,14 @@ from planner.trainers.reading.training_scripts import (
     CHECKPOINTS,
     CONFIGS,
     FOREIGN,
+    TRAINERS,
     WithModules,
     adapters,
+    loaded_by_trainer,
     loads_model,
     model_arguments,
     require_known_adapters,
+    require_ours,
     switched_on,
 )
 from planner.trainers.reading.values import read_text
@@ -120,6 +123,7 @@ def own_code(program: Program, decided: bool) -> dict[str, Any]:
     """Arguments that a program gives the libraries itself, as command lines name them; empty where it does not say.
     ``decided``: the command says whether adapters are trained."""
     require_known_adapters(program)
+    require_ours(program, program.calls(*TRAINERS))
     _require_language_model(program)
     found: dict[str, Any] = {}
     made = program.calls(*CONFIGS)
@@ -129,6 +133,8 @@ def own_code(program: Program, decided: bool) -> dict[str, Any]:
     sure = [one for one in loads if program.runs(one)]
     if len(sure) == 1 or len(loads) == 1:
         found |= model_arguments(program, sure or loads, False, [])
+    elif not loads:
+        found |= loaded_by_trainer(program)
     if switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS)):
         found["gradient_checkpointing"] = True
     if _precomputes(program):

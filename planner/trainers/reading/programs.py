@@ -61,7 +61,8 @@ MOST_PROGRAMS = 8
 """Programs of a script that are looked into."""
 LIBRARIES = {
     r"megatron\.bridge": "Megatron-Bridge", r"nemo\.collections": "NeMo", "nanotron": "nanotron", "composer": "Composer",
-    "olmo_core": "OLMo-core", "colossalai": "Colossal-AI",
+    "olmo_core": "OLMo-core", "colossalai": "Colossal-AI", "(jax|flax)": "JAX", "paddle(nlp)?": "PaddlePaddle",
+    "(mindspore|mindformers)": "MindSpore",
 }  # fmt: skip
 """Modules of trainers whose programs take no arguments of transformers."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.python import Bound, Script
 from planner.trainers.reading.python_text import is_main, last_name
-from planner.trainers.reading.shell.text import is_open
+from planner.trainers.reading.shell.text import gap, is_open
 
 DEEPEST = 4
 """Functions that call functions."""
@@ -22,6 +22,7 @@ class Running(Script):
     def __init__(self, path: Path, said: Given) -> None:
         super().__init__(path, said)
         self._under = dict(_conditions(self.tree))
+        self._asking: set[int] = set()
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with such a last name that may run."""
@@ -47,12 +48,22 @@ class Running(Script):
                 if has is not wanted:
                     return False
                 continue
-            value = self._value(test)
+            value = self._tested(test)
             if isinstance(value, str) and is_open(value):
                 sure = False
             elif bool(value) is not wanted:
                 return False
         return True if sure else None
+
+    def _tested(self, test: ast.expr) -> Any:
+        """The value of a condition; not known where it hangs on what stands under itself: 'if a.b is None: a.b = 1'."""
+        if id(test) in self._asking:
+            return gap([])
+        self._asking.add(id(test))
+        try:
+            return self._value(test)
+        finally:
+            self._asking.discard(id(test))
 
     def _decided(self, some: list[Bound], name: str) -> Any:
         """The same, of assignments whose conditions are met or not known; the last counts as sure where they are met."""

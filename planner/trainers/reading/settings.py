@@ -10,12 +10,14 @@ import yaml
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
-from planner.trainers.reading.shell.text import is_open, roots, shown_text
+from planner.trainers.reading.shell.text import gap, is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
 
 
+SWITCHED = ("true", "false")
+"""Answers of a switch."""
 _PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,80}|YOUR_\w{1,80}|<[^<>]{1,80}>|\.{3,80})", re.IGNORECASE)
 """What people leave to be filled in."""
 
@@ -35,25 +37,31 @@ class Settings:
         """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""
         if self.said is None:
             ask(str(self.path), [question])
-        if all(one.name != question.name for one in self.said.questions):
+        there = next((i for i, one in enumerate(self.said.questions) if one.name == question.name), None)
+        if there is None:
             self.said.questions.append(question)
+        elif question.choices and not self.said.questions[there].choices:  # who asks again knows its answers
+            self.said.questions[there] = question
 
     def where(self, name: str) -> str:
         """File and setting, for messages."""
         return f"{self.path}: {self.place}{name}"
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A value; a missing one, null and an empty text are the default. Dots lead into sections."""
+    def get(self, name: str, default: Any = None, choices: tuple[str, ...] = ()) -> Any:
+        """A value; a missing one, null and an empty text are the default. Dots lead into sections. ``choices`` of one that is
+        asked for."""
         head, _, rest = name.partition(".")
         if rest and name not in self.data:
-            return self.section(head).get(rest, default)
+            return self.section(head).get(rest, default, choices)
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name, self.usual.get(name))
         if isinstance(value, str) and is_open(value):
             for one in roots(value) or (f"{self.place}{name}",):
                 about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
                 about = "YAML, JSON or TOML that its program reads" if one == CONFIG_FILE else about
-                self.ask(Question(name=one, about=about, choices=tuple(self.said.choices.get(one, ())) if self.said else ()))
+                known = tuple(self.said.choices.get(one, ())) if self.said else ()
+                usual = choices if value == gap([one]) and one != CONFIG_FILE else ()
+                self.ask(Question(name=one, about=about, choices=known or usual))
             value = None
         return default if value is None or value == "" else value
 
@@ -81,7 +89,7 @@ class Settings:
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Yes or no. Raises PlannerError."""
-        value = self.get(name)
+        value = self.get(name, choices=SWITCHED)
         if value is None or isinstance(value, bool):
             return default if value is None else value
         text = str(value).lower()

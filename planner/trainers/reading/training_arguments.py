@@ -17,9 +17,10 @@ from planner.trainers.reading.fine_tuning import (
     optimizer,
     quantised,
 )
-from planner.trainers.reading.given import OtherStepError, Question, value_of
-from planner.trainers.reading.settings import Settings, beside
+from planner.trainers.reading.given import Question, value_of
+from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.versions import newer
 
 QUIET = re.compile(
@@ -29,26 +30,6 @@ QUIET = re.compile(
     r"|decontaminate|use_logits_to_keep|bos_token|is_decoder|config|token|auto_insert_empty_system_msg|preprocessing_num_workers"
     r"|fsdp_transformer_layer_cls_to_wrap|aux_loss_enabled|router_aux_loss_coef|use_auth_token|project|dataset_mixer.*|instruct_\w+"
 )
-NOT_LM = {
-    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
-    **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
-    "qat": "quantisation-aware training",
-    **{name: name.upper() for name in ("gspo", "dapo", "remax")},
-}  # fmt: skip
-"""What has another step than a language model or DPO, or another optimizer, as words of a path."""
-
-
-OTHER_STEPS = {
-    "contrastive training": re.compile(
-        r"(query|passage|doc)_max_len(gth)?|negatives_\w+|num_negatives|infonce\w*|contrastive\w*|embedding_view"
-    ),
-    "PPO": re.compile(
-        r"num_ppo_epochs|ppo_(epochs|mini_\w+)|total_episodes|whiten_(advantages|rewards)|missing_eos_penalty|cliprange_value"
-    ),
-}
-"""Arguments that only another step has."""
-
-
 @record
 class Habits:
     """What a script does where its arguments say nothing."""
@@ -66,16 +47,10 @@ TRL = Habits(trainer="trl", bf16=True, recompute=True, length=1024)
 """[trl/trainer/base_config.py, sft_config.py]"""
 FROZEN = ("tune_mm_mlp_adapter", "freeze_backbone", "freeze_llm", "freeze_language_model", "freeze_model")
 """Switches of programs that keep the language model as it is."""
-METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method", "algorithm")
-"""What programs call the step that they train with: sft, dpo or one of their own."""
 PAIRS_ALONE = "pairs are read as two sequences each: the reference model is not in memory, its log probabilities are there before"
 PASSED_BEFORE = "the reference model's pass, done before the training, is priced in every step too: the step comes out too long"
-STEP_WORDS = re.compile(r"(train\w*_)?(objective|stage|task|trainer|mode|loss_?(type|fn)?)(_type|_name)?|rl_\w+|adv_estimator")
-"""What programs call something that may be the step too, where its value says so."""
 OWN_OPTIMIZER = re.compile(r"(?:own_|my_)?optim(?:izer)?(?:_?(?:type|name|class))?|opt_type")
 """What programs call the optimizer that they make themselves, whatever optim of transformers says."""
-SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
-"""Words that name no step of its own."""
 QUANTISED = ("q_lora", "use_qlora", "qlora", "enable_qlora")
 SWITCHES = ("use_peft", "use_lora", "lora_enable", "use_peft_lora", *QUANTISED)
 """What programs call the switch of adapters, and of adapters of a quantised model."""
@@ -124,7 +99,7 @@ def parse(
     """The job that arguments describe; ``sharding`` and ``script`` of the launcher. Raises PlannerError."""
     if given.said is not None and (answer := given.said.setting("gradient_checkpointing")) is not None:
         given.data = {**given.data, "gradient_checkpointing": value_of(answer)}
-    objective = _objective(given, script)
+    objective = objective_of(given, script)
     habits, dated = _dated(given, habits, sharding)
     for name in FROZEN:
         if given.flag(name):
@@ -150,7 +125,7 @@ def parse(
         micro_batch_size=micro, batch=step,
         accumulation=None if step else pieces * _steps(given, found),
         sequence_length=_length(given) or habits.length, precision=_precision(given, habits, half, found),
-        half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused"), "optim"),
+        half_weights=half, optimizer=optimizer(given, given.get("optim", "adamw_torch_fused", choices=LIKE_IT), "optim"),
         recompute=recompute, offload_activations=given.flag("activation_offloading"),
         lora_rank=next((rank for one in RANKS if (rank := given.number(one, least=0))), 16) if adapters else 0,
         # Without names PEFT takes query and value for most architectures.  [peft, utils/constants.py]
@@ -158,9 +133,8 @@ def parse(
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(
-            *asked, *dated, *(_own_adapters(given, script) if adapters and habits is TRANSFORMERS else ()), *_own_precision(given),
+            *asked, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
-            *(() if adapters else _own_switch(given)),
         ),
         notes=notes,
     ))  # fmt: skip
@@ -227,7 +201,7 @@ def _own_word(given: Settings) -> str | None:
 
 def _switches(given: Settings, *names: str) -> list[bool]:
     """What those of some switches say that are there."""
-    return [given.flag(name) for name in names if given.get(name) is not None]
+    return [given.flag(name) for name in names if given.get(name, choices=SWITCHED) is not None]
 
 
 def _adapters(given: Settings) -> bool:
@@ -287,15 +261,31 @@ def _own_launcher(given: Settings, habits: Habits) -> tuple[Question, ...]:
     return (Question(name="bf16", about=about, choices=("true", "false")),)
 
 
-def _own_switch(given: Settings) -> tuple[Question, ...]:
+def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits) -> tuple[Question, ...]:
+    """What a program of its own decides about adapters."""
+    own = any(given.data.get(one) is not None for one in OWN_WORDS) and given.data.get("use_peft") is None
+    if adapters:
+        return _own_adapters(given, script) if own or habits is TRANSFORMERS else ()
+    return _own_switch(given, script)
+
+
+OWN_WORDS = tuple(one for one in (*SWITCHES, "target_modules") if one != "use_peft")
+"""Words of adapters that the scripts of TRL do not have: their program is another, which loads its weights as it likes."""
+LOADED = re.compile(r"(\w+_)?(lora|peft|adapters?)(_(model|weights?|name|name_or|ckpt|checkpoint))?(_(path|dir|ckpt|checkpoint))?")
+"""Adapters that a program goes on with."""
+
+
+def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     """Whether adapters are trained, where words of a program are about them and none says it."""
     if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
         return ()
     own = [name for one in given.left() if re.search("lora|peft|adapter", name := one.partition(" = ")[0])]
+    loaded = [one for one in own if LOADED.fullmatch(one) and not re.search("output|save|merge|export|target", one)]
     own = [one for one in own if not (fine_tuning.QUIET.fullmatch(one) or re.search("dropout|alpha|bias|path|dir|merge|init", one))]
-    if not own:
+    if not (own or loaded):
         return ()
-    return (Question(name="use_peft", about=f"its program calls something {own[0]}", choices=("true", "false")),)
+    switch = Question(name="use_peft", about=f"its program calls something {(own or loaded)[0]}", choices=("true", "false"))
+    return (switch,) if own else (switch, *_own_adapters(given, script))  # what it goes on with is nowhere else
 
 
 def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:
@@ -355,34 +345,6 @@ def _dtype(given: Settings) -> str:
     own = given.section("model_init_kwargs").first("dtype", "torch_dtype") if isinstance(inner, dict) else None
     named = given.first("dtype", "torch_dtype")
     return str(named or own or "float32").lower().removeprefix("torch.")
-
-
-def _objective(given: Settings, script: str) -> str:
-    """lm or dpo. Raises PlannerError for the other trainers of TRL."""
-    words = re.split(r"[^a-z0-9]+", f"{given.path.resolve().parent.name}/{given.path.stem}/{script}".lower())
-    foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
-    if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
-        foreign = "SIMPO"
-    for name, words_of_step in OTHER_STEPS.items():
-        if any(words_of_step.fullmatch(one) and given.data[one] not in (None, False) for one in given.data):
-            foreign = foreign or name
-    for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
-        words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
-        foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)
-    named = str(given.first(*METHODS, default="")).lower()
-    if re.fullmatch(r"[a-z_-]{2,20}", named) and SUPERVISED.search(named) is None:
-        foreign = foreign or (None if named == "dpo" else NOT_LM.get(named, named))
-        words = [*words, named]
-    if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
-        grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
-        also = "; --from rl:trl reads it as an RL plan" if grpo else ""
-        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
-    if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
-        return "lm"
-    preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
-    stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
-    supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called
-    return "dpo" if preference or ("dpo" in words and not supervised) else "lm"
 
 
 def _options(given: Settings) -> dict[str, str]:

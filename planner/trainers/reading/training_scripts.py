@@ -70,7 +70,7 @@ def settings_of(
         data = {name: value for name, value in data.items() if name not in spread}
         data = {**{name: gap([name]) for name in (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")}, **data}
     if not loads:
-        data |= _named_by_trainer(script, trainers)
+        data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
     kinds = {getattr(one.func, "id", getattr(one.func, "attr", "")) for one in (*configs[:1], *trainers[:1])}
     if any(one.startswith("DPO") for one in kinds):
@@ -130,8 +130,7 @@ def _require_training(script: Script) -> None:
         taken = [one.name for one in node.names if one.name in TRAINERS]
         if taken and not node.level and root not in OURS:
             raise PlannerError(f"{script.path}: {taken[0]} of {root} is not the one of TRL or transformers")
-    if (other := _elsewhere(script, ours)) is not None:
-        raise PlannerError(f"{script.path}: {other} is not the one of TRL or transformers")
+    require_ours(script, ours)
     if not script.calls(*CONFIGS):
         if script.calls("HfArgumentParser", "TrlParser"):
             raise PlannerError(
@@ -158,6 +157,12 @@ def _keeps_more(script: Script, trainers: list[ast.Call]) -> str | None:
 
 OURS = ("trl", "transformers", "unsloth", "unsloth_zoo")
 """Libraries whose trainers are read."""
+
+
+def require_ours(script: Script, trainers: list[ast.Call]) -> None:
+    """Raises PlannerError where one of some trainers is of another library, or a class of the project made from none of theirs."""
+    if (other := _elsewhere(script, trainers)) is not None:
+        raise PlannerError(f"{script.path}: {other} is not the one of TRL or transformers")
 
 
 def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
@@ -204,12 +209,19 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         found |= {"load_in_4bit": four if not (eight or whole) else False, "load_in_8bit": eight, "use_bnb_nested_quant": True}
         known = isinstance(dtype, str) and not is_open(dtype)
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
+    if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
+        notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
+    return found | _loading(script, words)
+
+
+def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of what loads a model: dtype, kernel of attention and bits."""
+    found: dict[str, Any] = {}
+    dtype = words.get("dtype", words.get("torch_dtype"))
     if isinstance(dtype, str):
         found["dtype"] = dtype
     if (kernel := words.get("attn_implementation")) is not None:
         found["attn_implementation"] = kernel
-    if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
-        notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
     bits = next(iter(script.calls("BitsAndBytesConfig")), None)
     quantised = script.keywords(bits) if bits is not None and words.get("quantization_config") is not None else words
     for ours, theirs in (("load_in_4bit", "load_in_4bit"), ("load_in_8bit", "load_in_8bit"),
@@ -217,6 +229,19 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
     return found
+
+
+def loaded_by_trainer(script: Script) -> dict[str, Any]:
+    """Arguments of a model that a trainer of TRL loads by its name: model_init_kwargs, of the trainer, of its configuration, or
+    put into that.  [trl/trainer/sft_trainer.py]"""
+    given = [one.value for call in script.calls(*CONFIGS, *TRAINERS) for one in call.keywords if one.arg == INITIAL]
+    put = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Attribute)]
+    given += [one.value for one in put if last_name(one.targets[0]) == INITIAL]
+    words = script.value(given[-1]) if given else None
+    return _loading(script, words) if isinstance(words, dict) else {}
+
+
+INITIAL = "model_init_kwargs"
 
 
 def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any]:
@@ -255,7 +280,7 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         targets = "all-linear"  # of a function that lists them
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
-    whole = [one for one in targets if str(one) in WHOLE] if isinstance(targets, list) else []
+    whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
     if whole or words.get("modules_to_save"):
         found["modules_to_save"] = whole or words["modules_to_save"]  # listed: trained as a whole, which adapters are not
     if unsloth:

@@ -343,6 +343,10 @@ def _flags(path: Path, text: str, given: Given) -> Sections:
     return {**found, "started": {"gpus": gpus}}
 
 
+OWN_MODULES = ("llama3", "llama4", "deepseek_v3", "qwen3", "gpt_oss")
+"""Modules of torchtitan, whose configurations repeat activations as its defaults do; those of a project may do otherwise."""
+
+
 def _registered(path: Path, words: list[str], given: Given) -> Sections:
     """What the function says that --module llama3 --config llama3_8b name, in a module of the same repository; {} where a
     command names none. Raises PlannerError where it is not there and no flag says a degree."""
@@ -355,7 +359,8 @@ def _registered(path: Path, words: list[str], given: Given) -> Sections:
     folder = module.replace(".", "/")
     places = [f"{one}{folder}/config_registry.py" for one in ("", "torchtitan/models/", "torchtitan/experiments/")]
     file = next((found for one in places if (found := beside(path, one, (".py",))) is not None), None)
-    if file is None and any(one.startswith("--parallelism.") for one in words):
+    told = module.rpartition(".")[2] in OWN_MODULES or any(re.match(r"--activation[-_]checkpoint\.", one) for one in words)
+    if file is None and told and any(one.startswith("--parallelism.") for one in words):
         return {}  # its flags say the layout
     if file is None:
         raise PlannerError(f"{path}: it trains {config} of {module}, whose config_registry.py is not there; import that file")

@@ -93,6 +93,9 @@ class _Condition:
             found = self.any_of()
             self.place += self.next() == ")"
             return found
+        if not self.double and token in _BINARY and following is not None and following not in _BINARY:
+            self.place += 1
+            return Verdict(False)  # what stood before is empty: an error of [, which is not true
         if following in _BINARY and self.place + 1 < len(self.tokens):
             right = self.tokens[self.place + 1]
             self.place += 2
@@ -122,6 +125,8 @@ class _Condition:
         return Verdict(None)
 
     def compared(self, left: str, operator: str, right: str) -> Verdict:
+        if right == "" and operator in ("=", "==", "!="):  # as -z and -n say it
+            return self.unary("-n" if operator == "!=" else "-z", left)
         if is_open(left) or is_open(right) or MAYBE in left + right:
             names = roots(left) + roots(right)
             if len(names) == 1 and not (is_open(left) and is_open(right)):

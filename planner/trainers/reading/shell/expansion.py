@@ -200,6 +200,10 @@ class Expansion:
             written = isinstance(value, list) and bool(value) and all(re.fullmatch("\ue000.*\ue001", one) for one in value)
             self.add(gap([count[1]]) if value is None or written or MAYBE in str(value) else str(len(value)), quoted)
             return
+        places = re.fullmatch(r"!(\w+)\[[@*]\]", inner)
+        if places and isinstance(value := variables.get(places[1]), list) and MAYBE not in str(value):
+            self.add(" ".join(map(str, range(len(value)))), False)
+            return
         indirect = re.fullmatch(r"!(\w+)", inner)
         if indirect:
             name = variables.text(indirect[1])
@@ -286,7 +290,11 @@ def _closing(raw: str, i: int) -> int:
 
 
 def _element(variables: Variables, value: list[str], subscript: str | None) -> str:
-    index = arithmetic(joined(subscript or "0", variables), lambda name: variables.text(name) or "")
+    place = joined(subscript or "0", variables)
+    index = arithmetic(place, lambda name: variables.text(name) or "")
+    waiting = roots(place if is_open(place) else variables.text(place) or "")
+    if index is None and waiting:  # of a loop: which round is meant
+        return gap(waiting)
     if index is None or not -len(value) <= index < len(value):
         return gap([]) if value else ""
     return value[index]

@@ -12,12 +12,15 @@ DEEPEST = 64
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(?:\[([^\]\s]{{1,200}})\])?(\+?)=")
 _REDIRECTION = re.compile(r"(?:\d{0,3}|&|\{\w+\})(<<<|<<-?|>>|>&|<&|>\||<>|>|<)")
+_COMMENTED_OUT = re.compile(r"\\\n(?:[ \t]*#[^\n]*\n)+(?=[ \t]+--?[A-Za-z])")
+"""Options of a command that are commented out: they end it too, which nobody means before an option."""
 _ENDS = ("then", "else", "elif", "fi", "do", "done", "esac", "}", ")", ";;", ";&", ";;&")
 
 
 def parse(text: str, where: str) -> list[Node]:
     """The commands of a script. Raises PlannerError with file and line."""
     text = re.sub(r"\\[ \t]+\n(?=[ \t]*--)", "\\\n", text)  # blanks behind it end a command, which nobody means before an option
+    text = _COMMENTED_OUT.sub("\\\n", text)
     parser = _Parser(text, where)
     nodes = parser.commands(())
     if parser.position < len(text):

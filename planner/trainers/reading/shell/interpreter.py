@@ -15,6 +15,7 @@ from planner.trainers.reading.shell.expansion import Value, Variables, added_to,
 from planner.trainers.reading.shell.grammar import parse
 from planner.trainers.reading.shell.merging import merged
 from planner.trainers.reading.shell.starting import (
+    at_end,
     batch_options,
     launcher_variables,
     place_of_file,
@@ -214,11 +215,14 @@ class _Follower:
             self.script.commands += self.aside(node.body)[1] if node.condition is not None else []
             return
         words = [one for raw in node.words for one in expanded(raw, self.variables)]
+        if not words and not self.depth and any(re.search(r"\$[@*]", raw) for raw in node.words):
+            words = [gap([node.name])]  # who calls the script says them
         if not words:
             return
         if len(words) > 1:
             self.script.choices.setdefault(node.name, []).extend(words)
-        self.variables.put(node.name, words[0] if len(words) == 1 else gap([node.name]))
+        told = len(words) == 1 and (not is_open(words[0]) or roots(words[0]))
+        self.variables.put(node.name, words[0] if told else gap([node.name]))
         self.follow(node.body)
 
     # ------------------------------------------------------------------------------------------------------- conditions
@@ -320,6 +324,7 @@ class _Follower:
             self.script.commands[inner:] = [Command([*words[:before], *one.words], one.under, one.seen) for one in launched]
             return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
+        recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
         if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
@@ -362,6 +367,8 @@ class _Follower:
         """Follows a script that lies where this one does; what its path begins with may be unknown."""
         rest = name.rpartition(CLOSE)[2].lstrip("/") if is_open(name) else name
         path = self.directory / rest if self.directory and rest and not os.path.isabs(rest) else Path(rest or "?")
+        if self.directory and os.path.isabs(rest) and not library.is_file(path):  # as the author's machine has it
+            path = at_end(self.directory, path) or path
         if self.directory is None or not library.is_file(path):
             if rest:
                 self.script.missing.append(rest)

@@ -1,4 +1,4 @@
-"""What jq and yq would read: one value of a JSON or YAML file by its dotted name. Nothing is executed."""
+"""What jq and yq would read, one value of a JSON or YAML file by its dotted name, and what seq counts. Nothing is executed."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +13,9 @@ _QUERY = re.compile(
 )
 _WHERE = re.compile(r"\s*(?:which|command\s+-v)\s+([\w.-]{1,100})\s*")
 """Where a program lies: its name stands for it."""
+_SEQ = re.compile(r"\s*seq((?:\s+\S+){1,3})\s*")
+MOST_COUNTED = 64
+"""Numbers of seq: more, and no loop over them is meant to be chosen from."""
 _PRESET_FIELDS = {
     "hidden_size": "hidden_size", "intermediate_size": "ffn_size", "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "vocab_size": "vocab_size",
@@ -27,6 +30,8 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
     The config.json of a model that is known by its folder's name need not be there."""
     if (found := _WHERE.fullmatch(text)) is not None:
         return found[1]
+    if (counted := _SEQ.fullmatch(text)) is not None:
+        return _numbers([expand(one) for one in counted[1].split()])
     asked = _QUERY.fullmatch(text)
     if asked is None or not (asked[1] or asked[4]):
         return None
@@ -36,6 +41,15 @@ def queried(text: str, where: str, expand: Callable[[str], str]) -> str | None:
     name = path.rpartition(CLOSE)[2].lstrip("/")
     value = _in_file(where, name, asked[3])
     return None if value is None or isinstance(value, dict | list) else {True: "true", False: "false"}.get(value, str(value))
+
+
+def _numbers(words: list[str]) -> str | None:
+    """What ``seq FIRST STEP LAST`` prints, on one line; None where a number is not known."""
+    if not all(re.fullmatch(r"-?\d{1,9}", one) for one in words):
+        return None
+    first, step, last = {1: ("1", "1", *words), 2: (*words[:1], "1", *words[1:])}.get(len(words), tuple(words))
+    numbers = range(int(first), int(last) + (1 if int(step) > 0 else -1), int(step)) if int(step) else ()
+    return " ".join(map(str, numbers)) if len(numbers) <= MOST_COUNTED else None
 
 
 def _in_file(where: str, name: str, key: str) -> Any:

@@ -57,6 +57,12 @@ def place_of_file(words: list[str]) -> int:
     return place if named and (first or place == 0) else -1
 
 
+def at_end(folder: Path, path: Path) -> Path | None:
+    """A script that a path on the author's machine names, by its last two parts or more, in the folder or one above."""
+    ends = [Path(*path.parts[one:]) for one in range(1, len(path.parts) - 1)]
+    return next((place for end in ends for one in (folder, *list(folder.parents)[:6]) if library.is_file(place := one / end)), None)
+
+
 def included_gpus(text: str) -> int | None:
     """GPUs of DeepSpeed's --include: host:0,1@other:0,1; None where one of its hosts says none.  [launcher/runner.py]"""
     hosts = text.split("@")
@@ -126,7 +132,15 @@ def script_near(directory: Path | None, name: str) -> Path | None:
     parts = [one for one in name.rpartition(CLOSE)[2].split("/") if one]
     ends = ["/".join(parts[i:]) for i in range(len(parts))] if is_open(name) or name.startswith("/") else []
     tried = [one / end for end in ([] if is_open(name) else [name]) + ends for one in folders]
-    return next((one for one in tried if library.is_file(one)), None)
+    found = next((one for one in tried if library.is_file(one)), None)
+    return found or _in_a_folder_beside(folders[1:3], [one for one in ends if one.count("/") > 1])
+
+
+def _in_a_folder_beside(folders: Sequence[Path], ends: Sequence[str]) -> Path | None:
+    """The one script with such an end of its path in the folders of some folders; None where there are none or several."""
+    plain = [one for one in ends if re.fullmatch(r"[\w./-]+", one) and ".." not in one]
+    found = {place for end in plain for one in folders for place in one.glob(f"*/{end}") if library.is_file(place)}
+    return found.pop() if len(found) == 1 else None
 
 
 _PLACEHOLDER = re.compile(r"(?<![<>\w])<([A-Za-z_][\w -]{0,60}\w)>")

@@ -1,0 +1,59 @@
+"""The step that a program of transformers or TRL trains with, by its words: a language model, DPO or another one."""
+
+import re
+
+from planner.trainers.reading.given import OtherStepError
+from planner.trainers.reading.settings import Settings
+
+NOT_LM = {
+    **{name: name.upper() for name in ("orpo", "kto", "grpo", "ppo", "rloo", "cpo", "gkd", "simpo", "lomo", "galore")},
+    **dict.fromkeys(("reward", "rm", "prm"), "reward training"), "rl": "reinforcement learning", "kd": "distillation",
+    "qat": "quantisation-aware training",
+    **{name: name.upper() for name in ("gspo", "dapo", "remax")},
+}  # fmt: skip
+"""What has another step than a language model or DPO, or another optimizer, as words of a path."""
+
+
+OTHER_STEPS = {
+    "contrastive training": re.compile(
+        r"(query|passage|doc)_max_len(gth)?|negatives_\w+|num_negatives|infonce\w*|contrastive\w*|embedding_view"
+    ),
+    "PPO": re.compile(
+        r"num_ppo_epochs|ppo_(epochs|mini_\w+)|total_episodes|whiten_(advantages|rewards)|missing_eos_penalty|cliprange_value"
+    ),
+}
+"""Arguments that only another step has."""
+METHODS = ("training_method", "train_method", "training_type", "rlhf_type", "method", "algorithm")
+"""What programs call the step that they train with: sft, dpo or one of their own."""
+STEP_WORDS = re.compile(r"(train\w*_)?(objective|stage|task|trainer|mode|loss_?(type|fn)?)(_type|_name)?|rl_\w+|adv_estimator")
+"""What programs call something that may be the step too, where its value says so."""
+SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|standard|default")
+"""Words that name no step of its own."""
+
+
+def objective_of(given: Settings, script: str) -> str:
+    """lm or dpo. Raises PlannerError for the other trainers of TRL."""
+    words = re.split(r"[^a-z0-9]+", f"{given.path.resolve().parent.name}/{given.path.stem}/{script}".lower())
+    foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
+    if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
+        foreign = "SIMPO"
+    for name, words_of_step in OTHER_STEPS.items():
+        if any(words_of_step.fullmatch(one) and given.data[one] not in (None, False) for one in given.data):
+            foreign = foreign or name
+    for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
+        words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
+        foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)
+    named = str(given.first(*METHODS, default="")).lower()
+    if re.fullmatch(r"[a-z_-]{2,20}", named) and SUPERVISED.search(named) is None:
+        foreign = foreign or (None if named == "dpo" else NOT_LM.get(named, named))
+        words = [*words, named]
+    if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
+        grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
+        also = "; --from rl:trl reads it as an RL plan" if grpo else ""
+        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
+    if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
+        return "lm"
+    preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
+    stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
+    supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called
+    return "dpo" if preference or ("dpo" in words and not supervised) else "lm"
