@@ -213,6 +213,17 @@ def test_a_flag_is_named_with_its_help_and_only_where_the_command_has_it() -> No
 
 
 @pytest.mark.parametrize(
+    ("word", "flags"),
+    [("--qlora", "--lora-rank 16 --frozen-weights nf4"), ("--dpo", "--objective dpo"), ("--load_in_8bit", "--frozen-weights int8")],
+)
+def test_a_word_with_a_value_of_its_own_is_shown_as_it_is_typed_here(word: str, flags: str) -> None:
+    text = printed("--model", "llama-8b", "--gpus", "1", word)
+    like = text.partition(" Like: ")[2].split()
+    assert flags in " ".join(like)
+    assert "rror: " not in printed("estimate", "--model", "llama-8b", "--gpus", "8", "--trainer", "trl", *like)
+
+
+@pytest.mark.parametrize(
     "words", [("report",), ("reshape", "--gpus", "4"), ("resilience", "--model", "llama-8b"), ("validate", "--gpus", "8")]
 )
 def test_commands_of_plan_files_say_where_one_comes_from(words: tuple[str, ...]) -> None:

@@ -68,7 +68,7 @@ MEANT = {
     "--pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size",
     "--cp": "context-parallel context-parallel-size", "--ep": "expert-parallel expert-model-parallel-size",
     "--hardware": "device accelerator card", "--trainer": "framework backend engine",
-    "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r",
+    "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r", "--objective": "dpo loss",
     "--frozen-weights": "qlora load-in-4bit load-in-8bit quantization bnb-4bit-quant-type",
     "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
     "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "o out save",
