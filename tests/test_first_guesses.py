@@ -207,6 +207,14 @@ def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -
     assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
 
 
+def test_bf16_on_a_card_without_it_is_said() -> None:
+    older = resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware="v100", precision="bf16"))
+    said = {one.what: one for one in older.assumptions}
+    assert "has no bf16" in said["precision"].why and said["precision"].flag == "--precision fp16"
+    newer = resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware="a100", precision="bf16"))
+    assert "precision" not in {one.what for one in newer.assumptions}
+
+
 def test_a_flag_is_named_with_its_help_and_only_where_the_command_has_it() -> None:
     assert "nf4" in printed("--model", "llama-8b", "--qlora").partition("Did you mean")[2]
     assert "Did you mean" not in printed("doctor", "plan.yaml", "--engine", "vllm")

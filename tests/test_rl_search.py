@@ -144,6 +144,15 @@ def test_explicit_placement() -> None:
     assert (layouts.actor.tp, layouts.rollout.tp, layouts.rollout.replicas) == (2, 1, 2)
 
 
+def test_cards_without_bf16_train_and_generate_in_fp16() -> None:
+    found = ask(RlRequest(model="qwen3-8b", gpus=16, hardware="v100-sxm2-32gb"))
+    assert (found.job.workload.precision, found.job.precision.weights) == ("fp16", "fp16")
+    assert {one.flag for one in found.assumptions} >= {"--precision", "--weights"}
+    assert search(found.job, found.asked, 1).fit
+    newer = ask(RlRequest(model="qwen3-8b", gpus=16, hardware="h100-sxm"))
+    assert (newer.job.workload.precision, newer.job.precision.weights) == ("bf16", "bf16")
+
+
 def test_nothing_fits_says_what_would() -> None:
     flags = ["--model", "qwen3-14b", "--gpus", "2", "--hardware", "h100-sxm", "--framework", "nemo-rl@0.5", "--max-length", "8k"]
     found = run(*flags)

@@ -140,9 +140,10 @@ def ask(request: RlRequest) -> RlQuestion:
         pools = replace(pools, train=replace(pools.train, network_bandwidth=bandwidth))
         pools = replace(pools, generate=replace(pools.generate, network_bandwidth=bandwidth))
     job = RlJob(
-        workload=_workload(request, model, framework, assumed), framework=framework, trainer=load_trainer(trainer),
+        workload=_workload(request, model, framework, pools.train, assumed), framework=framework, trainer=load_trainer(trainer),
         engine=load_engine(engine), hardware=pools.train, generate_hardware=pools.generate,
-        precision=_precision(request), memory_share=request.memory_share or 0.0, between=pools.between, price=request.price,
+        precision=_rollout_precision(request, pools.generate, assumed), memory_share=request.memory_share or 0.0,
+        between=pools.between, price=request.price,
     )  # fmt: skip
     if request.calibrated is not None:
         own = load_factors(Path(request.calibrated))
@@ -232,7 +233,9 @@ def _of_cluster(cluster: ClusterFile, request: RlRequest, assumed: list[Assumpti
     )  # fmt: skip
 
 
-def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assumed: list[Assumption]) -> RlWorkload:
+def _workload(
+    request: RlRequest, model: ModelSpec, framework: RlFramework, hardware: HardwareProfile, assumed: list[Assumption]
+) -> RlWorkload:
     """The step; what is not said is assumed aloud."""
     algorithm = request.algorithm or ALGORITHM
     if algorithm not in ALGORITHMS:
@@ -263,7 +266,7 @@ def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assu
         reward_s=_seconds(request.reward_time, "--reward-time"), turns=request.turns or 1,
         tool_s=_seconds(request.tool_time, "--tool-time"), tool_tokens=_tokens(request.tool_tokens, "--tool-tokens", 0.0),
         speculation=read_speculation(request.speculation),
-        precision=usual_name(request.precision) if request.precision else "bf16", lora_rank=request.lora_rank or 0,
+        precision=_precision(request, hardware, assumed), lora_rank=request.lora_rank or 0,
         **_sampled_again(request.keep_rate, rules, framework, assumed),
     )  # fmt: skip
 
@@ -303,8 +306,21 @@ def _seconds(said: object, what: str) -> float:
     return 0.0 if said is None else parse(said, "seconds", what=what)
 
 
-def _precision(request: RlRequest) -> Precision:
-    weights, cache = request.weights or "bf16", request.cache or "bf16"
+def _precision(request: RlRequest, hardware: HardwareProfile, assumed: list[Assumption]) -> str:
+    """Of the updates: as said, else bf16, or fp16 where the GPUs that train have no bf16."""
+    if request.precision:
+        return usual_name(request.precision)
+    if hardware.lacks_bf16:
+        assumed.append(Assumption("precision", "fp16", f"{hardware.name} has no bf16", "--precision"))
+    return "fp16" if hardware.lacks_bf16 else "bf16"
+
+
+def _rollout_precision(request: RlRequest, hardware: HardwareProfile, assumed: list[Assumption]) -> Precision:
+    """Of the engines, which load bf16 as fp16 where the GPUs have no bf16."""
+    weights, cache = request.weights or ("fp16" if hardware.lacks_bf16 else "bf16"), request.cache or "bf16"
+    if hardware.lacks_bf16 and not request.weights:
+        why = f"{hardware.name} has no bf16: engines load such weights as fp16 there"
+        assumed.append(Assumption("weights", weights, why, "--weights"))
     for flag, value, known in (("--weights", weights, WEIGHTS), ("--cache", cache, CACHES)):
         if value not in known:
             raise PlannerError(f"{flag} is {shown(value)}; it must be one of {listed(known)}")
