@@ -14,7 +14,7 @@ from planner import api
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.questions.rl.rl_trace import STEPS, slices
-from planner.rl.rl_answer import answer
+from planner.rl.rl_answer import _decides, answer
 from planner.rl.rl_layout import RlLayouts
 from planner.rl.rl_question import RlRequest, ask, read_fields, read_staleness
 from planner.rl.rl_search import Asked, placements, price, search, train_candidates
@@ -151,6 +151,15 @@ def test_cards_without_bf16_train_and_generate_in_fp16() -> None:
     assert search(found.job, found.asked, 1).fit
     newer = ask(RlRequest(model="qwen3-8b", gpus=16, hardware="h100-sxm"))
     assert (newer.job.workload.precision, newer.job.precision.weights) == ("bf16", "bf16")
+
+
+def test_the_sentence_names_what_makes_the_step_as_long_as_it_is() -> None:
+    phases = {"prepare": 1.0, "sync": 27.0}
+    assert _decides(phases, 17.0, 10.0) == "weight sync takes more than either, 27 s"
+    assert _decides(phases, 40.0, 30.0) == "generation decides"
+    assert _decides({"prepare": 12.0, "sync": 1.0}, 40.0, 30.0) == "learning decides", "its own host work comes before it"
+    why = api.plan_rl(**SMALL, mode="split", train_gpus=3, generate_gpus=1)[0].why
+    assert " on 1 GPU) and learning" in why or " on 1 GPU, learning" in why
 
 
 def test_nothing_fits_says_what_would() -> None:
