@@ -16,6 +16,10 @@ class PlannerError(Exception):
         super().__init__(bounded(sentence))
 
 
+class NoMappingError(PlannerError):
+    """A file in YAML holds a text, a list or a number where a mapping is asked for."""
+
+
 class UnknownNameError(PlannerError):
     """A name that is not in the library; the message lists what exists, nearest first, of many the first few."""
 

@@ -240,7 +240,29 @@ def test_commands_of_plan_files_say_where_one_comes_from(words: tuple[str, ...])
     assert "plan.yaml" not in printed("import")
 
 
+def test_what_stands_in_the_place_of_a_plan_or_of_a_log_is_named(tmp_path: Path) -> None:
+    ranks, log = tmp_path / "ranks.csv", tmp_path / "train.log"
+    ranks.write_text("rank,step_s\n0,1.0\n")
+    log.write_text("a line\n")
+    for words in (("watch", str(ranks), "plan.yaml", "--once"), ("resilience", str(log)), ("compare", str(log), str(ranks))):
+        assert "is no plan: --output of plan writes one" in printed(*words)
+    asked = planner.estimate_rl(model="qwen3-4b", gpus=4, hardware="h100-sxm", mode="colocated", rollout="tp=1", actor="tp=1")
+    asked.save(tmp_path / "rl.yaml")
+    for time in ("100s", "14.2", "9 min"):
+        assert "give --measured with the log of its framework" in printed("doctor", str(tmp_path / "rl.yaml"), "--measured", time)
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("load", "plan_rl"):
+        monkeypatch.setattr(planner.api, name, lambda *_, **__: pytest.fail("worked before it looked"))
+    (tmp_path / "plan.yaml").write_text("planner_plan: 1\n")
+    missing = str(tmp_path / "nowhere" / "page.html")
+    assert "there is no directory" in printed("report", str(tmp_path / "plan.yaml"), "--output", missing)
+    assert "there is no directory" in printed("rl", "--model", "qwen3-4b", "--gpus", "4", "--output", missing)
+
+
 def test_what_is_missing_is_named_with_a_line_that_works() -> None:
+    assert "It is used like: plan first-day --output first-day" in printed("first-day")
     like = "plan export plan.yaml --to megatron --output run/"
     assert f"Error: --output missing, like: {like}" in printed("export", "plan.yaml", "--to", "megatron")
     assert f"Error: the plan file, --to, --output missing, like: {like}" in printed("export")

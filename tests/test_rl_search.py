@@ -144,6 +144,15 @@ def test_explicit_placement() -> None:
     assert (layouts.actor.tp, layouts.rollout.tp, layouts.rollout.replicas) == (2, 1, 2)
 
 
+def test_a_share_may_be_written_in_percent() -> None:
+    asked = {"model": "qwen3-4b", "gpus": 4, "hardware": "h100-sxm", "algorithm": "dapo"}
+    assert ask(RlRequest(**asked, keep_rate="30%")).job.workload.keep_rate == 0.3
+    assert ask(RlRequest(**asked, keep_rate="1")).job.workload.keep_rate == 1.0
+    for wrong in ("150%", "half"):
+        with pytest.raises(PlannerError, match="--keep-rate"):
+            ask(RlRequest(**asked, keep_rate=wrong))
+
+
 def test_cards_without_bf16_train_and_generate_in_fp16() -> None:
     found = ask(RlRequest(model="qwen3-8b", gpus=16, hardware="v100-sxm2-32gb"))
     assert (found.job.workload.precision, found.job.precision.weights) == ("fp16", "fp16")

@@ -54,7 +54,7 @@ STOPPED = 130
 LIKE = {
     "import": "plan import run.sh --output today.yaml",
     "compare": "plan compare today.yaml plan.yaml",
-    "calibrate": "plan calibrate a.yaml b.yaml c.yaml --output my-cluster.yaml",
+    "calibrate": "plan calibrate a.yaml b.yaml c.yaml --output my-cluster.yaml", "first-day": "plan first-day --output first-day",
 }
 """Said where a file or a flag is missing, of commands whose files are no plans, or several."""
 MEANT = {

@@ -25,7 +25,7 @@ from planner.rl.rl_search import Asked
 from planner.rl.rl_workload import ALGORITHMS, Algorithm, RlWorkload
 from planner.schema import value_of, within
 from planner.serving.engine import load_engine
-from planner.serving.serving_inputs import read_speculation
+from planner.serving.serving_inputs import read_share, read_speculation
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.trainer import known_as, load_trainer
 from planner.units import parse, parse_count
@@ -51,7 +51,7 @@ class AskedBatch:
     prompts: int | None = None
     samples: int | None = None
     prompt_length: object = None
-    keep_rate: float | None = None
+    keep_rate: float | str | None = None
     answers: object = None
     max_length: object = None
     train_batch: int | None = None
@@ -267,8 +267,13 @@ def _workload(
         tool_s=_seconds(request.tool_time, "--tool-time"), tool_tokens=_tokens(request.tool_tokens, "--tool-tokens", 0.0),
         speculation=read_speculation(request.speculation),
         precision=_precision(request, hardware, assumed), lora_rank=request.lora_rank or 0,
-        **_sampled_again(request.keep_rate, rules, framework, assumed),
+        **_sampled_again(_kept(request.keep_rate), rules, framework, assumed),
     )  # fmt: skip
+
+
+def _kept(said: float | str | None) -> float | None:
+    """0.3 or 30%. Raises PlannerError."""
+    return read_share(said, "--keep-rate", 1.0) if isinstance(said, str) else said
 
 
 def _sampled_again(said: float | None, rules: Algorithm, framework: RlFramework, assumed: list[Assumption]) -> dict[str, float]:

@@ -261,4 +261,9 @@ def print_memory(console: Console, one: Prediction) -> None:
         text = f"[bold red]does not fit:[/bold red] {text}"
     elif one.out_of_memory_probability > SAFE:
         text = f"[bold yellow]may not fit:[/bold yellow] {text}, above the {percent(SAFE)} that counts as safe"
+    elif high > one.memory_limit_gib:
+        text += (
+            ". The range also holds for options that were not said and for campaigns that were left out; the chance is of this "
+            "plan as it stands, and was held against published runs that ran out"
+        )
     console.print(text)
