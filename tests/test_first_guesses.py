@@ -328,6 +328,11 @@ def test_a_word_that_is_no_command_says_what_it_was_meant_for(word: str, hint: s
 def test_a_trainer_without_a_target_names_those_that_take_its_plans() -> None:
     with pytest.raises(PlannerError, match="'fsdp', which is a trainer; its plans are written for .*accelerate"):
         load_target("fsdp")
+    for name in ("unsloth", "litgpt"):  # what serves its model trains nothing
+        with pytest.raises(PlannerError, match=f"writes the training of trainer {name}, only .*vllm.* to serve its model"):
+            load_target(name)
+    with pytest.raises(PlannerError, match="written for accelerate$"):
+        load_target("trl")
 
 
 @pytest.mark.parametrize(
