@@ -327,4 +327,4 @@ def test_ctrl_c_prints_what_was_found(run: Any, plan_file: Path, monkeypatch: py
 
 def test_degrees_that_do_not_divide_the_gpus_are_the_reason() -> None:
     found = api.what_if(model="llama-8b", gpus=16, hardware="h100-sxm", network=["x2"], tp=3).found
-    assert {one.why_not for one in found.rows} == {"tp 3 does not divide 16 GPUs"}
+    assert {one.why for one in found.rows} == {"tp 3 does not divide 16 GPUs"}
