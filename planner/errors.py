@@ -29,7 +29,9 @@ class UnknownNameError(PlannerError):
         more = len(nearest) - FEW if len(nearest) > FEW + 2 else 0
         text = ", ".join(nearest[: FEW if more else None])
         rest = f" and {more} more" + (f" ('plan {LISTED_BY[kind]}')" if kind in LISTED_BY else "") if more else ""
-        super().__init__(f"unknown {kind} {said}; known, nearest first: {text}{rest}")
+        several = kind in LISTED_BY and "," in name and all(one.strip() for one in name.split(","))
+        one = f"; one {kind} at a time, plan what-if compares several" if several else ""
+        super().__init__(f"unknown {kind} {said}{one}; known, nearest first: {text}{rest}")
 
 
 FEW = 8

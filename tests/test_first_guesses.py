@@ -207,6 +207,14 @@ def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -
     assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
 
 
+def test_several_names_where_one_is_taken_are_pointed_at_what_if() -> None:
+    for flag, name in (("--hardware", "h100,a100"), ("--model", "llama-8b,llama-70b"), ("--trainer", "megatron,torchtitan")):
+        words = {"--model": "llama-8b", "--gpus": "8", flag: name}
+        text = printed(*(one for pair in words.items() for one in pair))
+        assert f"one {flag[2:]} at a time, plan what-if compares several" in text
+    assert "at a time" not in printed("--model", "llama-8c", "--gpus", "8")
+
+
 def test_bf16_on_a_card_without_it_is_said() -> None:
     older = resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware="v100", precision="bf16"))
     said = {one.what: one for one in older.assumptions}
