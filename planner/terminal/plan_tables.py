@@ -262,8 +262,5 @@ def print_memory(console: Console, one: Prediction) -> None:
     elif one.out_of_memory_probability > SAFE:
         text = f"[bold yellow]may not fit:[/bold yellow] {text}, above the {percent(SAFE)} that counts as safe"
     elif high > one.memory_limit_gib:
-        text += (
-            ". The range also holds for options that were not said and for campaigns that were left out; the chance is of this "
-            "plan as it stands, and was held against published runs that ran out"
-        )
+        text += " (the range counts options left open and campaigns left out, the chance is of this plan as it stands)"
     console.print(text)
