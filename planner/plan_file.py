@@ -166,9 +166,9 @@ def read_plan(path: Path) -> dict[str, Any]:
     """The mapping in a file that is given as a plan. Raises PlannerError, which says so where it is a log or a table."""
     try:
         return library.read_yaml(path)
-    except NoMappingError:
+    except NoMappingError as error:
         raise PlannerError(
-            f"{path} is no plan: --output of plan writes one; where a command takes other files too, the plan stands first"
+            f"{error}; it is no plan, which --output of plan writes; where a command takes other files too, the plan stands first"
         ) from None
 
 

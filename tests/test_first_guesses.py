@@ -253,7 +253,7 @@ def test_what_stands_in_the_place_of_a_plan_or_of_a_log_is_named(tmp_path: Path)
     ranks.write_text("rank,step_s\n0,1.0\n")
     log.write_text("a line\n")
     for words in (("watch", str(ranks), "plan.yaml", "--once"), ("resilience", str(log)), ("compare", str(log), str(ranks))):
-        assert "is no plan: --output of plan writes one" in printed(*words)
+        assert "it is no plan, which --output of plan writes" in printed(*words)
     asked = planner.estimate_rl(model="qwen3-4b", gpus=4, hardware="h100-sxm", mode="colocated", rollout="tp=1", actor="tp=1")
     asked.save(tmp_path / "rl.yaml")
     for time in ("100s", "14.2", "9 min"):

@@ -192,7 +192,7 @@ class RlFramework:
         """Why no pools of so many GPUs can be made, 0 = a pool's size is left open."""
         for flag, pool in (("--train-gpus", train_gpus), ("--generate-gpus", generate_gpus)):
             if pool > gpus:
-                return f"{flag} is {pool}, of {plural(gpus, 'GPU')} in all; give fewer, or more with --gpus"
+                return f"{flag} is {pool}, of {plural(gpus, 'GPU')} in all; change {flag} or --gpus"
         if gpus == 1 and "colocated" not in self.modes:
             return f"{self.label} trains and generates on GPUs of their own; give it 2 or more"
         return (

@@ -25,7 +25,7 @@ from planner.rl.rl_search import Asked
 from planner.rl.rl_workload import ALGORITHMS, Algorithm, RlWorkload
 from planner.schema import value_of, within
 from planner.serving.engine import load_engine
-from planner.serving.serving_inputs import read_share, read_speculation
+from planner.serving.serving_inputs import read_speculation, share_of
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.trainer import known_as, load_trainer
 from planner.units import parse, parse_count
@@ -273,7 +273,7 @@ def _workload(
 
 def _kept(said: float | str | None) -> float | None:
     """0.3 or 30%. Raises PlannerError."""
-    return read_share(said, "--keep-rate", 1.0) if isinstance(said, str) else said
+    return share_of(said, "--keep-rate") if isinstance(said, str) else said
 
 
 def _sampled_again(said: float | None, rules: Algorithm, framework: RlFramework, assumed: list[Assumption]) -> dict[str, float]:
