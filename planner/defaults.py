@@ -22,7 +22,7 @@ from planner.options import Ratios, Unstated, assumed_options, unstated
 from planner.plan_file import Plan, predict
 from planner.plausible import odd_sizes
 from planner.record import record
-from planner.rules import SPARSE_KERNELS, Job, check_workload
+from planner.rules import NO_FLASH_ATTENTION, SPARSE_KERNELS, Job, check_workload, runs_attention
 from planner.trainer import Trainer, known_as, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
@@ -31,10 +31,6 @@ from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_ba
 
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
-NO_FLASH_ATTENTION = ("Volta", "Turing")
-"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
-TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
-"""Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
 SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))
@@ -264,12 +260,14 @@ def _frozen_weights(
 
 
 def _precision(request: Request, hardware: HardwareProfile, trainer: Trainer, assumed: list[Assumption]) -> str:
-    """What the trainer takes, or fp16 where the device has no bf16."""
+    """What the trainer takes, or fp16 where the device has no bf16; bf16 that is asked for there is priced as that, and said."""
     if request.precision is not None:
-        return usual_name(request.precision)
-    found = trainer.legal.precisions[0]
-    if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops:
-        found = "fp16"
+        asked = usual_name(request.precision)
+        if asked in ("bf16", "bf16_true") and hardware.lacks_bf16:
+            why = f"{hardware.name} has no bf16: priced as if it were fp16; what torch does in its place is slower"
+            assumed.append(Assumption("precision", asked, why, "--precision fp16"))
+        return asked
+    found = "fp16" if hardware.lacks_bf16 else trainer.legal.precisions[0]
     assumed.append(Assumption("precision", found, PRECISIONS.get(found, ""), "--precision"))
     return found
 
@@ -287,8 +285,7 @@ def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list
 def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
     """The trainer. Raises PlannerError where it needs a kernel that the device does not have."""
     trainer = load_trainer(name)
-    needs = trainer.kernels.attention == "flash" and trainer.code_base not in TORCH_ATTENTION
-    if hardware.arch in NO_FLASH_ATTENTION and needs:
+    if not runs_attention(trainer, hardware.arch):
         raise PlannerError(
             f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {name} needs; "
             f"use --trainer {TRAINER_WITHOUT_FLASH}"

@@ -15,6 +15,10 @@ class PlannerError(Exception):
         super().__init__(bounded(sentence))
 
 
+class NoMappingError(PlannerError):
+    """A file in YAML holds a text, a list or a number where a mapping is asked for."""
+
+
 class UnknownNameError(PlannerError):
     """A name that is not in the library; the message lists what exists, nearest first, of many the first few."""
 
@@ -24,7 +28,9 @@ class UnknownNameError(PlannerError):
         more = len(nearest) - FEW if len(nearest) > FEW + 2 else 0
         text = ", ".join(nearest[: FEW if more else None])
         rest = f" and {more} more" + (f" ('plan {LISTED_BY[kind]}')" if kind in LISTED_BY else "") if more else ""
-        super().__init__(f"unknown {kind} {said}; known, nearest first: {text}{rest}")
+        several = kind in LISTED_BY and "," in name and all(one.strip() for one in name.split(","))
+        one = f"; one {kind} at a time, plan what-if compares several" if several else ""
+        super().__init__(f"unknown {kind} {said}{one}; known, nearest first: {text}{rest}")
 
 
 FEW = 8

@@ -50,9 +50,9 @@ def recompute_text(layout: Layout) -> str:
 
 
 def host_text(layout: Layout) -> str:
-    """What lies in host memory, in a word for a table: '', states, 50 % of states, activations, all."""
+    """What lies in host memory, in a word for a table: '', states, 50 % of states, activations, weights + states, all."""
     if layout.offload_parameters:
-        return "all"
+        return "all" if layout.offload_activations else "weights + states"
     share = "" if layout.offload_optimizer == 100 else f"{layout.offload_optimizer} % of "
     words = [f"{share}states"] if layout.offload_optimizer else []
     return ", ".join([*words, *(["activations"] if layout.offload_activations else [])])

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from planner.errors import PlannerError, UnknownNameError, shown
+from planner.errors import NoMappingError, PlannerError, UnknownNameError, shown
 
 MOST_BYTES = 16 << 20
 """Longest file that is read."""
@@ -184,7 +184,7 @@ def parse_yaml(text: str, where: str, *, scan: bool = True, last: bool = False) 
     except BROKEN as error:
         raise PlannerError(f"{where}: not valid YAML ({str(error)[:200]})") from error
     if not isinstance(data, dict):
-        raise PlannerError(f"{where}: expected a mapping of keys to values, found {kind_of(data)}")
+        raise NoMappingError(f"{where}: expected a mapping of keys to values, found {kind_of(data)}")
     return data
 
 

@@ -9,7 +9,7 @@ from planner.assumption import Assumption
 from planner.cost.estimate import Estimate, estimate
 from planner.layout import Layout, Schedule
 from planner.record import record
-from planner.rules import Job
+from planner.rules import Job, runs_attention
 from planner.trainer_options import Recipe, table
 from planner.workload import LOW_PRECISIONS, Workload
 
@@ -55,6 +55,8 @@ def alternatives(job: Job, said: Collection[str] = ()) -> Iterator[Alternative]:
         for value in possible:
             if value != job.trainer.option(option) and (entry.open is None or value in entry.open):
                 changed = replace(job, trainer=job.trainer.with_option(option, value))
+                if not runs_attention(changed.trainer, arch):
+                    continue
                 flag = f"--option {option}={value}"
                 yield Alternative(option=option, value=value, flag=flag, what=entry.what, job=changed)
 

@@ -11,7 +11,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.error_bars import OWN_RUN, QUANTITIES, Kind, error_bar, kind_of
-from planner.errors import PlannerError
+from planner.errors import NoMappingError, PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.record import record
@@ -162,9 +162,19 @@ class Plan:
         library.write_whole(path, library.dump_yaml(self.to_dict()))
 
 
+def read_plan(path: Path) -> dict[str, Any]:
+    """The mapping in a file that is given as a plan. Raises PlannerError, which says so where it is a log or a table."""
+    try:
+        return library.read_yaml(path)
+    except NoMappingError as error:
+        raise PlannerError(
+            f"{error}; it is no plan, which --output of plan writes; where a command takes other files too, the plan stands first"
+        ) from None
+
+
 def load_plan(path: Path) -> Plan:
     """Read a plan file. Raises PlannerError with file and key when it is damaged, or newer than this planner."""
-    return plan_from_dict(library.read_yaml(path), where=str(path))
+    return plan_from_dict(read_plan(path), where=str(path))
 
 
 def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:

@@ -1,6 +1,7 @@
 """The space of a search: every layout of a job without memory options, and the options that trade time for memory."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
@@ -49,6 +50,12 @@ class Pins:
     def options(self, name: str, found: Iterable[int]) -> list[int]:
         """The pinned value alone, or what was found."""
         return [self.values[name]] if name in self.values else sorted(set(found))
+
+    def indivisible(self, gpus: int) -> str:
+        """That the product of the pinned degrees does not divide a number of GPUs, in words; '' where it does."""
+        pinned = {name: self.values[name] for name in ("tp", "pp", "cp", "dp") if name in self.values}
+        degrees = " x ".join(f"{name} {value}" for name, value in pinned.items())
+        return f"{degrees} does not divide {gpus} GPUs" if gpus % math.prod(pinned.values()) else ""
 
 
 def base_layouts(job: Job, pins: Pins) -> Layout:

@@ -16,6 +16,7 @@ from planner.explicit import explicit_plan
 from planner.layout import FIELDS, Schedule
 from planner.plan_file import Plan
 from planner.questions.compare.numbers import Comparison, compare, inputs
+from planner.questions.compare.show import parts_table
 from planner.rules import check
 from planner.timeline.priced_plan import job_of, price
 from planner.units import GIB, parse
@@ -216,3 +217,12 @@ def test_bad_input_is_one_sentence(run: Any, files: list[str], tmp_path: Path) -
 def test_a_comparison_of_one_plan_is_refused() -> None:
     with pytest.raises(PlannerError, match="needs two plans"):
         compare([plan()], ["a"])
+
+
+def test_a_part_that_is_the_rounding_of_others_is_no_time() -> None:
+    """Seconds are differences of walked pipelines: 1e-16 s of waiting is nothing, and says so."""
+    one = plan(tp=4, pp=2)
+    said = one.prediction
+    tiny = dataclasses.replace(one, prediction=dataclasses.replace(said, time_s={**said.time_s, "stragglers": 1e-16}))
+    found = dataclasses.replace(compare([one, one], ["a", "b"]), plans=(tiny, tiny))
+    assert "waiting for the slowest GPU" not in list(parts_table(found).columns[0].cells)

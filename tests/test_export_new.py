@@ -109,6 +109,13 @@ def test_swift_is_started_with_transformers_or_with_megatron() -> None:
     assert (run["tensor_model_parallel_size"], run["global_batch_size"], run["main_grads_dtype"]) == (2, 32, "fp32")
 
 
+def test_swift_says_where_its_kernel_of_attention_is_not_the_priced_one() -> None:
+    for trainer, told in (("ms-swift", True), ("ms-swift+attention_kernel=fa2", False), ("ms-swift-megatron", False)):
+        files = files_of("ms-swift", job_of(trainer, zero=1 if "megatron" in trainer else 3))
+        assert ("attn_impl: flash_attn" in files["ms_swift.yaml"]) == ("megatron" not in trainer)
+        assert ("--option attention_kernel=fa2" in files["README.md"]) == told
+
+
 def test_what_swift_has_not_is_refused() -> None:
     assert "replicas of shards" in said("ms-swift", job_of("ms-swift", zero=3, dp_shard=4))
     assert "tp 2: ms-swift runs" in said("ms-swift", job_of("ms-swift", zero=3, tp=2, dp=4))

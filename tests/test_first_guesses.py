@@ -207,9 +207,36 @@ def test_flags_of_other_tools_name_the_one_that_is_meant(word: str, flag: str) -
     assert f"Did you mean '{flag}'?" in printed("--model", "llama-8b", word, "8")
 
 
+def test_several_names_where_one_is_taken_are_pointed_at_what_if() -> None:
+    for flag, name in (("--hardware", "h100,a100"), ("--model", "llama-8b,llama-70b"), ("--trainer", "megatron,torchtitan")):
+        words = {"--model": "llama-8b", "--gpus": "8", flag: name}
+        text = printed(*(one for pair in words.items() for one in pair))
+        assert f"one {flag[2:]} at a time, plan what-if compares several" in text
+    assert "at a time" not in printed("--model", "llama-8c", "--gpus", "8")
+
+
+def test_bf16_on_a_card_without_it_is_said() -> None:
+    older = resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware="v100", precision="bf16"))
+    said = {one.what: one for one in older.assumptions}
+    assert "has no bf16" in said["precision"].why and said["precision"].flag == "--precision fp16"
+    newer = resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware="a100", precision="bf16"))
+    assert "precision" not in {one.what for one in newer.assumptions}
+
+
 def test_a_flag_is_named_with_its_help_and_only_where_the_command_has_it() -> None:
     assert "nf4" in printed("--model", "llama-8b", "--qlora").partition("Did you mean")[2]
     assert "Did you mean" not in printed("doctor", "plan.yaml", "--engine", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("word", "flags"),
+    [("--qlora", "--lora-rank 16 --frozen-weights nf4"), ("--dpo", "--objective dpo"), ("--load_in_8bit", "--frozen-weights int8")],
+)
+def test_a_word_with_a_value_of_its_own_is_shown_as_it_is_typed_here(word: str, flags: str) -> None:
+    text = printed("--model", "llama-8b", "--gpus", "1", word)
+    like = text.partition(" Like: ")[2].split()
+    assert flags in " ".join(like)
+    assert "rror: " not in printed("estimate", "--model", "llama-8b", "--gpus", "8", "--trainer", "trl", *like)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +248,29 @@ def test_commands_of_plan_files_say_where_one_comes_from(words: tuple[str, ...])
     assert "plan.yaml" not in printed("import")
 
 
+def test_what_stands_in_the_place_of_a_plan_or_of_a_log_is_named(tmp_path: Path) -> None:
+    ranks, log = tmp_path / "ranks.csv", tmp_path / "train.log"
+    ranks.write_text("rank,step_s\n0,1.0\n")
+    log.write_text("a line\n")
+    for words in (("watch", str(ranks), "plan.yaml", "--once"), ("resilience", str(log)), ("compare", str(log), str(ranks))):
+        assert "it is no plan, which --output of plan writes" in printed(*words)
+    asked = planner.estimate_rl(model="qwen3-4b", gpus=4, hardware="h100-sxm", mode="colocated", rollout="tp=1", actor="tp=1")
+    asked.save(tmp_path / "rl.yaml")
+    for time in ("100s", "14.2", "9 min"):
+        assert "give --measured with the log of its framework" in printed("doctor", str(tmp_path / "rl.yaml"), "--measured", time)
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("load", "plan_rl"):
+        monkeypatch.setattr(planner.api, name, lambda *_, **__: pytest.fail("worked before it looked"))
+    (tmp_path / "plan.yaml").write_text("planner_plan: 1\n")
+    missing = str(tmp_path / "nowhere" / "page.html")
+    assert "there is no directory" in printed("report", str(tmp_path / "plan.yaml"), "--output", missing)
+    assert "there is no directory" in printed("rl", "--model", "qwen3-4b", "--gpus", "4", "--output", missing)
+
+
 def test_what_is_missing_is_named_with_a_line_that_works() -> None:
+    assert "It is used like: plan first-day --output first-day" in printed("first-day")
     like = "plan export plan.yaml --to megatron --output run/"
     assert f"Error: --output missing, like: {like}" in printed("export", "plan.yaml", "--to", "megatron")
     assert f"Error: the plan file, --to, --output missing, like: {like}" in printed("export")
@@ -287,6 +336,11 @@ def test_a_word_that_is_no_command_says_what_it_was_meant_for(word: str, hint: s
 def test_a_trainer_without_a_target_names_those_that_take_its_plans() -> None:
     with pytest.raises(PlannerError, match="'fsdp', which is a trainer; its plans are written for .*accelerate"):
         load_target("fsdp")
+    for name in ("unsloth", "litgpt"):  # what serves its model trains nothing
+        with pytest.raises(PlannerError, match=f"writes the training of trainer {name}, only .*vllm.* to serve its model"):
+            load_target(name)
+    with pytest.raises(PlannerError, match="written for accelerate$"):
+        load_target("trl")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from test_cost import numbers
 from planner.cost.memory import states
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.cost.price.state_traffic import activation_offload, host_bandwidth, host_copy_seconds, host_sum_seconds
+from planner.explain import host_text
 from planner.layout import Layout, Recompute
 
 FSDP = Layout(dp=8, zero=3, num_microbatches=4, recompute=Recompute.FULL)
@@ -90,3 +91,13 @@ def test_an_update_on_the_host_reads_and_writes_everything_in_its_memory() -> No
         for name, value in (("offload_optimizer", 100), ("offload_parameters", 1))
     )
     assert 0 < all_there <= states_there
+
+
+def test_what_lies_on_the_host_has_a_word_of_its_own() -> None:
+    """Two layouts that differ in what is moved never have the same word in the table."""
+    moved = [
+        Layout(offload_parameters=weights, offload_optimizer=share, offload_activations=activations)
+        for weights, share, activations in ((0, 0, 0), (0, 0, 1), (0, 50, 0), (0, 100, 0), (0, 100, 1), (1, 100, 0), (1, 100, 1))
+    ]
+    words = [host_text(one) for one in moved]
+    assert len(set(words)) == len(words) and words[-2:] == ["weights + states", "all"]

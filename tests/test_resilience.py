@@ -86,6 +86,20 @@ def test_lost_by_a_failure_is_half_a_cycle_where_failures_are_rare() -> None:
     assert lost_by_failure(100.0, times, 50.0, 60.0) < 141.0
 
 
+def test_nodes_that_all_fail_faster_than_they_are_repaired_are_all_away() -> None:
+    """8 nodes that fail every few seconds and take a day to come back: no more than 8 are ever in repair."""
+    found = in_repair(8, 1.0, 86_400.0)
+    assert len(found) == 9 and found[-1] == pytest.approx(1.0)
+    with pytest.raises(PlannerError, match="150,000 nodes would be in repair"):
+        in_repair(150_000, 1.0, 86_400.0)
+
+
+def test_a_job_that_never_ends_says_so_and_names_no_best_answer() -> None:
+    plan = planner.plan(model="llama-3.2-1b", gpus=16, hardware="h100-sxm", trainer="torchtitan", global_batch_size=64)[0]
+    text = str(planner.resilience(plan, mtbf="1min"))
+    assert "No answer ends" in text and "Best answer" not in text and "inf" not in text.split("Assumed")[0].split()
+
+
 def test_spares_by_poisson() -> None:
     """Mean 2: P(N > 4) = 0.0527, P(N > 5) = 0.0166, P(N > 6) = 0.0045."""
     found = in_repair(100, 50.0, 1.0)

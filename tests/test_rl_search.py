@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from planner import api
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.questions.rl.rl_trace import STEPS, slices
-from planner.rl.rl_answer import answer
+from planner.rl.rl_answer import _decides, answer
 from planner.rl.rl_layout import RlLayouts
 from planner.rl.rl_question import RlRequest, ask, read_fields, read_staleness
-from planner.rl.rl_search import Asked, placements, price, search, train_candidates
+from planner.rl.rl_search import Asked, placements, price, search, sizes, train_candidates
 from planner.rl.rollout_pools import rollout_candidates
 from planner.search import SAFE
 
@@ -142,6 +143,51 @@ def test_explicit_placement() -> None:
     place, layouts = found.file.placement, found.file.layouts
     assert (place.mode, place.train_gpus, place.generate_gpus, place.staleness) == ("split", 2, 2, 1)
     assert (layouts.actor.tp, layouts.rollout.tp, layouts.rollout.replicas) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [({"train_gpus": 9}, "--train-gpus is 9, of 4 GPUs in all"), ({"generate_gpus": 5}, "--generate-gpus is 5, of 4 GPUs"),
+     ({"gpus": 1, "framework": "prime-rl"}, "on GPUs of their own; give it 2 or more"),
+     ({"gpus": 1, "mode": "split"}, "no placement on 1 GPU with")],
+)  # fmt: skip
+def test_pools_that_cannot_be_made_are_named(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(says)):
+        api.plan_rl(**{"model": "qwen3-4b", "gpus": 4, "hardware": "h100-sxm", **more})
+
+
+def test_a_pool_that_is_asked_for_holds_for_hybrid_placements_too() -> None:
+    """All GPUs generate there: what is asked for is all, or those that never train."""
+    job = ask(RlRequest(model="qwen3-4b", gpus=8, hardware="h100-sxm", framework="verl", mode="hybrid")).job
+    pools = {pool: sizes(job, Asked(gpus=8, generate_gpus=pool), "hybrid") for pool in (0, 3, 8)}
+    assert pools[0] == pools[8] == [(train, 8) for train in range(1, 8)] and pools[3] == [(5, 8)]
+
+
+def test_a_share_may_be_written_in_percent() -> None:
+    asked = {"model": "qwen3-4b", "gpus": 4, "hardware": "h100-sxm", "algorithm": "dapo"}
+    assert ask(RlRequest(**asked, keep_rate="30%")).job.workload.keep_rate == 0.3
+    assert ask(RlRequest(**asked, keep_rate="1")).job.workload.keep_rate == 1.0
+    for wrong in ("150%", "half"):
+        with pytest.raises(PlannerError, match="--keep-rate"):
+            ask(RlRequest(**asked, keep_rate=wrong))
+
+
+def test_cards_without_bf16_train_and_generate_in_fp16() -> None:
+    found = ask(RlRequest(model="qwen3-8b", gpus=16, hardware="v100-sxm2-32gb"))
+    assert (found.job.workload.precision, found.job.precision.weights) == ("fp16", "fp16")
+    assert {one.flag for one in found.assumptions} >= {"--precision", "--weights"}
+    assert search(found.job, found.asked, 1).fit
+    newer = ask(RlRequest(model="qwen3-8b", gpus=16, hardware="h100-sxm"))
+    assert (newer.job.workload.precision, newer.job.precision.weights) == ("bf16", "bf16")
+
+
+def test_the_sentence_names_what_makes_the_step_as_long_as_it_is() -> None:
+    phases = {"prepare": 1.0, "sync": 27.0}
+    assert _decides(phases, 17.0, 10.0) == "weight sync takes more than either, 27 s"
+    assert _decides(phases, 40.0, 30.0) == "generation decides"
+    assert _decides({"prepare": 12.0, "sync": 1.0}, 40.0, 30.0) == "learning decides", "its own host work comes before it"
+    why = api.plan_rl(**SMALL, mode="split", train_gpus=3, generate_gpus=1)[0].why
+    assert " on 1 GPU) and learning" in why or " on 1 GPU, learning" in why
 
 
 def test_nothing_fits_says_what_would() -> None:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import planner
 from planner.questions.serve.show import rows_table
 from planner.serving.serving_rows import ServeRow
 from planner.terminal.library_tables import hardware_table, models_table, trainers_table
@@ -61,3 +62,13 @@ def test_no_number_of_a_deployment_is_cut(width: int) -> None:
     ]  # fmt: skip
     shown = " ".join(lines_of(rows_table(rows, "Best deployments", width, purposes=True), width))
     assert "…" not in shown and {"int4", "1,621", "22.3", "87.9", "1.325"} <= set(shown.split())
+
+
+def test_a_range_beyond_the_card_beside_a_small_chance_is_explained() -> None:
+    """Both stand in one line: the range is wider than the plan's own chance tells."""
+    for hardware, told in (("rtx-4090", True), ("h100-sxm", False)):
+        job = {"model": "llama-8b", "gpus": 1, "hardware": hardware, "trainer": "torchtune", "lora_rank": 8}
+        one = planner.estimate(**job, micro_batch_size=2, recompute="full")
+        found, text = one.estimate, " ".join(str(one).split())
+        assert (found.memory_range[1] > found.memory_limit) == told and found.out_of_memory_probability < 0.05
+        assert ("the chance is of this plan as it stands" in text) == told

@@ -252,3 +252,12 @@ def test_what_would_be_faster_does_not_hang_on_how_many_plans_are_shown() -> Non
     assert [(each.flag, each.layout) for each in one.faster] == [(each.flag, each.layout) for each in five.faster]
     assert [each.gain for each in one.faster] == pytest.approx([each.gain for each in five.faster])
     assert any(each.layout for each in one.faster)
+
+
+@pytest.mark.parametrize("hardware", ["v100-sxm2-32gb", "t4", "a100-sxm-80gb"])
+def test_no_kernel_of_attention_is_offered_that_the_device_has_not(hardware: str) -> None:
+    resolved = resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware=hardware, trainer="megatron-2021"))
+    offered = [one for one in alternatives(resolved.job) if one.option == "attention_kernel"]
+    assert bool(offered) == (hardware == "a100-sxm-80gb")
+    for one in offered:  # what is offered is taken where it is typed
+        resolve(Request(model="llama-3.1-8b", num_gpus=8, hardware=hardware, trainer=f"megatron-2021+{one.flag.split()[1]}"))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import api
 from planner.costs import costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
@@ -322,3 +323,8 @@ def test_ctrl_c_prints_what_was_found(run: Any, plan_file: Path, monkeypatch: py
     monkeypatch.setattr(best, "search", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     nothing = run("what-if", str(plan_file), "--gpus", "16")
     assert nothing.exit_code == 130 and "before anything was found" in nothing.stderr
+
+
+def test_degrees_that_do_not_divide_the_gpus_are_the_reason() -> None:
+    found = api.what_if(model="llama-8b", gpus=16, hardware="h100-sxm", network=["x2"], tp=3).found
+    assert {one.why for one in found.rows} == {"tp 3 does not divide 16 GPUs"}

@@ -14,9 +14,9 @@ KINDS = {
 
 def plan_kind(path: File) -> str:
     """"training", "serve", "mixed" or "rl"; "" of another YAML mapping. Raises PlannerError where it cannot be read."""
-    from planner.library import read_yaml
+    from planner.plan_file import read_plan
 
-    data = read_yaml(Path(path))
+    data = read_plan(Path(path))
     return next((kind for key, kind in KINDS.items() if key in data), "")
 
 

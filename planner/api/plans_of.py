@@ -1,7 +1,6 @@
 """From a search to its plans: each with the reason for its place, advice where none fits, an error where none is legal."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,10 +107,8 @@ def _require_legal(resolved: ResolvedJob, finding: Finding, pins: Pins) -> None:
     if finding.layouts:
         return
     job, values = resolved.job, pins.values
-    pinned = {name: values[name] for name in ("tp", "pp", "cp", "dp") if name in values}
-    if job.cluster.num_gpus % math.prod(pinned.values()):
-        degrees = " x ".join(f"{name} {value}" for name, value in pinned.items())
-        raise PlannerError(f"{degrees} does not divide {job.cluster.num_gpus} GPUs; choose degrees whose product does")
+    if odd := pins.indivisible(job.cluster.num_gpus):
+        raise PlannerError(f"{odd}; choose degrees whose product does")
     if values:  # the rule that the pinned values break on the one layout that they and the defaults make
         check(job, complete(job, values)[0])
     if not finding.searched:

@@ -54,7 +54,7 @@ STOPPED = 130
 LIKE = {
     "import": "plan import run.sh --output today.yaml",
     "compare": "plan compare today.yaml plan.yaml",
-    "calibrate": "plan calibrate a.yaml b.yaml c.yaml --output my-cluster.yaml",
+    "calibrate": "plan calibrate a.yaml b.yaml c.yaml --output my-cluster.yaml", "first-day": "plan first-day --output first-day",
 }
 """Said where a file or a flag is missing, of commands whose files are no plans, or several."""
 MEANT = {
@@ -68,7 +68,7 @@ MEANT = {
     "--pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size",
     "--cp": "context-parallel context-parallel-size", "--ep": "expert-parallel expert-model-parallel-size",
     "--hardware": "device accelerator card", "--trainer": "framework backend engine",
-    "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r",
+    "--precision": "dtype bf16 fp8 fp16 mixed-precision", "--lora-rank": "lora lora-r", "--objective": "dpo loss",
     "--frozen-weights": "qlora load-in-4bit load-in-8bit quantization bnb-4bit-quant-type",
     "--recompute": "checkpointing gradient-checkpointing activation-checkpointing ac",
     "--offload-optimizer": "offload cpu-offload optimizer-offload", "--output": "o out save",

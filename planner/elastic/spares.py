@@ -18,8 +18,8 @@ def in_repair(nodes: int, mtbf: float, repair: float) -> Floats:
     """P(N = n) of nodes in repair, n = 0, 1, ...: Poisson with mean a = nodes x repair / M_node, whatever the distribution of the
     repair times (M/G/infinity, Palm's theorem). At most all nodes: the tail counts as that."""
     mean = nodes * repair / mtbf
-    if mean > MOST:
-        raise PlannerError(f"{mean:.3g} nodes would be in repair at a time; check --mtbf and --repair")
+    if min(nodes, mean) > MOST:
+        raise PlannerError(f"{min(nodes, mean):,.0f} nodes would be in repair at a time; check --mtbf and --repair")
     most = min(nodes, int(mean + 12.0 * math.sqrt(mean) + 12.0))
     n = np.arange(most + 1)
     logs = n * math.log(mean) - mean - np.array([math.lgamma(one + 1.0) for one in n]) if mean > 0 else np.where(n, -np.inf, 0.0)

@@ -125,6 +125,11 @@ class Compute:
             if ("best", "bf16", pass_) not in self.attention:
                 yield f"attention has no curve of the best bf16 kernel {pass_}, which stands for every one without a curve"
 
+    @property
+    def lacks_bf16(self) -> bool:
+        """Whether its 16-bit products are in fp16 alone, as on Volta and Turing."""
+        return "bf16" not in self.peak_flops and "fp16" in self.peak_flops
+
     def peak(self, dtype: str) -> float:
         """Dense peak of a dtype or GEMM recipe, FLOP/s. Raises PlannerError when the device has none."""
         key = {"fp8_block": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)

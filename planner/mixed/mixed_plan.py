@@ -23,7 +23,6 @@ from planner.cluster_file import ClusterFile
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.costs import HOUR
-from planner.defaults import NO_FLASH_ATTENTION
 from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError
 from planner.mixed.local_updates import loss_scales, price_layout
@@ -33,6 +32,7 @@ from planner.mixed.mixed_job import MixedJob, split_by_speed
 from planner.mixed.mixed_layout import MixedLayout
 from planner.mixed.site_report import SiteReport, site_report
 from planner.record import record
+from planner.rules import NO_FLASH_ATTENTION
 from planner.schema import Count, Name, Number, Positive, Text, check_keys, keys, plain, read
 from planner.trainer import load_trainer
 from planner.trainer_options import spell, spelled

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.assumption import Assumption
 from planner.cluster_file import ClusterFile
-from planner.defaults import NO_FLASH_ATTENTION, TRAINER, TRAINER_WITHOUT_FLASH, Request, resolve
+from planner.defaults import TRAINER, TRAINER_WITHOUT_FLASH, Request, resolve
 from planner.errors import PlannerError, listed, shown
 from planner.keywords import flag_of
 from planner.layout import NAMES
@@ -22,7 +22,7 @@ from planner.mixed.mixed_search import MixedFinding, kinds_of, least_states, mem
 from planner.mixed.one_kind import Alone, alone_of
 from planner.mixed.run_limits import limited, run_as_well, search_within
 from planner.record import record
-from planner.rules import check_workload
+from planner.rules import NO_FLASH_ATTENTION, check_workload
 from planner.units import format_bytes
 from planner.units import format_seconds as seconds_text
 

@@ -89,7 +89,8 @@ def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1, rate:
         refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:3])
         why_not = f"no layout of {gpus} GPUs is legal; rules that refuse most: {refused or 'the pinned degrees leave none'}"
         if not finding.searched:
-            why_not = f"no layout of {gpus} GPUs shares out {batch} sequences per step"
+            odd = pins.indivisible(gpus) if pins is not None else ""
+            why_not = odd or f"no layout of {gpus} GPUs shares out {batch} sequences per step"
         return Best(resolved=resolved, why_not=why_not, finding=finding, prediction=None)
     why_not = ""
     if not finding.fit:

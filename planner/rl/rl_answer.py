@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from planner.rl.rl_search import Asked, Candidate, Found, search, update_fits
 from planner.rl.rl_step import sampler_of
 from planner.rl.weight_sync import sync_bytes
 from planner.trainer import load_trainer
-from planner.units import GIB, KILO, format_seconds
+from planner.units import GIB, KILO, format_seconds, plural
 
 GROWN = (2, 4, 8, 16, 32)
 """Times the GPUs that are tried where nothing fits, up to the first that does."""
@@ -146,13 +146,12 @@ def why_of(question: RlQuestion, found: Found) -> str:
         who = "All GPUs sample" if place.gpus > 1 else "The GPU samples"
         said = f"{who} for {format_seconds(sampled)}, then {'learn' if place.gpus > 1 else 'learns'} for {format_seconds(learning)}"
     elif place.synchronous:
-        on = f"{format_seconds(sampled)} on {place.generate_gpus} GPUs"
+        on = f"{format_seconds(sampled)} on {plural(place.generate_gpus, 'GPU')}"
         said = f"Generation takes {on}, learning {format_seconds(learning)} after it"
     else:
-        slower = "generation" if sampled > learning + phases["prepare"] else "learning"
         said = (
-            f"Generation ({format_seconds(sampled)} on {place.generate_gpus} GPUs) and learning ({format_seconds(learning)} on "
-            f"{place.train_gpus}) run side by side; {slower} decides"
+            f"Generation ({format_seconds(sampled)} on {plural(place.generate_gpus, 'GPU')}) and learning "
+            f"({format_seconds(learning)} on {place.train_gpus}) run side by side; {_decides(phases, sampled, learning)}"
         )
     others = [(name, one) for name, one in found.by_mode.items() if one.placement != place and not _same(one.placement, place)]
     if others:
@@ -165,6 +164,15 @@ def why_of(question: RlQuestion, found: Found) -> str:
         next_ = f"takes {format_seconds(found.best[1].seconds)}, {100 * more:.1f} % more" if more > 0.0005 else "is as fast"
         said += f"; the next {next_}"
     return said + "."
+
+
+def _decides(phases: Mapping[str, float], sampled: float, learning: float) -> str:
+    """What makes a step of two pools as long as it is: the longer of both, and what neither hides where that is more."""
+    alone = {"preparing data and host work": phases["prepare"], "weight sync": phases["sync"]}
+    name, most = max(alone.items(), key=lambda one: one[1])
+    if most > max(sampled, learning):
+        return f"{name} takes more than either, {format_seconds(most)}"
+    return f"{'generation' if sampled > learning + phases['prepare'] else 'learning'} decides"
 
 
 def _same(one: Placement, other: Placement) -> bool:

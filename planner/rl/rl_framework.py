@@ -27,6 +27,7 @@ from planner.record import record
 from planner.rl.rl_layout import ASYNCHRONOUS, MODES, SYNC_METHODS
 from planner.schema import Bytes, Line, Name, Text, check_keys, fields_of, one_of, read, value_of, within
 from planner.trainer_options import number_of
+from planner.units import plural
 
 PHASES = ("prepare", "generate", "reward", "logprob", "reference", "critic", "train", "critic_train", "sync", "switch", "wait")
 """Phases whose times a framework prints, named as those of a plan: ``logprob`` of the policy under training, ``reference`` of the
@@ -186,6 +187,18 @@ class RlFramework:
     def engines(self) -> tuple[str, ...]:
         """Other engines that it can use."""
         return tuple(one.label for one in self.rollouts[1:])
+
+    def no_place(self, gpus: int, train_gpus: int, generate_gpus: int) -> str:
+        """Why no pools of so many GPUs can be made, 0 = a pool's size is left open."""
+        for flag, pool in (("--train-gpus", train_gpus), ("--generate-gpus", generate_gpus)):
+            if pool > gpus:
+                return f"{flag} is {pool}, of {plural(gpus, 'GPU')} in all; change {flag} or --gpus"
+        if gpus == 1 and "colocated" not in self.modes:
+            return f"{self.label} trains and generates on GPUs of their own; give it 2 or more"
+        return (
+            f"{self.label} has no placement on {plural(gpus, 'GPU')} with the pools, mode and staleness asked for; change "
+            "--train-gpus, --generate-gpus, --mode, --staleness or --gpus"
+        )
 
     @property
     def modes(self) -> tuple[str, ...]:

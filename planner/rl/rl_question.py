@@ -25,7 +25,7 @@ from planner.rl.rl_search import Asked
 from planner.rl.rl_workload import ALGORITHMS, Algorithm, RlWorkload
 from planner.schema import value_of, within
 from planner.serving.engine import load_engine
-from planner.serving.serving_inputs import read_speculation
+from planner.serving.serving_inputs import read_speculation, share_of
 from planner.serving.serving_layout import CACHES, WEIGHTS, Precision, ServingLayout
 from planner.trainer import known_as, load_trainer
 from planner.units import parse, parse_count
@@ -51,7 +51,7 @@ class AskedBatch:
     prompts: int | None = None
     samples: int | None = None
     prompt_length: object = None
-    keep_rate: float | None = None
+    keep_rate: float | str | None = None
     answers: object = None
     max_length: object = None
     train_batch: int | None = None
@@ -140,9 +140,10 @@ def ask(request: RlRequest) -> RlQuestion:
         pools = replace(pools, train=replace(pools.train, network_bandwidth=bandwidth))
         pools = replace(pools, generate=replace(pools.generate, network_bandwidth=bandwidth))
     job = RlJob(
-        workload=_workload(request, model, framework, assumed), framework=framework, trainer=load_trainer(trainer),
+        workload=_workload(request, model, framework, pools.train, assumed), framework=framework, trainer=load_trainer(trainer),
         engine=load_engine(engine), hardware=pools.train, generate_hardware=pools.generate,
-        precision=_precision(request), memory_share=request.memory_share or 0.0, between=pools.between, price=request.price,
+        precision=_rollout_precision(request, pools.generate, assumed), memory_share=request.memory_share or 0.0,
+        between=pools.between, price=request.price,
     )  # fmt: skip
     if request.calibrated is not None:
         own = load_factors(Path(request.calibrated))
@@ -232,7 +233,9 @@ def _of_cluster(cluster: ClusterFile, request: RlRequest, assumed: list[Assumpti
     )  # fmt: skip
 
 
-def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assumed: list[Assumption]) -> RlWorkload:
+def _workload(
+    request: RlRequest, model: ModelSpec, framework: RlFramework, hardware: HardwareProfile, assumed: list[Assumption]
+) -> RlWorkload:
     """The step; what is not said is assumed aloud."""
     algorithm = request.algorithm or ALGORITHM
     if algorithm not in ALGORITHMS:
@@ -263,9 +266,14 @@ def _workload(request: RlRequest, model: ModelSpec, framework: RlFramework, assu
         reward_s=_seconds(request.reward_time, "--reward-time"), turns=request.turns or 1,
         tool_s=_seconds(request.tool_time, "--tool-time"), tool_tokens=_tokens(request.tool_tokens, "--tool-tokens", 0.0),
         speculation=read_speculation(request.speculation),
-        precision=usual_name(request.precision) if request.precision else "bf16", lora_rank=request.lora_rank or 0,
-        **_sampled_again(request.keep_rate, rules, framework, assumed),
+        precision=_precision(request, hardware, assumed), lora_rank=request.lora_rank or 0,
+        **_sampled_again(_kept(request.keep_rate), rules, framework, assumed),
     )  # fmt: skip
+
+
+def _kept(said: float | str | None) -> float | None:
+    """0.3 or 30%. Raises PlannerError."""
+    return share_of(said, "--keep-rate") if isinstance(said, str) else said
 
 
 def _sampled_again(said: float | None, rules: Algorithm, framework: RlFramework, assumed: list[Assumption]) -> dict[str, float]:
@@ -303,8 +311,21 @@ def _seconds(said: object, what: str) -> float:
     return 0.0 if said is None else parse(said, "seconds", what=what)
 
 
-def _precision(request: RlRequest) -> Precision:
-    weights, cache = request.weights or "bf16", request.cache or "bf16"
+def _precision(request: RlRequest, hardware: HardwareProfile, assumed: list[Assumption]) -> str:
+    """Of the updates: as said, else bf16, or fp16 where the GPUs that train have no bf16."""
+    if request.precision:
+        return usual_name(request.precision)
+    if hardware.lacks_bf16:
+        assumed.append(Assumption("precision", "fp16", f"{hardware.name} has no bf16", "--precision"))
+    return "fp16" if hardware.lacks_bf16 else "bf16"
+
+
+def _rollout_precision(request: RlRequest, hardware: HardwareProfile, assumed: list[Assumption]) -> Precision:
+    """Of the engines, which load bf16 as fp16 where the GPUs have no bf16."""
+    weights, cache = request.weights or ("fp16" if hardware.lacks_bf16 else "bf16"), request.cache or "bf16"
+    if hardware.lacks_bf16 and not request.weights:
+        why = f"{hardware.name} has no bf16: engines load such weights as fp16 there"
+        assumed.append(Assumption("weights", weights, why, "--weights"))
     for flag, value, known in (("--weights", weights, WEIGHTS), ("--cache", cache, CACHES)):
         if value not in known:
             raise PlannerError(f"{flag} is {shown(value)}; it must be one of {listed(known)}")

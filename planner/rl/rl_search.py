@@ -203,6 +203,8 @@ def sizes(job: RlJob, asked: Asked, mode: str) -> list[tuple[int, int]]:
         return [(gpus, gpus)] if asked.train_gpus in (0, gpus) and asked.generate_gpus in (0, gpus) else []
     unit = node * max(-(-gpus // (node * MOST_SIZES)), 1) if gpus > node and gpus % node == 0 else 1
     trains = [asked.train_gpus] if asked.train_gpus else list(range(unit, gpus, unit))
+    if mode == "hybrid":  # all GPUs generate; a pool that is asked for is that, or the part that never trains
+        trains = [one for one in trains if asked.generate_gpus in (0, gpus, gpus - one)]
     found = [(train, gpus if mode == "hybrid" else asked.generate_gpus or gpus - train) for train in trains]
     return [(a, b) for a, b in found if a >= 1 and b >= 1 and (a < b if mode == "hybrid" else a + b <= gpus)]
 
@@ -379,10 +381,7 @@ def _nothing(job: RlJob, asked: Asked, places: Sequence[Placement], sides: _Side
     if job.workload.critic is not None and not any(one.critic for one in job.framework.placements):
         return f"{job.framework.label} trains no value model; use grpo, or a framework with {job.workload.algorithm}"
     if not places:
-        return (
-            f"{job.framework.label} has no placement on {asked.gpus} GPUs with the pools, mode and staleness asked for; change "
-            "--train-gpus, --generate-gpus, --mode, --staleness or --gpus"
-        )
+        return job.framework.no_place(asked.gpus, asked.train_gpus, asked.generate_gpus)
     for flag, pins, side in (("--actor", asked.train, sides.train), ("--rollout", asked.rollout, sides.rollout)):
         if pins and all(side(one) is None for one in places):
             said = ",".join(f"{name}={value}" for name, value in pins.items())

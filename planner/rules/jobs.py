@@ -11,6 +11,15 @@ SPARSE_ATTENTION = (*SPARSE_KERNELS, "automodel")
 """Code bases with sparse attention at all: AutoModel masks full attention.  [components/models/deepseek_v32/layers.py]"""
 LEAN_OPTIMIZERS = ("adam_bf16", "adam_8bit")
 """Optimizers whose moments have less than 32 bits."""
+NO_FLASH_ATTENTION = ("Volta", "Turing")
+"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
+TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
+"""Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
+
+
+def runs_attention(trainer: Trainer, arch: str) -> bool:
+    """Whether GPUs of an architecture have the attention kernel that a trainer calls."""
+    return arch not in NO_FLASH_ATTENTION or trainer.kernels.attention != "flash" or trainer.code_base in TORCH_ATTENTION
 
 
 def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> None:

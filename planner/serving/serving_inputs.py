@@ -187,13 +187,18 @@ def read_speculation(text: object, what: str = "--speculation") -> Speculation |
     return Speculation(depth=depth, acceptance=acceptance, draft_parameters=draft)
 
 
-def read_share(text: object, what: str) -> float:
-    """A part of 1: ``0.3``, ``30%``. Raises PlannerError."""
+def share_of(text: object, what: str) -> float:
+    """A share as it is written, whatever its size: ``0.3``, ``30%``. Raises PlannerError."""
     try:
         said = str(text).strip()
-        value = float(said.removesuffix("%")) / (100.0 if said.endswith("%") else 1.0)
+        return float(said.removesuffix("%")) / (100.0 if said.endswith("%") else 1.0)
     except ValueError:
         raise PlannerError(f"{what}: {shown(text)} is not a share; write it like 0.3 or 30%") from None
+
+
+def read_share(text: object, what: str) -> float:
+    """A part of 1: ``0.3``, ``30%``. Raises PlannerError."""
+    value = share_of(text, what)
     if not 0 <= value <= 0.999:
         raise PlannerError(f"{what} is {value:g}; it must be from 0 to 0.999")
     return value

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -29,6 +30,14 @@ from planner.workload import (
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
 
+WRITTEN = {
+    "lora": "--lora-rank 16", "qlora": "--lora-rank 16 --frozen-weights nf4", "load-in-4bit": "--lora-rank 16 --frozen-weights nf4",
+    "load-in-8bit": "--lora-rank 16 --frozen-weights int8", "dpo": "--objective dpo", "bf16": "--precision bf16",
+    "fp16": "--precision fp16", "fp8": "--precision fp8",
+}  # fmt: skip
+"""Words of other tools that hold a value too: the flags with it, as they are typed here."""
+
+
 class Result(Protocol):
     """What a command prints: a result of planner.api."""
 
@@ -47,7 +56,8 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     flag = next((flag for flag, words in meant.items() if word in words.split() and flag in flags), None)
     if flag is not None:
         help_text = getattr(flags[flag], "help", None) or ""
-        text = f"No such option '{error.option_name}'. Did you mean '{flag}'? {help_text}".rstrip()
+        like = f" Like: {WRITTEN[word]}" if word in WRITTEN else ""
+        text = f"No such option '{error.option_name}'. Did you mean '{flag}'? {help_text}".rstrip() + like
     elif word == "check" and error.ctx is not None and error.ctx.info_name == "profile":
         text = "No such option '--check': plan first-day --output first-day measures and checks all of a machine in half an hour."
     elif error.option_name in ("--model", "--gpus") and takes_plan(error.ctx):
@@ -55,6 +65,12 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     else:
         text = error.format_message()
     return click.UsageError(text, error.ctx)
+
+
+def require_place(output: Path | None) -> None:
+    """Before the work: raises UsageError where the folder of a file to write is not there."""
+    if output is not None and not output.absolute().parent.is_dir():
+        raise click.UsageError(f"--output {output}: there is no directory {output.parent}")
 
 
 def takes_plan(ctx: click.Context | None) -> bool:

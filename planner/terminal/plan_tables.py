@@ -261,4 +261,6 @@ def print_memory(console: Console, one: Prediction) -> None:
         text = f"[bold red]does not fit:[/bold red] {text}"
     elif one.out_of_memory_probability > SAFE:
         text = f"[bold yellow]may not fit:[/bold yellow] {text}, above the {percent(SAFE)} that counts as safe"
+    elif high > one.memory_limit_gib:
+        text += " (the range counts options left open and campaigns left out, the chance is of this plan as it stands)"
     console.print(text)

@@ -12,8 +12,14 @@ TARGETS = tuple(having("export"))
 def load_target(name: str) -> Target:
     """The target of a name. Raises UnknownNameError."""
     if name not in TARGETS and name in library.names("trainers"):
-        taken = [one for one in TARGETS if name in (having("export")[one].TRAINERS or (name,))]
-        raise PlannerError(f"no target is called '{name}', which is a trainer; its plans are written for {listed(taken)}")
+        taken = [one for one in TARGETS if name in (having("export")[one].TRAINERS or ())]
+        if taken:
+            raise PlannerError(f"no target is called '{name}', which is a trainer; its plans are written for {listed(taken)}")
+        serving = [one for one in TARGETS if not having("export")[one].TRAINERS]
+        raise PlannerError(
+            f"no target writes the training of trainer {name}, only {listed(serving)} to serve its model; 'plan export --list' has "
+            "the trainers that are written, and plan estimate PLAN --trainer NAME prices the plan for one of them"
+        )
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
     facts, exporter = having("export")[name], load(name, "export")

@@ -24,9 +24,13 @@ def letter(number: int) -> str:
     return string.ascii_uppercase[number] if number < len(string.ascii_uppercase) else str(number + 1)
 
 
+NOTHING = 1e-7
+"""Seconds below which a part is the rounding of others."""
+
+
 def signed_seconds(value: float) -> str:
     """+1.23 s, -45.1 ms, or 0 where nothing changes."""
-    if abs(value) < 1e-7:
+    if abs(value) < NOTHING:
         return "0"
     return ("+" if value > 0 else "-") + seconds(abs(value))
 
@@ -104,7 +108,7 @@ def effects_table(effects: Sequence[Effect], to: str) -> Table:
 def mainly(one: Effect) -> str:
     """The one or two parts of the step that change most."""
     whole = sum(abs(value) for value in one.parts_s.values())
-    parts = sorted(one.parts_s.items(), key=lambda item: -abs(item[1]))[: 2 if whole > 1e-7 else 0]
+    parts = sorted(one.parts_s.items(), key=lambda item: -abs(item[1]))[: 2 if whole > NOTHING else 0]
     large = (item for item in parts if abs(item[1]) > MOSTLY * whole)
     return ", ".join(f"{PART_TEXT[part]} {signed_seconds(value)}" for part, value in large)
 
@@ -113,7 +117,8 @@ def parts_table(found: Comparison) -> Table:
     """Step time by part, one column for each plan."""
     said = [plan.prediction for plan in found.plans]
     rows = [(PART_TEXT[part], [one.time_s[part] for one in said]) for part in PARTS]
-    cells = [(name, *(seconds(value) if value > 0 else "-" for value in values)) for name, values in rows if any(values)]
+    rows = [(name, values) for name, values in rows if max(values) > NOTHING]
+    cells = [(name, *(seconds(value) if value > NOTHING else "-" for value in values)) for name, values in rows]
     return _side_by_side(found, "Step time by part", cells, ("step", *(seconds(one.step_time_s) for one in said)))
 
 

@@ -1,5 +1,6 @@
 """``plan doctor``: what was measured against a plan, and what would explain the gap."""
 
+import re
 from pathlib import Path
 
 import click
@@ -60,12 +61,12 @@ def doctor(
 
     kind = api.plan_kind(file)
     if kind == "rl":
-        if measured is None or memory is not None or trace:
+        if measured is None or _is_time(measured) or memory is not None or trace:
             raise click.UsageError(f"{file} is an RL plan: give --measured with the log of its framework, and nothing else")
         emit(rl_files.doctor_rl(file, measured), as_json)
         return
     if kind == "serve":
-        if measured is None or memory is not None or trace:
+        if measured is None or _is_time(measured) or memory is not None or trace:
             raise click.UsageError(f"{file} is a serve plan: give --measured with the JSON of a benchmark, and nothing else")
         emit(serving_files.doctor_server(file, measured), as_json)
         return
@@ -73,3 +74,8 @@ def doctor(
     with progress("pricing what may be wrong") as say:
         found = api.doctor(file, measured=measured, memory=memory, memory_kind=memory_kind, trace=trace, progress=say)
     emit(found, as_json)
+
+
+def _is_time(measured: str) -> bool:
+    """Whether what was measured is no file but a time, such as 14.2s."""
+    return re.fullmatch(r"[\d.]+ *[a-z]{0,3}", measured) is not None and not Path(measured).exists()

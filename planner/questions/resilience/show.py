@@ -53,8 +53,8 @@ def print_resilience(console: Console, found: Resilience) -> None:
     console.print(Text(f"{job.model} on {plural(nodes.nodes, 'node')}, {job.machines}", style="bold"))
     console.print(Text(job.layout_in_words))
     console.print(
-        f"Failures: a node every {spell(nodes.node_mtbf)}, the job every {spell(nodes.mtbf)}; {found.failures:.3g} expected "
-        f"in {asked.days:g} days of training."
+        f"Failures: a node every {spell(nodes.node_mtbf)}, the job every {spell(nodes.mtbf)}"
+        + (f"; {found.failures:.3g} expected in {asked.days:g} days of training." if math.isfinite(found.failures) else ".")
     )
     each = "step" if found.steps == 1 else f"{found.steps:,} steps"
     console.print(
@@ -64,7 +64,13 @@ def print_resilience(console: Console, found: Resilience) -> None:
         + f". One failure costs {spell(found.lost)}."
     )
     best = found.answers[0]
-    console.print(f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}.")
+    ends = math.isfinite(best.days)
+    console.print(
+        f"[bold]Best answer:[/bold] {NAMES[best.answer.key]}."
+        if ends
+        else f"[bold red]No answer ends:[/bold red] failures undo the work as fast as it is done, {asked.days:g} days of training "
+        "are never reached."
+    )
     names = NAMES if console.width >= WIDE else SHORT
     totals = [
         (names[one.answer.key], share(one.answer.goodput) if one.answer.shares else "", _days(one.days),

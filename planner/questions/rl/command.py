@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from planner.keywords import flag_of
-from planner.terminal.flags import ALSO, JOB_FLAGS, SearchGroup, completed, emit, progress
+from planner.terminal.flags import ALSO, JOB_FLAGS, SearchGroup, completed, emit, progress, require_place
 
 NOTHING_FITS = 1
 """Exit code: no placement fits."""
@@ -29,7 +29,7 @@ QUESTION: tuple[tuple[str, Any, str, str], ...] = (
     ("algorithm", str, "NAME", "grpo, dapo, gspo, rloo, reinforce++, ppo, dpo, online-dpo. [grpo]"),
     ("prompts", int, "N", "Prompts of a step. [64]"),
     ("samples", int, "N", "Answers to a prompt. [of the algorithm]"),
-    ("keep_rate", float, "X", "Share of prompts with a gradient; others are sampled again. [0.5 with dapo, else 1]"),
+    ("keep_rate", str, "X", "Share of prompts with a gradient; others are sampled again. [0.5 with dapo, else 1]"),
     ("prompt_length", str, "N", "Tokens of a prompt, mean. [512]"),
     ("answers", str, "LIST", "Tokens of answers: mean=3200,p99=8192, 3200, fixed:2048, @file of lengths. [2048]"),
     ("max_length", str, "N", "Tokens of prompt and answer at most. [8192, or twice the 99th percentile]"),
@@ -112,6 +112,7 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
     """
     from planner import api
 
+    require_place(output)
     with progress("searching") as say:
         found = api.plan_rl(top=top, progress=say, **flags)
     _write(found[0] if found else None, output)
