@@ -341,8 +341,7 @@ def load_model(name_or_path: str) -> ModelSpec:
     Raises UnknownNameError with the nearest names first, or PlannerError saying what is wrong with the file.
     """
     name = name_or_path.strip()
-    # Longer than file systems allow: asking them would end in a traceback.
-    if len(name) > 2000 or any(len(part) > 200 for part in name.split("/")):
+    if len(name) > 2000 or any(len(part) > 200 for part in name.split("/")):  # asking a file system would end in a traceback
         raise PlannerError(f"model '{name[:57]}...': the name is too long for a file and for a model")
     path = Path(name)
     if name.endswith((".yaml", ".yml")):

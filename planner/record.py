@@ -25,7 +25,7 @@ def record(cls: type[T]) -> type[T]:
             setattr(cls, name, method)
     found = dataclass(kw_only=True, repr=False, eq=False, init=False)(cls)
     every = fields(found)  # type: ignore[arg-type]
-    found.__init__ = _constructor(found, every)  # type: ignore[misc]
+    found.__init__ = _constructor(found, every)  # type: ignore[method-assign]
     found._compared = _values([one.name for one in every if one.compare])  # type: ignore[attr-defined]
     found._hashed = _values([one.name for one in every if (one.compare if one.hash is None else one.hash)])  # type: ignore[attr-defined]
     return found
