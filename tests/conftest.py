@@ -40,7 +40,9 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
+    """From then on what many objects make is looked through rarely: syntax trees of all files take three times as long with it."""
     gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
     gc.enable()
 
 

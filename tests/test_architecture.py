@@ -112,6 +112,12 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of it, in the order of ``ast.walk``."""
+    return list(ast.walk(tree(path)))
+
+
+@cache
 def imports(path: Path, *, top: bool = False) -> set[str]:
     """Dotted names that a file imports; with ``top`` only those that run when it is imported."""
     found: set[str] = set()
@@ -154,10 +160,7 @@ def room(module: str) -> str:
 
 def test_imports_have_no_circle() -> None:
     """Also not inside a room: no module reaches itself, imports inside of functions counted."""
-    known = {
-        name: {other.removeprefix("planner.") for other in imports(path)} & set(MODULES) - {name}
-        for name, path in MODULES.items()
-    }
+    known = {one: {name.removeprefix("planner.") for name in imports(path)} & set(MODULES) - {one} for one, path in MODULES.items()}
     while ends := {name for name, below in known.items() if not below}:
         known = {name: below - ends for name, below in known.items() if name not in ends}
     assert not known, f"in a circle, or above one: {sorted(known)}"
@@ -191,9 +194,8 @@ def test_imports_go_down() -> None:
             other = name.removeprefix("planner.")
             if not name.startswith("planner.") or other not in MODULES:
                 continue
-            assert shelf(other) < mine or room(other) == room(module), (
-                f"{module} imports {other}, which does not stand below it"
-            )
+            below = shelf(other) < mine or room(other) == room(module)
+            assert below, f"{module} imports {other}, which does not stand below it"
 
 
 def test_heavy_imports_stay_outside() -> None:
@@ -203,19 +205,15 @@ def test_heavy_imports_stay_outside() -> None:
         if not MAY_USE_TORCH.match(f"{module}."):
             assert "torch" not in roots, f"{module}: only lab and the checks of trainers may import torch"
             assert not at_import & set(HEAVY), f"{module} imports {at_import & set(HEAVY)} at module level"
-        assert (
-            "click" not in roots
-            or module.split(".")[-1].startswith("command")
-            or module.startswith(("commands.", "terminal."))
-        ), f"{module}: only the commands import click"
+        commands = module.split(".")[-1].startswith("command") or module.startswith(("commands.", "terminal."))
+        assert "click" not in roots or commands, f"{module}: only the commands import click"
         assert "tests" not in roots and "tools" not in roots, module
 
 
 def test_the_command_line_starts_light() -> None:
     entry = "planner.commands.main"
     code = f"import sys, {entry}; print([name for name in {(*HEAVY, 'huggingface_hub')!r} if name in sys.modules])"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
@@ -240,7 +238,7 @@ def test_unit_factors_live_in_units() -> None:
     for path in MODULES.values():
         found = [
             f"line {node.lineno}: {ast.unparse(node)}"
-            for node in ast.walk(tree(path))
+            for node in nodes(path)
             if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv))
             if is_unit_factor(node.left) or is_unit_factor(node.right)
         ]
@@ -282,7 +280,7 @@ SHARED_FILE_NAMES = 10
 
 def functions(path: Path) -> list[ast.FunctionDef]:
     """Functions and methods of a file, also those inside of others."""
-    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+    return [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
 
 
 def is_command(node: ast.FunctionDef) -> bool:
@@ -321,7 +319,7 @@ def test_few_functions_have_many_parameters() -> None:
 def test_classes_are_small() -> None:
     large = {}
     for path in SOURCES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 fields = sum(isinstance(one, ast.AnnAssign) for one in node.body)
                 if fields > LARGEST_CLASS:
@@ -396,8 +394,7 @@ def test_trainer_file_is_sourced(name: str) -> None:
     for block in text.split("\n\n"):
         lines = block.splitlines()
         commented = any(line.startswith("# ") for line in lines)
-        unsourced += [
-            line.split(":")[0] for line in lines if re.match(r"\w+:", line) and not commented and "  # " not in line
-        ]
+        keys = [] if commented else [line for line in lines if re.match(r"\w+:", line) and "  # " not in line]
+        unsourced += [line.split(":")[0] for line in keys]
     assert data.get("source") or not unsourced, f"without a source: {unsourced}"
     assert data.get("title") and len(str(data.get("source", ""))) > 10

@@ -1,6 +1,6 @@
 """plan run with real ranks on gloo: fewer and more of them, killed, their storage full or damaged; against a run without all that.
 
-Everything in float64. The ranks are forked from a process that has imported torch; torchrun itself starts them in the last tests.
+In float64. The ranks are forked from a process that has imported torch; torchrun itself starts them in the last tests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.proofs.gated_ranks import GATE  # noqa: E402
 
-pytestmark = [
-    pytest.mark.proof,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"),
-]
+NO_TORCH = importlib.util.find_spec("torch") is None
+pytestmark = [pytest.mark.proof, pytest.mark.skipif(NO_TORCH, reason="NOT RUN: torch, of the extra 'test', is not installed")]
 SAME = 1e-12
 STEPS = 24
 GATED = str(ROOT / "tests/proofs/gated_ranks.py")
