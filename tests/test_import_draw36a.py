@@ -231,3 +231,12 @@ Trainer(model=model, args=args, train_dataset=data).train()
     found = read(_file(tmp_path, text, "tune.py"), None, Given(settings={"deepspeed": "zero2", "max_length": "512"}))
     assert (found.lora_whole, found.lora_targets, found.lora_rank) == ("none", "qv", 4)
     assert any("adapters on 'lm_head' are not priced" in one for one in found.notes)
+
+
+def test_a_word_that_no_list_has_is_asked_about(tmp_path: Path) -> None:
+    """What a fork means by it nobody here knows; before, it was only listed as not read, beside a plan without it."""
+    with pytest.raises(OpenQuestionsError, match=r"--set blend_depth=false .no argument of Megatron-LM known here") as said:
+        _read(tmp_path, "--blend-depth 3 --next-tockens 0 --torch-profile --plain-switch")
+    assert [one.name for one in said.value.questions] == ["blend_depth", "plain_switch"]
+    found = _read(tmp_path, "--blend-depth 3 --next-tockens 8 --torch-profile --plain-switch", blend_depth="false", plain_switch="false")
+    assert found.unread == ("--next-tockens 8", "--torch-profile") and found.num_gpus == 8

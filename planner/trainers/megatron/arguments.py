@@ -78,6 +78,13 @@ def known_arguments() -> tuple[re.Pattern[str], re.Pattern[str], dict[str, Any]]
     return re.compile(held), re.compile(quiet), known["counted"]
 
 
+@cache
+def listed_arguments() -> re.Pattern[str]:
+    """Names that no plan holds and that are told as not read, without a question."""
+    known = library.read_yaml(Path(__file__).with_name("known_arguments.yaml"))
+    return re.compile("|".join(f"(?:{one})" for one in str(known["listed"]).split()))
+
+
 def decides(name: str) -> bool:
     """Whether an argument changes time or memory, as far as this reader knows."""
     held, _, counted = known_arguments()

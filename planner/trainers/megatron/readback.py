@@ -13,6 +13,7 @@ from planner.trainers.megatron.arguments import (
     Arguments,
     ask_for_gaps,
     known_arguments,
+    listed_arguments,
     mapping_of,
     of_dump,
     of_mapping,
@@ -20,9 +21,9 @@ from planner.trainers.megatron.arguments import (
     readable,
     take_settings,
 )  # fmt: skip
-from planner.trainers.megatron.forks import adapters, translate, until_2020
+from planner.trainers.megatron.forks import HARMLESS, adapters, translate, until_2020
 from planner.trainers.megatron.script import of_script
-from planner.trainers.megatron.sizes import model_of, rows_will_be_asked
+from planner.trainers.megatron.sizes import OTHER_MODELS, model_of, own_layers, rows_will_be_asked
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
@@ -90,6 +91,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
     _other_length(found, given)
     _low_masters(found)
+    found.questions += [] if found.dumped else _strangers(found)
     _open(found, given, gpus)
     assert model is not None
     _dynamic(found)
@@ -129,6 +131,20 @@ def _low_masters(found: Arguments) -> None:
     if found.get("use_precision_aware_optimizer") and not found.dumped and STATE_TYPES.get(kind, kind) == "fp16":
         about = "master weights in fp16 are not modelled; in fp32 each that a rank holds takes 2 bytes more than it does"
         found.questions.append(Question(name="main_params_dtype", about=about, choices=("fp32",)))
+
+
+def _strangers(found: Arguments) -> list[Question]:
+    """What is asked about words that stand in no list and say by no word what they are: forks change layers, states and steps by
+    such ones. What is asked or refused otherwise (sizes, lengths, optimizers) is not asked again."""
+    held, quiet, counted = known_arguments()
+    about = "no argument of Megatron-LM known here, and it may change layers, memory or steps; false imports the job without it"
+    told = {*OTHER_MODELS, *own_layers(found)}
+    return [
+        Question(name=name, about=about, choices=("false",)) for name, value in found.items()
+        if not (held.fullmatch(name) or quiet.fullmatch(name) or name in counted or value in (False, None, "0", "False", "false"))
+        and not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
+        and not (name in told or "optimizer" in name)
+    ]  # fmt: skip
 
 
 def _dynamic(found: Arguments) -> None:

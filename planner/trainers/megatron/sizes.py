@@ -73,7 +73,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     said = given.spec()
     names = DUMPED_MODELS if found.dumped else OTHER_MODELS
     other = [one for one in names if found.get(one) not in NOTHING]
-    other += [] if found.dumped else _own_layers(found)
+    other += [] if found.dumped else own_layers(found)
     plain = not any(found.get(one) for one in ("swiglu", "normalization"))
     built = (plain and _builds_a_family(found)) or _replaces_layers(found)
     if built and said is None and not (other or PROGRAMS.match(found.program)):
@@ -117,7 +117,7 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
     return known_model(model, name) if rows else _with_vocabulary(found, model)
 
 
-def _own_layers(found: Arguments) -> list[str]:
+def own_layers(found: Arguments) -> list[str]:
     """Arguments that no list has and that say layers of a fork's own by their words."""
     held, quiet, counted = known_arguments()
     known = (*counted, *OTHER_MODELS)
