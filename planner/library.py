@@ -164,7 +164,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 @cache
 def _of_library(path: Path, _changed: int) -> bytes:
     """A file of the library or of the package, pickled: a question over all hardware reads the same relatives and trainers a
-    hundred times, at some 4 ms each, an import the published recipes of a trainer, at 200 ms, and whoever reads one may change
+    hundred times, at some 4 ms each, an import the published recipes of a trainer, at 35 ms, and whoever reads one may change
     what it gets."""
     return pickle.dumps(parse_yaml(read_text(path), _told(path), scan=False))
 

@@ -369,7 +369,7 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 @cache
 def _read_preset(preset: str) -> ModelSpec:
-    """A model of the library, read once: an import asks for a preset under every name that it finds, and reading takes 2 ms."""
+    """A model of the library, read once: an import asks for a preset under every name that it finds."""
     found = library.profiles_directory() / "models" / f"{preset}.yaml"
     return from_dict({"constants": constants_of_preset(preset), **library.read_yaml(found)}, where=str(found))
 

@@ -15,9 +15,10 @@ from planner.cost.layer.operators import Shard
 from planner.cost.memory import peak_points
 from planner.cost.memory.states import state_bytes
 from planner.cost.pipeline.partition import StageParameters, shard_groups, split_stages, stage_parameters
+from planner.cost.price import layer_costs
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import stage_times
-from planner.layout import CpMethod, Layout
+from planner.layout import CpMethod, Layout, Recompute
 from planner.space import stack
 
 TITAN = TRAINERS["torchtitan"]
@@ -230,3 +231,14 @@ def test_experts_outside_of_state_sharding_by_hand() -> None:
     found = peak_points.state_parts(one.workload, trainer, layout, split_stages(one.model, layout), sizes)
     assert found["layer_weights"][0, 0] == found["dense_weights"][0, 0], "no expert is gathered"
     assert found["gathered"][0, 0] == pytest.approx(2 * sizes.dense[0, 0])
+
+
+def test_layers_of_which_nothing_is_recomputed_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With recompute there are those without it, which have the seconds, and those with it, which have the bytes."""
+    one, made, own = job("gqa", "megatron", gpus=8, batch=8), list[Shard](), layer_costs.operators_of
+    monkeypatch.setattr(layer_costs, "operators_of", lambda shard: made.append(shard) or own(shard))
+    plain = Layout(tp=2, dp=4)
+    for layout, times in ((plain, 1), (plain.replace(recompute=int(Recompute.SELECTIVE), recompute_modules=1), 2)):
+        made.clear()
+        price_blocks(one.workload, one.cluster, one.trainer, layout)
+        assert len(made) == times

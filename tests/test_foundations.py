@@ -137,6 +137,15 @@ def test_write_whole_refuses(tmp_path: Path) -> None:
     assert (tmp_path / "a.yaml").stat().st_mode == plain.stat().st_mode  # readable by whom the user's umask allows
 
 
+def test_files_of_the_package_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of the library are; whoever reads one may change what it gets."""
+    path = Path(library.__file__).parent / "trainers" / "megatron_bridge" / "recipes.yaml"
+    first = library.read_yaml(path)
+    monkeypatch.setattr(library, "parse_yaml", lambda *_, **__: pytest.fail("parsed again"))
+    library.read_yaml(path)["recipes"].clear()
+    assert library.read_yaml(path) == first and first["recipes"]
+
+
 # ------------------------------------------------------------------------------------------------ layout
 
 

@@ -1,5 +1,6 @@
 """Configurations as people have them, reduced: each is read as it is, or asks in one sentence for what decides time or memory."""
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from planner.layout import CpMethod
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
+from planner.trainers.torchtitan import forms as torchtitan_forms
 
 FILES = Path(__file__).parent / "data" / "import"
 
@@ -350,3 +352,16 @@ def test_no_sharding_can_be_said_and_an_unknown_one_is_refused(tmp_path: Path) -
     for word in ("none", "false"):
         with pytest.raises(OpenQuestionsError, match="--set fsdp=no_shard where every GPU holds the whole model"):
             zero(word)
+
+
+def test_functions_of_a_module_are_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve, each of which calls all that stand before it: which of them makes a configuration is asked of each of each."""
+    lines = ["def f0():", "    return Trainer.Config(parallelism=ParallelismConfig(), training=TrainingConfig(local_batch_size=1))"]
+    for number in range(1, 12):
+        lines += [f"def f{number}():", *(f"    f{one}()" for one in range(number)), "    return None"]
+    (tmp_path / "configs.py").write_text("\n".join(lines))
+    walked, own = list[int](), ast.walk
+    monkeypatch.setattr(torchtitan_forms.ast, "walk", lambda node: walked.append(1) or own(node))
+    given = Given(num_gpus=8, settings={"config": "f0"})
+    assert torchtitan_forms.sections(tmp_path / "configs.py", (tmp_path / "configs.py").read_text(), given)["training"]
+    assert len(walked) <= 15
