@@ -238,5 +238,6 @@ def test_a_word_that_no_list_has_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(OpenQuestionsError, match=r"--set blend_depth=false .no argument of Megatron-LM known here") as said:
         _read(tmp_path, "--blend-depth 3 --next-tockens 0 --torch-profile --plain-switch")
     assert [one.name for one in said.value.questions] == ["blend_depth", "plain_switch"]
-    found = _read(tmp_path, "--blend-depth 3 --next-tockens 8 --torch-profile --plain-switch", blend_depth="false", plain_switch="false")
+    without = {"blend_depth": "false", "plain_switch": "false"}
+    found = _read(tmp_path, "--blend-depth 3 --next-tockens 8 --torch-profile --plain-switch", **without)
     assert found.unread == ("--next-tockens 8", "--torch-profile") and found.num_gpus == 8

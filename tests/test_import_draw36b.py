@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.api import estimate, import_config
 from planner.errors import PlannerError
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
@@ -192,3 +193,15 @@ def test_experts_that_are_tensors_have_no_adapters(tmp_path: Path, model: str, w
     job = f"model_name_or_path: {model}\nstage: sft\nfinetuning_type: lora\nlora_rank: 8\ncutoff_len: 1024\nbf16: true\n"
     (tmp_path / "tune.yaml").write_text(f"{job}{words or 'lora_target: all'}\n")
     assert read(tmp_path / "tune.yaml", None, Given(num_gpus=1)).lora_targets == targets
+
+
+def test_exports_are_read_back_as_they_were_priced(tmp_path: Path) -> None:
+    """Weights of axolotl without a second quantisation, and stages of Megatron-Bridge of a model that is named."""
+    job = {"model": "llama-8b", "gpus": 1, "hardware": "h100-sxm", "trainer": "axolotl", "lora_rank": 16, "frozen_weights": "nf4"}
+    estimate(**job).export("axolotl", tmp_path / "axolotl")
+    tuned = import_config(tmp_path / "axolotl" / "axolotl.yaml", model="llama-8b", gpus=1)
+    assert tuned.file.workload.frozen_weights == "nf4"
+    stages = {"pp": 16, "first_stage_layers": 4, "last_stage_layers": 1}
+    estimate(model="deepseek-v3", gpus=256, hardware="h100-sxm", ep=16, **stages).export("megatron-bridge", tmp_path / "bridge")
+    layout = import_config(tmp_path / "bridge" / "plan_config.py", model="deepseek-v3", gpus=256).layout
+    assert {name: getattr(layout, name) for name in stages} == stages

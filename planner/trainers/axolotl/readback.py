@@ -83,7 +83,8 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         recompute=checkpoints not in (False, "false", None),
         offload_activations=offload or str(checkpoints).startswith("offload") or checkpoints == "unsloth",
         lora_rank=given.size("lora_r", 8) if adapter else 0, lora_targets=_targets(given),
-        frozen_weights=quantised(bits, True) if bits else "bf16", objective=objective,
+        frozen_weights=quantised(bits, given.flag("bnb_config_kwargs.bnb_4bit_use_double_quant", True)) if bits else "bf16",
+        objective=objective,
         # Its own preparation of FSDP2 shards weights as they were loaded.  [monkeypatch/accelerate/fsdp2.py]
         upcasts=(given.number("fsdp_version") or given.number("fsdp_config.fsdp_version", 1)) != 2,
         sharding=_parallel(given, found), num_gpus=num_gpus, options=_options(given), quiet=QUIET,

@@ -158,7 +158,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
-    fields = _layout(given, model)
+    fields = _layout(given, said.spec() or model)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
     fields["micro_batch_size"] = micro
     split = fields["tp"] * fields["cp"] * fields["pp"]
