@@ -5,13 +5,14 @@ Shapes follow from tp alone, of which columns have few: their curves are worked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray, spread
+from planner.layout import divisors
 from planner.model import ModelSpec
 from planner.record import record
 from planner.serving.curves.linear_products import Products
@@ -103,8 +104,13 @@ class LinearLayers:
     def __init__(self, served: Served, layout: ServingLayout) -> None:
         self.served, self.model = served, served.model
         tp = np.asarray(layout.tp, dtype=np.float64)
-        self.tp, degree = np.unique(tp, return_inverse=True)
-        self.degree = degree.reshape(tp.shape)
+        usual = np.array(divisors(self.model.num_heads), dtype=np.float64)
+        self.degree = np.minimum(usual.searchsorted(tp), usual.size - 1)
+        self.tp = usual
+        """Degrees: those that divide the heads, which all columns of a search have, or those of these columns."""
+        if not np.array_equal(usual[self.degree], tp):
+            self.tp, degree = np.unique(tp, return_inverse=True)
+            self.degree = degree.reshape(tp.shape)
         kinds = self.model.layer_kinds
         self.attends = sum(kind.share for kind in kinds if kind.mixer == "attention") * self.model.num_layers
         """Layers with attention."""
@@ -117,39 +123,47 @@ class LinearLayers:
         """Seconds of some of them on so many rows of one rank."""
         return row.time(rows, self.degree)
 
-    def _row(self, *products: Product) -> Row:
-        return Row(self.served, self.tp, products)
+    def _row(self, name: str, products: Callable[[], Sequence[Product]]) -> Row:
+        """Shapes follow from the degrees alone: one is worked out for all tables of a search."""
+        kept, key = self.served.products, (name, self.tp.tobytes())
+        if key not in kept:
+            kept[key] = Row(self.served, self.tp, products())
+        found: Row = kept[key]
+        return found
 
     @cached_property
     def body(self) -> Row:
         """Projections of attention and dense MLPs."""
         m, weights = self.model, self.served.precision.weights
-        found = projections(m, self.tp, self.served.attention_format, self.attends)
         dense = self.mlps * m.num_plain_layers
-        return self._row(*found, *(mlp(m, m.ffn_size / self.tp, weights, dense) if dense else ()))
+        return self._row("body", lambda: [
+            *projections(m, self.tp, self.served.attention_format, self.attends),
+            *(mlp(m, m.ffn_size / self.tp, weights, dense) if dense else ()),
+        ])  # fmt: skip
 
     @cached_property
     def shared(self) -> Row:
         """Shared experts of one layer, as a dense MLP over all ranks of the stage."""
         m = self.model
         width = float(m.num_shared_experts * m.shared_expert_ffn_size)
-        return self._row(*mlp(m, width / self.tp, self.served.precision.weights))
+        return self._row("shared", lambda: mlp(m, width / self.tp, self.served.precision.weights))
 
     @cached_property
     def router(self) -> Row:
         """Of one layer with experts."""
-        return self._row(Product(n=float(self.model.num_experts), k=float(self.model.hidden_size), weights="bf16"))
+        n, k = float(self.model.num_experts), float(self.model.hidden_size)
+        return self._row("router", lambda: [Product(n=n, k=k, weights="bf16")])
 
     @cached_property
     def head(self) -> Row:
         """The output head."""
-        return self._row(Product(n=self.model.vocab_size / self.tp, k=float(self.model.hidden_size), weights="bf16"))
+        n, k = self.model.vocab_size / self.tp, float(self.model.hidden_size)
+        return self._row("head", lambda: [Product(n=n, k=k, weights="bf16")])
 
     @cached_property
     def recurrent(self) -> Row:
         """Projections of one layer of linear attention."""
         one, h, weights = self.model.linear, float(self.model.hidden_size), self.served.attention_format
         assert one is not None
-        return self._row(
-            Product(n=one.input_size / self.tp, k=h, weights=weights), Product(n=h, k=one.value_size / self.tp, weights=weights)
-        )
+        shapes = (one.input_size / self.tp, h), (h, one.value_size / self.tp)
+        return self._row("recurrent", lambda: [Product(n=n, k=k, weights=weights) for n, k in shapes])

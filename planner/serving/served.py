@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from functools import cached_property
+from typing import Any
 
 from planner.cluster import Cluster
 from planner.hardware import HardwareProfile
@@ -41,6 +42,11 @@ class Served:
     def cluster(self) -> Cluster:
         """Links by distance of ranks; the number of GPUs does not matter to them."""
         return Cluster(hardware=self.hardware, num_gpus=1)
+
+    @cached_property
+    def products(self) -> dict[tuple[str, bytes], Any]:
+        """Products of passes by what they are and degrees of tensor parallelism, each worked out once (``linear_layers``)."""
+        return {}
 
     @property
     def attention_format(self) -> str:
