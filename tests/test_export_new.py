@@ -110,7 +110,7 @@ def test_swift_is_started_with_transformers_or_with_megatron() -> None:
 
 
 def test_swift_says_where_its_kernel_of_attention_is_not_the_priced_one() -> None:
-    for trainer, told in (("ms-swift", True), ("ms-swift+attention_kernel=fa2", False), ("ms-swift-megatron", False)):
+    for trainer, told in (("ms-swift", False), ("ms-swift+attention_kernel=best", True), ("ms-swift-megatron", False)):
         files = files_of("ms-swift", job_of(trainer, zero=1 if "megatron" in trainer else 3))
         assert ("attn_impl: flash_attn" in files["ms_swift.yaml"]) == ("megatron" not in trainer)
         assert ("--option attention_kernel=fa2" in files["README.md"]) == told
