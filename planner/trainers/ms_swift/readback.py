@@ -107,8 +107,6 @@ def _options(given: Settings) -> dict[str, str]:
     """Options of the trainer that the arguments set."""
     options = {"adapter_dropout": "on"} if given.above_zero("lora_dropout", 0.05) else {}
     kernel = str(given.get("attn_impl", "")).lower().replace("flash_attention_2", "flash_attn")
-    if not kernel and not (given.flag("packing") or given.flag("padding_free")):  # which take flash attention alone
-        kernel = "sdpa"
     if kernel in KERNELS:
         options["attention_kernel"] = KERNELS[kernel]
     if given.flag("use_liger_kernel"):
