@@ -62,12 +62,14 @@ def doctor(
     kind = api.plan_kind(file)
     if kind == "rl":
         if measured is None or _is_time(measured) or memory is not None or trace:
-            raise click.UsageError(f"{file} is an RL plan: give --measured with the log of its framework, and nothing else")
+            what = f"the log of its framework{_not(measured)}"
+            raise click.UsageError(f"{file} is an RL plan: give --measured with {what}, and nothing else")
         emit(rl_files.doctor_rl(file, measured), as_json)
         return
     if kind == "serve":
         if measured is None or _is_time(measured) or memory is not None or trace:
-            raise click.UsageError(f"{file} is a serve plan: give --measured with the JSON of a benchmark, and nothing else")
+            what = f"the JSON of a benchmark{_not(measured)}"
+            raise click.UsageError(f"{file} is a serve plan: give --measured with {what}, and nothing else")
         emit(serving_files.doctor_server(file, measured), as_json)
         return
 
@@ -79,3 +81,8 @@ def doctor(
 def _is_time(measured: str) -> bool:
     """Whether what was measured is no file but a time, such as 14.2s."""
     return re.fullmatch(r"[\d.]+ *[a-z]{0,3}", measured) is not None and not Path(measured).exists()
+
+
+def _not(measured: str | None) -> str:
+    """The time that stands where a file is asked for."""
+    return f", not {measured}" if measured and _is_time(measured) else ""
