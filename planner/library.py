@@ -17,7 +17,6 @@ import stat
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -188,9 +187,10 @@ def parse_yaml(text: str, where: str, *, scan: bool = True, last: bool = False) 
     return data
 
 
-def named(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of some patterns is this name; '*' stands for anything."""
-    return any(one == name or ("*" in one and fnmatchcase(name, one)) for one in patterns)
+def require_folder(output: Path | None) -> None:
+    """Before the work: raises PlannerError where the folder of a file to write is not there."""
+    if output is not None and not output.resolve().parent.is_dir():
+        raise PlannerError(f"--output {output}: there is no directory {output.resolve().parent}")
 
 
 def given_twice(text: str) -> list[str]:

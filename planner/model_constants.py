@@ -8,6 +8,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from planner import library
+from planner.model_names import named
 from planner.record import record
 from planner.schema import Positive, one_of, value_of, within
 
@@ -86,7 +87,7 @@ class Constants:
 
 def constants_of_preset(name: str) -> Mapping[str, Any] | None:
     """What the table says of a preset, None where it says nothing. The first pattern that fits counts."""
-    return next((one for patterns, one in _table().items() if library.named(name, patterns.split())), None)
+    return next((one for patterns, one in _table().items() if named(name, patterns.split())), None)
 
 
 @cache

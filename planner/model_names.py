@@ -1,6 +1,8 @@
 """Presets by the names that people know them by: aliases, and repositories of the Hugging Face hub."""
 
 import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -137,3 +139,8 @@ def repositories() -> dict[str, str]:
         for repository in _REPOSITORY.findall(path.read_text(encoding="utf-8")):
             found.setdefault(_base(repository), path.stem)
     return found
+
+
+def named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of some patterns is this name; '*' stands for anything."""
+    return any(one == name or ("*" in one and fnmatchcase(name, one)) for one in patterns)

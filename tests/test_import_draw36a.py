@@ -113,7 +113,7 @@ def test_an_empty_operand_makes_a_test_of_one_bracket_false(tmp_path: Path) -> N
 
 def test_a_sourced_file_is_found_by_the_end_of_its_path(tmp_path: Path) -> None:
     _file(tmp_path, f"SIZES=({MODEL} {MICRO} {ROWS})\n", "config/dense/small.sh")
-    run = _file(tmp_path, f'source /home/someone/work/config/dense/small.sh\n{START} "${{SIZES[@]}}"\n', "scripts/start.sh")
+    run = _file(tmp_path, f'source /home/someone/project/config/dense/small.sh\n{START} "${{SIZES[@]}}"\n', "scripts/start.sh")
     found = read(run, None, Given())
     assert (found.fields["tp"], found.num_gpus, found.global_batch_size) == (2, 8, 64)
 

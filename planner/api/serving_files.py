@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.api.results import Answer, Exported, File
-from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.api.serving_calls import ServePlan
@@ -73,7 +72,7 @@ def validate_server(
     ends the run early, with what was measured by then. Raises PlannerError when nothing was answered.
     """
     from planner.keywords import require_known
-    from planner.library import write_whole
+    from planner.library import require_folder, write_whole
     from planner.questions.measured.show import print_comparison
     from planner.serving.measure.bench_files import result_of, written
     from planner.serving.measure.load_driver import Drive, drive
@@ -84,8 +83,7 @@ def validate_server(
 
     require_known("validate_server", asked, ("served_model", "requests", "warmup"))
     found, path = load_serve_plan(Path(plan)), None if output is None else Path(output)
-    if path is not None and not path.resolve().parent.is_dir():
-        raise PlannerError(f"--output {path}: there is no directory {path.resolve().parent}")
+    require_folder(path)
     most = parse(limit, "seconds", what="--limit", like="90s") if isinstance(limit, str) else float(limit)
     driven = Drive(
         address=Address.of(url), traffic=found.traffic, vocabulary=found.model.vocab_size, model=asked.get("served_model"),

@@ -24,6 +24,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
+from planner.model_names import named
 from planner.record import record
 from planner.rl.rl_layout import SYNC_METHODS
 from planner.schema import Bandwidth, Seconds, Text, check_keys, read, value_of, within
@@ -95,7 +96,7 @@ def tensors_of(model: ModelSpec) -> int:
     else:
         attention = 4 + 2 * model.qk_norm + 3 * (model.qkv_bias or model.linear_bias)
     norms, mlp = model.norms_per_layer, model.num_mlp_matrices
-    fused = library.named(model.name, sync_table().fused_experts)
+    fused = named(model.name, sync_table().fused_experts)
     routed = mlp * (1 if fused else model.num_experts) + 2
     sparse = model.num_moe_layers * (routed + mlp * bool(model.num_shared_experts))
     return round(model.num_layers * (attention + norms) + model.num_plain_layers * mlp + sparse + 3)

@@ -8,6 +8,7 @@ from functools import cache
 from planner import library
 from planner.hardware import HardwareProfile
 from planner.model import ModelSpec
+from planner.model_names import named
 from planner.record import record
 from planner.schema import check_keys, read
 from planner.serving.serving_layout import Precision
@@ -41,7 +42,7 @@ def published(model: ModelSpec) -> Published:
         if word in model.quantised:
             return Published(precision=precision, why=f"published in {model.quantised}")
     for names, found in _table().items():
-        if library.named(model.name, names.split()):
+        if named(model.name, names.split()):
             return found
     return Published(precision=Precision(), why="as published")
 

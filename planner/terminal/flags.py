@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -65,12 +64,6 @@ def option_meant(error: click.NoSuchOption, meant: Mapping[str, str]) -> click.U
     else:
         text = error.format_message()
     return click.UsageError(text, error.ctx)
-
-
-def require_place(output: Path | None) -> None:
-    """Before the work: raises UsageError where the folder of a file to write is not there."""
-    if output is not None and not output.absolute().parent.is_dir():
-        raise click.UsageError(f"--output {output}: there is no directory {output.parent}")
 
 
 def takes_plan(ctx: click.Context | None) -> bool:

@@ -118,8 +118,7 @@ def _asked(output: Path, flags: dict[str, Any]) -> Asked:
         raise PlannerError(f"--budget {flags['budget']}: it must be above zero")
     if output.exists() and not output.is_dir():
         raise PlannerError(f"--output {output} is a file; name a folder")
-    if not output.resolve().parent.is_dir():
-        raise PlannerError(f"--output {output}: there is no directory {output.resolve().parent}")
+    library.require_folder(output)
     if place_from(os.environ) is not None:
         raise PlannerError("it is one process that starts the ranks itself; start it without torchrun or srun")
     if flags["hardware"]:

@@ -117,9 +117,7 @@ def _settings(output: str, flags: dict[str, Any]) -> tuple[Settings, Gpus]:
             raise PlannerError(f"--model {name}: linear attention is not among what is measured; name a transformer")
     if settings.base:
         load_hardware(settings.base)
-    folder = Path(output).resolve().parent
-    if not folder.is_dir():
-        raise PlannerError(f"--output {output}: there is no directory {folder}")
+    library.require_folder(Path(output))
     need_torch()
     gpus = gpus_here(flags["device"])
     if not gpus.count:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import click
 
-from planner.errors import PlannerError
+from planner.library import require_folder
 from planner.terminal.flags import completed, emit, progress
 
 PATH = click.Path(dir_okay=False, path_type=Path)
@@ -95,8 +95,7 @@ def validate(
 
     flags = {name: value for name, value in flags.items() if name not in ("served_model", "requests", "limit")}
     named(rung)
-    if output is not None and not output.resolve().parent.is_dir():  # found out before anything runs
-        raise PlannerError(f"--output {output}: there is no directory {output.resolve().parent}")
+    require_folder(output)
     plan = load_plan(file)
     if print_commands:
         click.echo(many_machines(plan, nodes, device), nl=False)

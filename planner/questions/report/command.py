@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
+from planner.library import require_folder
 from planner.questions.report.show import EVERY_CHART, FORMATS, format_of
-from planner.terminal.flags import progress, require_place
+from planner.terminal.flags import progress
 
 PROCESSES = 8
 """Other sizes of the cluster are searched in up to as many processes."""
@@ -50,7 +51,7 @@ def report(
     """
     from planner import api
 
-    require_place(output)
+    require_folder(output)
     kind = format_of(kind, output, chart)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")

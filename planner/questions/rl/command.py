@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from planner.keywords import flag_of
-from planner.terminal.flags import ALSO, JOB_FLAGS, SearchGroup, completed, emit, progress, require_place
+from planner.library import require_folder
+from planner.terminal.flags import ALSO, JOB_FLAGS, SearchGroup, completed, emit, progress
 
 NOTHING_FITS = 1
 """Exit code: no placement fits."""
@@ -112,7 +113,7 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
     """
     from planner import api
 
-    require_place(output)
+    require_folder(output)
     with progress("searching") as say:
         found = api.plan_rl(top=top, progress=say, **flags)
     _write(found[0] if found else None, output)

@@ -73,16 +73,31 @@ class Arguments(dict[str, Any]):
 @cache
 def known_arguments() -> tuple[re.Pattern[str], re.Pattern[str], dict[str, Any]]:
     """(names that a plan holds, names that change nothing, name -> value at which it changes nothing)."""
-    known = library.read_yaml(Path(__file__).with_name("known_arguments.yaml"))
-    held, quiet = ("|".join(f"(?:{one})" for one in str(known[name]).split()) for name in ("held", "neutral"))
-    return re.compile(held), re.compile(quiet), known["counted"]
+    return _names("held"), _names("neutral"), _lists()["counted"]
 
 
 @cache
 def listed_arguments() -> re.Pattern[str]:
-    """Names that no plan holds and that are told as not read, without a question."""
-    known = library.read_yaml(Path(__file__).with_name("known_arguments.yaml"))
-    return re.compile("|".join(f"(?:{one})" for one in str(known["listed"]).split()))
+    """Names that no plan holds and that are reported as unread, without a question."""
+    return _names("listed")
+
+
+def _lists() -> dict[str, Any]:
+    return library.read_yaml(Path(__file__).with_name("known_arguments.yaml"))
+
+
+def _names(kind: str) -> re.Pattern[str]:
+    """One of the lists of regular expressions as one."""
+    return re.compile("|".join(f"(?:{one})" for one in str(_lists()[kind]).split()))
+
+
+def unknown(found: Arguments) -> dict[str, Any]:
+    """Arguments that stand in none of ``known_arguments``, with their values; those that are switched off are left out."""
+    held, quiet, counted = known_arguments()
+    return {
+        name: value for name, value in found.items()
+        if not (held.fullmatch(name) or quiet.fullmatch(name) or name in counted or value in (False, None, "0", "False", "false"))
+    }  # fmt: skip
 
 
 def decides(name: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron import deepspeed_experts
-from planner.trainers.megatron.arguments import Arguments, known_arguments
+from planner.trainers.megatron.arguments import Arguments, unknown
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets
 from planner.trainers.reading.shell import is_open
@@ -190,11 +190,9 @@ def _experts(found: Arguments) -> None:
 
 def refuse(found: Arguments) -> None:
     """Raises PlannerError for what decides memory or degrees and is not priced, with the words that import the job without it."""
-    held, quiet, counted = known_arguments()
     wrong = [
-        name for name, value in found.items()
-        if not (held.fullmatch(name) or quiet.fullmatch(name) or name in counted or value in (False, None, "0", "False", "false"))
-        and (name in NOT_PRICED or (DECIDES.fullmatch(name) and not HARMLESS.fullmatch(name)) or _other_optimizer(name, value))
+        name for name, value in unknown(found).items()
+        if name in NOT_PRICED or (DECIDES.fullmatch(name) and not HARMLESS.fullmatch(name)) or _other_optimizer(name, value)
     ]  # fmt: skip
     if wrong:
         raise not_priced(found.where, [found.spelled(one) for one in wrong], wrong)

@@ -20,6 +20,7 @@ from planner.trainers.megatron.arguments import (
     of_sections,
     readable,
     take_settings,
+    unknown,
 )  # fmt: skip
 from planner.trainers.megatron.forks import HARMLESS, adapters, translate, until_2020
 from planner.trainers.megatron.script import of_script
@@ -136,14 +137,12 @@ def _low_masters(found: Arguments) -> None:
 def _strangers(found: Arguments) -> list[Question]:
     """What is asked about words that stand in no list and say by no word what they are: forks change layers, states and steps by
     such ones. What is asked or refused otherwise (sizes, lengths, optimizers) is not asked again."""
-    held, quiet, counted = known_arguments()
     about = "no argument of Megatron-LM known here, and it may change layers, memory or steps; false imports the job without it"
-    told = {*OTHER_MODELS, *own_layers(found)}
+    layers = {*OTHER_MODELS, *own_layers(found)}
     return [
-        Question(name=name, about=about, choices=("false",)) for name, value in found.items()
-        if not (held.fullmatch(name) or quiet.fullmatch(name) or name in counted or value in (False, None, "0", "False", "false"))
-        and not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
-        and not (name in told or "optimizer" in name)
+        Question(name=name, about=about, choices=("false",)) for name in unknown(found)
+        if not (listed_arguments().fullmatch(name) or HARMLESS.fullmatch(name) or OWN_LENGTH.fullmatch(name))
+        and not (name in layers or "optimizer" in name)
     ]  # fmt: skip
 
 

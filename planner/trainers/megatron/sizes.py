@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec, load_model
 from planner.model_names import preset_of
-from planner.trainers.megatron.arguments import Arguments, known_arguments
+from planner.trainers.megatron.arguments import Arguments, unknown
 from planner.trainers.reading.configuration import known_model, same_sizes
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import beside
@@ -119,14 +119,12 @@ def model_of(found: Arguments, given: Given, name: str = "") -> ModelSpec | None
 
 def own_layers(found: Arguments) -> list[str]:
     """Arguments that no list has and that say layers of a fork's own by their words."""
-    held, quiet, counted = known_arguments()
-    known = (*counted, *OTHER_MODELS)
     spec = found.get("spec")
     named = " ".join(map(str, spec)) if isinstance(spec, list) else str(spec or "")
     own = ["spec"] if named and not KNOWN_SPECS.match(named) else []
     return own + [
-        one for one, value in found.items()
-        if LAYERS.fullmatch(one) and value not in NOTHING and one not in known and not (held.fullmatch(one) or quiet.fullmatch(one))
+        one for one, value in unknown(found).items()
+        if LAYERS.fullmatch(one) and value not in NOTHING and one not in OTHER_MODELS
     ]  # fmt: skip
 
 
@@ -134,15 +132,19 @@ def _builds_a_family(found: Arguments) -> bool:
     """Whether a program is of a family by its name, or by the model that it imports from the Megatron around it."""
     if FAMILIES.match(found.program.lower()):
         return True
-    file = beside(Path(found.where), found.program.rpartition("/")[2], (".py",)) if found.program.endswith(".py") else None
-    models = re.findall(r"^from megatron[\w.]* import ([\w, ]*Model\w*)", read_text(file), re.MULTILINE) if file is not None else []
+    models = re.findall(r"^from megatron[\w.]* import ([\w, ]*Model\w*)", _program_text(found), re.MULTILINE)
     return any(FAMILIES.match(f"{one}.py") for line in models for one in re.findall(r"\w+", line.lower()))
 
 
-def _replaces_layers(found: Arguments) -> bool:
-    """Whether the program beside puts modules of its own into the layers that Megatron builds."""
+def _program_text(found: Arguments) -> str:
+    """The program that a script starts, where it lies in the same repository; else ''."""
     file = beside(Path(found.where), found.program.rpartition("/")[2], (".py",)) if found.program.endswith(".py") else None
-    text = read_text(file) if file is not None else ""
+    return read_text(file) if file is not None else ""
+
+
+def _replaces_layers(found: Arguments) -> bool:
+    """Whether the program puts modules of its own into the layers that Megatron builds."""
+    text = _program_text(found)
     put = re.findall(r"\.(?:self_attention|core_attention|mlp)\s*=\s*ModuleSpec\(\s*module=(\w+)", text)
     put += re.findall(r"\b(?:self_attention|core_attention|mlp)=ModuleSpec\(\s*module=(\w+)", text)
     theirs = re.findall(r"^\s*from (?:megatron\.core|transformer_engine)[\w.]* import (\([^)]*\)|.*)", text, re.MULTILINE)
