@@ -59,10 +59,12 @@ PLANS = ("test_export.py", "tests/test_front_ends.py")
 
 
 LONGEST = (
-    "timed", "runs", "plans", "tests/test_validate_ends.py", "tests/test_validate.py", "tests/test_validate_full.py",
-    "tests/test_export_torch.py", "tests/test_validate_alone.py", "tests/test_validate_rank.py", "tests/test_validate_top.py",
-    "tests/test_search.py", "tests/test_doctor.py", "tests/test_report.py", "tests/test_sensitivity.py", "tests/test_cheapest.py",
-    "tests/test_calibrate.py", "tests/test_rl_search.py", "tests/test_cli.py", "tests/test_extend.py", "tests/test_import.py",
+    "timed", "tests/test_elastic_proofs.py", "tests/test_serial_model.py", "tests/test_calibrated_constants.py",
+    "tests/test_first_day.py", "runs", "plans", "tests/test_validate_ends.py", "tests/test_validate.py",
+    "tests/test_validate_full.py", "tests/test_export_torch.py", "tests/test_validate_alone.py",
+    "tests/test_validate_rank.py", "tests/test_validate_top.py", "tests/test_search.py", "tests/test_doctor.py",
+    "tests/test_report.py", "tests/test_sensitivity.py", "tests/test_cheapest.py", "tests/test_calibrate.py",
+    "tests/test_rl_search.py", "tests/test_cli.py", "tests/test_extend.py", "tests/test_import.py",
     "tests/test_serving_several.py", "tests/test_report_browser.py", "tests/test_report_page.py", "tests/test_compare.py",
     "tests/test_what_if_limits.py", "tests/test_mixed_commands.py", "tests/test_cost_stored.py", "tests/test_timeline.py",
 )  # fmt: skip

@@ -107,6 +107,7 @@ def test_ranks_killed_at_any_moment_cost_no_more_than_the_interval(forks: Any, s
     assert any("is torn, skipped: it was not written to its end" in line for line in trial.said)
 
 
+@pytest.mark.alone
 def test_a_rank_that_hangs_is_ended_in_its_stated_time_and_two_killed_at_once(forks: Any, sound: Any, tmp_path: Path) -> None:
     """First a rank is stopped, not killed: the others wait for it in a collective, and nothing says so but the missing steps. Then
     two are killed at once, as with a node of two."""
@@ -172,6 +173,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_nothing_torn_is_loaded(for
     assert any("resumed at step 10" in line for line in again.said)
 
 
+@pytest.mark.alone
 def test_lost_time_is_as_predicted(forks: Any, tmp_path: Path) -> None:
     """Steps that sleep, kills at moments that stand for an exponential distribution; ``plan resilience``'s formula within 20 %."""
     import numpy as np
@@ -261,6 +263,7 @@ def until(file: Path, words: str, process: subprocess.Popen[bytes], seconds: flo
         text = "".join(one.read_text() for one in (file, other or file) if one.exists())
 
 
+@pytest.mark.alone
 def test_the_agent_is_killed_then_a_signal_comes(tmp_path: Path) -> None:
     """torchrun is killed and the loop goes on; SIGTERM saves and ends with 143, within the grace time."""
     from planner.lab.elastic.attempt import _children
@@ -287,6 +290,7 @@ def test_the_agent_is_killed_then_a_signal_comes(tmp_path: Path) -> None:
     assert last_good(tmp_path / "job" / "checkpoints", sums=True) == tmp_path / "job" / "checkpoints" / f"step-0000000{step}"
 
 
+@pytest.mark.alone
 def test_two_nodes_one_is_lost_and_comes_back_then_the_one_that_keeps_the_rendezvous(sound: Any, tmp_path: Path) -> None:
     """Two plan runs of two ranks, --nnodes 1:2. All processes of the second are killed: the first goes on alone, and with it
     again when it has come back. Those of the first are killed, which keeps the rendezvous: the second ends in its stated time with

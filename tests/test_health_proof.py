@@ -10,6 +10,7 @@ from planner.library import read_yaml
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_a_slow_node_is_found_by_real_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     import profiler_ranks as ranks

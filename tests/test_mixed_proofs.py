@@ -125,6 +125,7 @@ def walked(cut: tuple[int, ...], forward: tuple[float, ...], microbatches: int) 
     return float(walked_time(int(Schedule.ONE_F_ONE_B), len(cut), 1, microbatches, passes))
 
 
+@pytest.mark.alone
 def test_the_planned_uneven_cut_beats_the_even_one_by_the_predicted_margin(tmp_path: Path) -> None:
     """Twelve layers over a fast and a slow stage: the exact cut of ``best_cut`` against halves, layers that sleep 30 and 60 ms
     forward. Time of events (10 ms a pass) is small beside that; a busy machine lengthens both alike."""
@@ -150,6 +151,7 @@ def test_the_planned_uneven_cut_beats_the_even_one_by_the_predicted_margin(tmp_p
     assert found["step"] == pytest.approx(scale * walked(planned.layers, forward, microbatches), rel=2 * LEVEL)
 
 
+@pytest.mark.alone
 def test_water_filled_shares_level_the_replicas(tmp_path: Path) -> None:
     """A fast replica and one that takes 2.5 times as long: ten and four microbatches end together, seven each do not."""
     layers, forward, batch = 4, {"big": 0.02, "small": 0.05}, 14

@@ -14,6 +14,7 @@ TRIES = 5
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 @pytest.mark.parametrize("split", [False, True], ids=["colocated", "split"])
 def test_phases_of_a_real_step(split):
     """Generation, log-probs, training and the step within 15 %; the weight sync, some hundredths of it, within twice.

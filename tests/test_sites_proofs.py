@@ -16,7 +16,7 @@ from planner.cluster_file import Link
 from planner.detect import pressure as machine_pressure
 from planner.mixed import sites, wide_links
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.alone]
 ROOT = Path(__file__).resolve().parents[1]
 LINK = 12.5e6
 """Bytes/s of the limited link, frames with all their headers."""
