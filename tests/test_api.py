@@ -164,6 +164,7 @@ def test_nothing_fits_is_an_empty_result_that_says_what_would():
         found[0]
 
 
+@pytest.mark.proof
 def test_advice_repeats_what_was_said():
     found = planner.plan(
         model="llama-70b", gpus=4, hardware="h100-sxm", network_bandwidth=50e9, sequence_parallel=False, tp=1

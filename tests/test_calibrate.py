@@ -121,6 +121,7 @@ def test_the_highest_factors_are_physical(name, tmp_path):
 # ------------------------------------------------------------------------------------------------ the fit
 
 
+@pytest.mark.proof
 def test_known_factors_are_found(found: Calibration):
     assert set(found.values) == set(TRUTH)
     for one in found.moved:

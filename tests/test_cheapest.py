@@ -59,10 +59,11 @@ def test_no_step_is_shorter_than_its_computation(model: str, gpus: int, more: di
     assert least <= float(best.estimates[0].step_time[0])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "gpus", "hardware", "trainer", "closer"),
     [("mixtral-8x7b", 16, "h100-sxm", "megatron", 0.999),
-     pytest.param("deepseek-v3", 256, "rtx-4090", "megatron", 5.0, marks=pytest.mark.proof),
+     ("deepseek-v3", 256, "rtx-4090", "megatron", 5.0),
      ("llama-70b", 64, "rtx-4090", "megatron", 1.02), ("deepseek-v2-lite", 8, "l40s", "torchtitan", 0.999)],
 )  # fmt: skip
 def test_no_plan_that_fits_is_faster_than_what_its_passes_wait_for(
@@ -105,12 +106,13 @@ def test_shapes_priced_before_are_those_priced_alone(model: str) -> None:
             assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "gpus", "hardware", "trainer", "share"),
-    [pytest.param("llama-70b", 8, "l4", "megatron", 1.0, marks=pytest.mark.proof),
+    [("llama-70b", 8, "l4", "megatron", 1.0),
      ("llama-8b", 2, "h100-sxm", "megatron", 0.3),
      ("llama-8b", 2, "h100-sxm", "fsdp", 0.05),
-     pytest.param("mixtral-8x7b", 8, "l40s", "megatron", 0.8, marks=pytest.mark.proof),
+     ("mixtral-8x7b", 8, "l40s", "megatron", 0.8),
      ("deepseek-v2-lite", 2, "a100-sxm-80gb", "torchtitan", 0.1)],
 )  # fmt: skip
 def test_closest_attempts_are_those_of_a_whole_search(

@@ -91,6 +91,7 @@ def test_pins_hold_in_every_plan(run):
         assert (plan["layout"]["tp"], plan["layout"]["micro_batch_size"], plan["layout"]["recompute"]) == (2, 1, "full")
 
 
+@pytest.mark.proof
 def test_nothing_fits_says_by_how_much_and_every_advice_works(run):
     result = run("--model", "llama-70b", "--gpus", "4", "--json")
     assert result.exit_code == 1

@@ -114,6 +114,7 @@ def test_no_field_is_forgotten_where_equal_candidates_are_merged(model: str, tra
                 np.testing.assert_allclose(together[name][rows], value, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.proof
 @settings(max_examples=25, deadline=None)
 @given(cases, st.sampled_from(FASTER), st.floats(1.05, 8.0))
 def test_faster_hardware_is_never_slower(
@@ -216,6 +217,7 @@ def test_nothing_is_sent_alone() -> None:
         assert found.memory["communication_buffers"][0] == 0
 
 
+@pytest.mark.proof
 @settings(max_examples=25, deadline=None)
 @given(cases)
 def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]) -> None:
@@ -240,6 +242,7 @@ def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]
         assert np.all(priced(one, larger).memory_needed >= priced(one, even).memory_needed * (1 - 1e-12))
 
 
+@pytest.mark.proof
 @settings(max_examples=25, deadline=None)
 @given(cases, st.floats(1.01, 4.0))
 def test_more_memory_never_loses_a_plan(case: tuple[str, str, str, tuple[int, int], int], factor: float) -> None:

@@ -32,6 +32,7 @@ def test_saved_bytes_are_those_of_korthikanti(tp: int, split: bool) -> None:
     assert saved == pytest.approx(s * b * h * (within + 5 * a * s / (h * tp)), rel=1e-12)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "gpus", "trainer", "hardware"),
     [

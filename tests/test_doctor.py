@@ -76,6 +76,7 @@ def step_finding(name: str, seconds: float) -> Finding:
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("name", "times"), [("dense", 4), ("many experts", 10)])
 def test_a_slow_network_is_found_with_its_size(name: str, times: int) -> None:
     """With experts predictions are rougher, so that less is beyond the model's own error."""
@@ -87,6 +88,7 @@ def test_a_slow_network_is_found_with_its_size(name: str, times: int) -> None:
     assert first.size == f"{times} times slower, {400 // times} instead of 400 Gb/s per GPU"
 
 
+@pytest.mark.proof
 def test_what_costs_as_much_stands_beside_a_slow_network() -> None:
     """With experts the model's own error is larger: recompute would explain as much, and the network is listed with its size."""
     found = step_finding("experts", measured("experts", with_network(job_of(plan("experts")), 1 / 4)))
@@ -111,6 +113,7 @@ def test_a_slow_host_is_found_with_its_size(name: str, times: float) -> None:
     assert first.size == f"{40 * times:.0f} us instead of 40 us per kernel"
 
 
+@pytest.mark.proof
 def test_inside_the_interval_nothing_is_proven(run: Any, tmp_path: Path) -> None:
     one = plan("node")
     found = step_finding("node", 1.02 * one.prediction.step_time_s)
@@ -121,6 +124,7 @@ def test_inside_the_interval_nothing_is_proven(run: Any, tmp_path: Path) -> None
     assert "Inside the interval" in said and "none of it proven" in " ".join(said.split())
 
 
+@pytest.mark.proof
 def test_faster_than_predicted(run: Any) -> None:
     one = plan("dense")
     found = step_finding("dense", measured("dense", job_of(one), recompute=int(Recompute.NONE)))
@@ -132,6 +136,7 @@ def test_faster_than_predicted(run: Any) -> None:
     assert half.explanations[0].key == "batch" and half.explanations[0].value == 0.5
 
 
+@pytest.mark.proof
 def test_memory_tells_recompute_from_a_slow_gpu() -> None:
     """The same step time with the memory of recompute, and with that of the plan."""
     one = plan("node")
@@ -161,6 +166,7 @@ def test_memory_of_unsharded_states(kind: str) -> None:
     assert ("fragmentation" in {e.key for e in found.explanations}) == (kind != "allocated")
 
 
+@pytest.mark.proof
 def test_a_batch_that_no_layout_allows_is_not_tried() -> None:
     """Interleaved stages of 4 ranks need a multiple of 4 microbatches: half of 12 is none, twice 12 is."""
     one = explicit_plan(

@@ -69,6 +69,7 @@ def legal(name: str, trainer: str, gpus: int = 32, most: int = 120) -> list[Expo
 # ------------------------------------------------------------------------------------------------ there and back
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("trainer", "file", "models"),
     [

@@ -153,6 +153,7 @@ def test_the_guards_that_the_page_names_exist() -> None:
 # ------------------------------------------------------------------------------------------------ the recipes
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("title", ["A GPU", "A model", "An export target"])
 def test_the_answer_shows_it(title: str, checkout: Path, tmp_path: Path) -> None:
     answers(RECIPES[title], checkout, tmp_path)
@@ -176,6 +177,7 @@ def test_a_recompute_module_frees_memory_for_time(checkout: Path, tmp_path: Path
     assert re.search(r"recompute-modules\W+qkv", (tmp_path / "run" / "arguments.sh").read_text())
 
 
+@pytest.mark.proof
 def test_an_optimizer_has_its_bytes(checkout: Path, tmp_path: Path) -> None:
     before, after, _ = answers(RECIPES["An optimizer"], checkout, tmp_path)
     states = [one["estimate"]["memory_gib"]["optimizer_states"] for one in (before, after)]

@@ -187,6 +187,7 @@ def test_the_cheapest_hardware_passes_over_cards_that_the_trainer_cannot_use() -
     assert rows["h100-sxm"].fits and rows["h200-sxm"].fits
 
 
+@pytest.mark.proof
 def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
     """A batch that nobody said hinders no number of GPUs; one that was said stays."""
     free = planner.what_if(model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True)
@@ -294,6 +295,7 @@ def test_changes_of_a_deployment_are_whole_at_any_width() -> None:
         assert "30ms" in out.getvalue() and "…" not in out.getvalue(), width
 
 
+@pytest.mark.proof
 def test_degrees_of_sharding_are_in_the_legend_where_they_are_shown() -> None:
     job = {"model": "llama-70b", "gpus": 8, "hardware": "h100-sxm", "trainer": "torchtune", "lora_rank": 16}
     for plans, named in ((planner.plan(**job, top=3), True), (planner.plan(**job, top=3, zero=2, dp_shard=8), False)):
@@ -315,6 +317,7 @@ def test_every_word_of_another_tool_means_a_flag_of_the_search() -> None:
     assert flags >= MEANT.keys() and len(words) == len(set(words)) and not {f"--{word}" for word in words} & flags
 
 
+@pytest.mark.proof
 def test_no_heading_of_the_plans_is_cut_at_any_width() -> None:
     found = planner.plan(model="llama-70b", gpus=64, hardware="h100-sxm", tp=8, top=3)
     for width in range(78, 125):
@@ -398,6 +401,7 @@ def test_a_measured_step_without_a_unit_is_seconds(tmp_path: Path) -> None:
     assert "measured 8.1 s" in said[0] and said[0] == said[1]
 
 
+@pytest.mark.proof
 def test_many_experts_name_the_exchange_that_their_authors_used() -> None:
     """The trainer's default is a plain all-to-all; the answer says what DeepEP would save."""
     plans = planner.plan(model="deepseek-v3", gpus=256, hardware="h800-sxm", top=1)

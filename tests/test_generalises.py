@@ -65,6 +65,7 @@ def _priced(job: Job) -> Estimate | None:
     return estimate(job.workload, job.cluster, job.trainer, layout)
 
 
+@pytest.mark.proof
 def test_no_part_is_negative_missing_or_more_than_the_device_can_do() -> None:
     """Over a sample of model x device x trainer x precision x length: no warning, every part a number from 0 up, no MFU above 95 %
     and nothing free."""
@@ -87,6 +88,7 @@ def test_no_part_is_negative_missing_or_more_than_the_device_can_do() -> None:
     assert priced > 45
 
 
+@pytest.mark.proof
 def test_prices_hold_together_wherever_the_numbers_of_the_cost_model_lie() -> None:
     """The numbers that were set on published runs, each at both ends of what is possible: no part negative or missing."""
     listed = [one for one in constants() if one.of_module]

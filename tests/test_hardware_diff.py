@@ -76,6 +76,7 @@ def listed(first: Any, second: Any) -> list[Difference]:
     return differences(profile_of(first), profile_of(second))[0]
 
 
+@pytest.mark.proof
 def test_two_runs_of_one_machine_list_nothing_and_faults_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 pairs with heavy-tailed scatter at most twice the stated chance list anything. Where curves scatter by 4 percent
     a link of 2/3 of its rate, and beside a drift of 2 percent a device at 0.85, are found in nearly all."""

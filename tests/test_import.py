@@ -139,6 +139,7 @@ def broken(generator: random.Random, text: str) -> bytes:
     return "".join(lines).encode()
 
 
+@pytest.mark.proof
 def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
     """A plan or a PlannerError, short and on one line, whatever stands in the file."""
     moe = found(Wanted(model="gpt-oss-20b", gpus=8))[0]

@@ -109,6 +109,7 @@ def test_a_kind_that_adds_little_is_to_be_left_out(three) -> None:
     assert alone["t4"].step_time_s is None or alone["t4"].step_time_s > alone["h100"].step_time_s
 
 
+@pytest.mark.proof
 def test_one_kind_that_is_left_is_the_ordinary_question() -> None:
     work = Workload(model=load_model("gpt3-125m"), sequence_length=2048, global_batch_size=16, precision="bf16")
     job = job_of(work, two_kinds(), "megatron")
@@ -130,6 +131,7 @@ def test_tables_show_whole_numbers_at_80_columns(three) -> None:
         assert max(map(len, out.getvalue().splitlines())) <= width
 
 
+@pytest.mark.proof
 def test_sites_with_local_updates_get_what_their_trainer_runs() -> None:
     work = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, global_batch_size=20, precision="bf16")
     job = job_of(replace(work, model=replace(work.model, tied_embeddings=False)), SITES, "torchtitan")

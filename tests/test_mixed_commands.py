@@ -26,6 +26,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.proof
 def test_plan_estimate_and_what_if(run, cluster) -> None:
     found = run(*JOB, "--cluster", "cluster.yaml", "--output", "mixed.yaml")
     assert found.exit_code == 0, found.output
@@ -52,6 +53,7 @@ def test_plan_estimate_and_what_if(run, cluster) -> None:
         assert kept is None or kept >= one["best"]["estimate"]["step_time_s"] * 0.98
 
 
+@pytest.mark.proof
 def test_what_was_fixed_stays_fixed(run, cluster) -> None:
     """The plan file keeps it; what-if searches within it, on one kind too."""
     fixed = ("--tp", "2", "--micro-batch-size", "2", "--recompute", "full", "--runnable")

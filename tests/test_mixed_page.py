@@ -61,6 +61,7 @@ def rl_document(rl: Any) -> Document:
     return build_rl(rl.file, None, lambda _: None)
 
 
+@pytest.mark.proof
 def test_the_page_of_a_mixed_plan_shows_its_numbers(plan: MixedPlan, document: Document) -> None:
     one = plan.prediction
     assert [chart.name for chart in document.charts] == list(CHARTS["mixed plan"])

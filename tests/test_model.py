@@ -280,6 +280,7 @@ def test_from_hugging_face_never_crashes(data: st.DataObject) -> None:
     succeeds_or_explains(from_hugging_face, config)
 
 
+@pytest.mark.proof
 @settings(max_examples=200, deadline=None)
 @given(ANYTHING)
 def test_any_json_never_crashes(data: Any) -> None:

@@ -155,6 +155,7 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path, text: str, 
         made(tmp_path, text)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "data", [{"items": KUBE["items"][:1]}, {"nodes": [{"name": "x1", "gres": "gpu:h100:8", "state": ["IDLE"]}]}]
 )

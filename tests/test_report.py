@@ -102,6 +102,7 @@ def test_waterfall_sums_to_the_step_and_loses_nothing(plan: Plan) -> None:
     assert by_name["ideal"] == pytest.approx(one.mfu * one.step_time_s)
 
 
+@pytest.mark.proof
 def test_the_largest_loss_is_split(plan: Plan, document: Document) -> None:
     losses = computation_of(price(resolved_of(plan).job, plan.layout)).losses
     drawn = document.chart("waterfall")
@@ -129,6 +130,7 @@ def test_pareto_front_is_what_nothing_beats() -> None:
     assert front == set(zip(memory, speed, strict=True)) - beaten
 
 
+@pytest.mark.proof
 def test_every_cell_is_what_a_pinned_search_finds(plan: Plan) -> None:
     resolved = resolved_of(plan)
     job = resolved.job
@@ -151,6 +153,7 @@ def test_every_cell_is_what_a_pinned_search_finds(plan: Plan) -> None:
         assert not above or one.tokens_per_second_per_gpu <= max(p.tokens_per_second_per_gpu for p in above) * 1.0001
 
 
+@pytest.mark.proof
 def test_cells_where_nothing_fits_or_is_legal_say_why(unfit: Document) -> None:
     cells = {(row["tp"], row["pp"]): row for row in records(unfit.chart("heatmap"))}
     assert cells[1, 1]["state"] == "memory" and "GiB" in str(cells[1, 1]["label"])
@@ -204,6 +207,7 @@ def test_evidence_holds_the_runs_behind_the_interval(tmp_path: Path) -> None:
             stored_errors.read(path)
 
 
+@pytest.mark.proof
 def test_scaling_picture(plan: Plan, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for row in records(document.chart("scaling")) if row["kind"] == "strong"]
     assert [row["gpus"] for row in rows] == [4, 8, 16] and rows[0]["efficiency"] == 1.0
@@ -340,6 +344,7 @@ def test_pictures_are_png(document: Document) -> None:
 # ------------------------------------------------------------------------------------------------ the command
 
 
+@pytest.mark.proof
 def test_the_command(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.questions.report.scaling.sizes", lambda num_gpus, _: [num_gpus])
     monkeypatch.setattr("planner.questions.report.scaling.os.cpu_count", lambda: 1)

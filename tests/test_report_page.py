@@ -67,6 +67,7 @@ JOBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", JOBS)
 def test_the_command_makes_the_same_plan(name: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, values = JOBS[name]

@@ -113,6 +113,7 @@ def test_a_group_of_one_has_no_advantage() -> None:
         ask(RlRequest(**{**SMALL, "samples": 4, "algorithm": "online-dpo"}))
 
 
+@pytest.mark.proof
 def test_more_staleness_and_more_gpus_are_never_slower() -> None:
     job = ask(RlRequest(**SMALL)).job
     times = [search(job, Asked(gpus=4, modes=("split",), staleness=(s, s)), 1).best[0].seconds for s in (0, 1, 2, 8)]
@@ -268,6 +269,7 @@ def test_the_timeline_shows_the_pools_as_idle_as_they_are(more: dict[str, Any]) 
     assert 1.0 - sampled / one.step_s == pytest.approx(one.idle["generate"], abs=one.parts_s["sync"] / one.step_s + 1e-6)
 
 
+@pytest.mark.proof
 def test_an_engine_that_takes_too_much_is_told_a_smaller_share() -> None:
     """OpenRLHF's default of 0.95 stands beside nothing; its scripts for one pool, and so the plan, take 0.6."""
     asked = {"model": "qwen3-8b", "gpus": 16, "algorithm": "ppo", "framework": "openrlhf", "mode": "colocated"}

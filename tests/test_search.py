@@ -293,6 +293,7 @@ def test_uneven_stages() -> None:
     assert search(dataclasses.replace(one, trainer=plain), Pins(values=pins)).layouts[0].last_stage_layers == 0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("memory", [1.0, 0.85, 0.6])
 def test_no_split_of_any_layout_is_faster(memory: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every split within two layers of an even one, of every layout: also those that fit only because they are split."""
@@ -316,6 +317,7 @@ def test_no_split_of_any_layout_is_faster(memory: float, monkeypatch: pytest.Mon
     assert best.estimates[0].step_time[0] <= found.step_time[safe].min() * (1 + 1e-9)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("model", "trainer"), [("gqa", "megatron"), ("moe", "megatron"), ("gpt", "deepspeed")])
 def test_more_memory_is_never_slower(model: str, trainer: str) -> None:
     one = job(model, trainer, gpus=8, batch=32)

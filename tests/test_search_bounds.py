@@ -17,6 +17,7 @@ from planner.search import Pins, search
 from planner.space import OFFLOADS, base_layouts, recompute_options
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "trainer"), [("gqa", "megatron"), ("moe", "megatron"), ("gqa", "torchtitan"), ("gpt", "deepspeed")]
 )

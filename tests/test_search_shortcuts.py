@@ -75,6 +75,7 @@ def test_columns_of_one_value_are_those_of_numpy() -> None:
     assert alike(4) and alike(np.array(4)) and not alike(np.array([4]))
 
 
+@pytest.mark.proof
 def test_waves_find_what_all_at_once_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory options from the fastest layouts on, until nothing can gain: the same plans, of fewer priced layouts."""
     one, fewer = job("moe", "megatron", gpus=16, batch=64), 0

@@ -75,6 +75,7 @@ def test_flips_lie_between_two_searches_that_disagree(found: Sensitivity) -> Non
     assert stakes == sorted(stakes, reverse=True)
 
 
+@pytest.mark.proof
 def test_what_does_not_flip_at_the_end_does_not_flip_on_the_way(found: Sensitivity) -> None:
     job, calm = hanging(), 0
     for one in found.readings:

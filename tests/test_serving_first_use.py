@@ -104,6 +104,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("words", "heading"), WIDE)
 def test_tables_keep_their_last_column_at_120(words: list[str], heading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.terminal.flags.console", lambda: Console(highlight=False, width=120, no_color=True))

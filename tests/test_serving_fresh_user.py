@@ -84,6 +84,7 @@ def test_a_change_takes_the_flags_that_the_question_has() -> None:
     assert "llama-3.1-8b on 2 x" in said
 
 
+@pytest.mark.proof
 def test_the_limit_that_aggregated_ones_miss_is_said_once() -> None:
     """Was "the best aggregated one, sglang tp 1 pp 2 x 19, does not: does not keep up"."""
     said = run(

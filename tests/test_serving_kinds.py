@@ -115,6 +115,7 @@ def test_one_kind_in_two_pools_is_priced_as_before() -> None:
     assert float(np.asarray(far.ttft.mean)) == pytest.approx(float(np.asarray(wide.ttft.mean)) + 0.25, rel=0.02)
 
 
+@pytest.mark.proof
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(

@@ -221,6 +221,7 @@ def test_the_batch_is_shared_out_in_whole_parts() -> None:
     assert sum(shared_out(96, [1.0, 2.0, 5.0])) == 96
 
 
+@pytest.mark.proof
 def test_local_updates_are_searched_site_by_site() -> None:
     job = job_over(batch=64)
     found = search_local(job, Outer(method="diloco", every=100, bits=8), MixedPins(micro_batch_size=1))

@@ -55,6 +55,7 @@ def test_what_crosses_is_shown_and_in_the_price(cluster: Path, tmp_path: Path) -
     assert alone["kept_step_time_s"] is None and "outer" not in alone["best"]["layout"]
 
 
+@pytest.mark.proof
 def test_links_of_known_regions_are_assumed(cluster: Path) -> None:
     cluster.write_text(FILE)
     found: Any = api.plan_mixed(

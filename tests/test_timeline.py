@@ -114,6 +114,7 @@ def check_memory(priced: Priced, step: Timeline) -> None:
     assert starts == sorted(set(starts)) and starts[0] == 0 and over.end == priced.step_time
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("trainer", proofs_but(["deepspeed", "fsdp", "megatron", "torchtitan"], sorted(TRAINERS)))
 def test_layouts_of_every_trainer(trainer: str) -> None:
     """Dense, mixtures of experts, MLA with prediction modules: recompute, sharding, context parallelism, offload as drawn."""

@@ -188,6 +188,7 @@ def test_unstated_options_are_priced_both_ways() -> None:
     assert priced["--option expert_dispatch=deepep"] == pytest.approx(by_hand.estimate.step_time, rel=0.02)
 
 
+@pytest.mark.proof
 def test_deepseek_v3_is_pointed_at_deepep_dualpipe_and_fp8() -> None:
     job = resolve(Request(model="deepseek-v3", num_gpus=2048, hardware="h800-sxm")).job
     layouts = search(job, None, 5).layouts
@@ -245,6 +246,7 @@ def test_any_data_is_read_or_refused_with_a_sentence(key: str, tmp_path: Path) -
             load_trainer(str(path))
 
 
+@pytest.mark.proof
 def test_what_would_be_faster_does_not_hang_on_how_many_plans_are_shown() -> None:
     """Llama 70B on 64 H100: in fp8 another layout than the first is the fastest, with one plan shown as with five."""
     one, five = (api.plan(model="llama-70b", gpus=64, hardware="h100-sxm", top=top) for top in (1, 5))

@@ -203,6 +203,7 @@ def made_trace(gap: float) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("gap", "bound"), [(0.5, False), (20.0, True)])
 def test_passes_whose_kernels_wait_for_the_host_are_no_truth(tmp_path: Path, gap: float, bound: bool) -> None:
     """Kernels of 120 us per pass, timed at 3 (40 + gap): below 95 % the pass is named, and nothing of it reaches calibration."""

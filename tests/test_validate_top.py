@@ -28,6 +28,7 @@ def cli(*words: str) -> Any:
     return CliRunner().invoke(main, list(words))
 
 
+@pytest.mark.proof
 def test_finalists_are_run_one_after_the_other_and_ranked_anew(tmp_path: Path) -> None:
     """Five finalists of which one runs out of memory and one is refused: results, kept after each."""
     from planner.plan_file import load_plan

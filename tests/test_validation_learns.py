@@ -48,6 +48,7 @@ def test_the_run_of_a_plan_reads_back_exactly(name: str, trainer: str, fields: d
     assert f"it says dp 64, its plan {plan.layout.dp}" in to_run(changed).unsupported
 
 
+@pytest.mark.proof
 def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: Path) -> None:
     """Every kind of damage is one sentence, whatever is changed in the text."""
     plan, path = of_megatron(), tmp_path / "validation.yaml"
@@ -88,6 +89,7 @@ def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: P
             assert str(error).startswith(str(path)) or "validation" in str(error)
 
 
+@pytest.mark.proof
 def test_a_step_outside_of_its_interval_has_a_likeliest_mechanism() -> None:
     plan = of_megatron()
     inside = learned(plan, measured_step(plan, plan.prediction.step_time_s * 1.01))

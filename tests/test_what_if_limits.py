@@ -39,6 +39,7 @@ def test_counts_are_what_people_order() -> None:
     assert next(counts(HARDWARE["h100-sxm"], 100)) == 104
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("days", [None, 40.0, 6.0])
 def test_fewest_gpus_is_what_a_scan_of_every_size_finds(days: float | None) -> None:
     job = resolve(Request(model="llama-8b", num_gpus=8, hardware="a100-sxm-40gb", trainer="fsdp", global_batch_size=48))
@@ -61,6 +62,7 @@ def test_an_awkward_number_of_gpus_hides_no_better_one_above_it() -> None:
     assert row.num_gpus == 256 and row.costs is not None and row.costs.days < 76.0
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "trainer", "batch"), [("llama-8b", "megatron", 48), ("mixtral-8x7b", "fsdp", None), ("gpt3-13b", "megatron", 100)]
 )
@@ -118,6 +120,7 @@ def test_no_number_of_gpus_meets_a_budget_below_the_cost_of_the_fastest_plan() -
         Goal(days=3.0)
 
 
+@pytest.mark.proof
 def test_longest_sequence_fits_and_no_longer_one_of_a_scan_does() -> None:
     job = resolve(Request(model="llama-8b", num_gpus=2, hardware="h100-sxm", global_batch_size=8))
     ask = question(job)
@@ -137,6 +140,7 @@ def test_longest_sequence_fits_and_no_longer_one_of_a_scan_does() -> None:
     assert not fits(4 * row.sequence_length)
 
 
+@pytest.mark.proof
 def test_largest_micro_batch_is_what_a_scan_of_divisors_finds() -> None:
     ask = question(resolve(Request(model="llama-8b", num_gpus=2, hardware="h100-sxm", global_batch_size=24)))
     row = largest_batch(ask)
