@@ -54,7 +54,8 @@ class Script:
         self._stored: dict[str, list[ast.expr | None]] = {}
         self._classes: set[str] = set()
         self._made_by: dict[int, str] = {}  # a function that makes an object -> the class that is called for it
-        self._steps = 0
+        self._steps, self._inside = 0, False
+        self._waiting: set[int] = set()  # nodes whose value hangs on their own
         try:
             self._walk()
         except RecursionError as error:
@@ -89,12 +90,16 @@ class Script:
         return self._within(partial(self._value, node))
 
     def _within(self, function: Callable[[], Any]) -> Any:
-        """A value that costs no more than it may."""
-        self._steps = 0
+        """A value that costs no more than it may, with all that is asked on its way."""
+        if self._inside:
+            return function()
+        self._steps, self._inside = 0, True
         try:
             return function()
         except RecursionError:
             return gap([UNNAMED])
+        finally:
+            self._inside = False
 
     def places(self, root: str | None = None) -> dict[str, Any]:
         """Values of the attributes that are assigned, by their dotted places without the first name; ``root``: only of that name.
@@ -167,12 +172,16 @@ class Script:
 
     def _value(self, node: ast.expr) -> Any:
         self._steps += 1
-        if self._steps > MOST_STEPS:
+        if self._steps > MOST_STEPS or id(node) in self._waiting:
             return gap([UNNAMED])
         if isinstance(node, ast.Constant):
             return None if node.value is Ellipsis or isinstance(node.value, bytes | complex) else node.value
         reader = getattr(self, f"_of_{type(node).__name__.lower()}", None)
-        return gap([UNNAMED]) if reader is None else reader(node)
+        self._waiting.add(id(node))
+        try:
+            return gap([UNNAMED]) if reader is None else reader(node)
+        finally:
+            self._waiting.discard(id(node))
 
     def _of_list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         return [self._value(one) for one in node.elts]
@@ -348,10 +357,10 @@ class Script:
             return True
         if last == "device_count" and self.said.num_gpus:
             return self.said.num_gpus
-        if name in ("os.getenv", "os.environ.get", "environ.get", "getenv") and node.args:
-            variable = str(self._value(node.args[0]))
+        if python_text.of_environment(node, name):
+            variable, usual = str(self._value(node.args[0])), [*node.args[1:2], *python_text.keyword(node, "default")]
             said = self.said.setting(variable)
-            return value_of(said) if said is not None else self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
+            return value_of(said) if said is not None else self._value(usual[0]) if usual else gap([variable])
         if last == "join" and name.endswith("path.join") and node.args:
             return "/".join(str(self._value(one)) for one in node.args)[:1000]
         if name == "dict" and not node.args:

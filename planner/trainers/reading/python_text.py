@@ -125,6 +125,26 @@ def last_name(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
+ENVIRONMENT = ("os.getenv", "os.environ.get", "environ.get", "getenv")
+OWN_READS = re.compile(r"(get_?|read_?)?env(_?(var|int|float|str|bool))?|env\.(int|float|str|bool)|(int|float|str|bool)_env")
+"""Functions of projects that take a variable of the environment, else what they are given beside its name."""
+
+
+def of_environment(node: ast.Call, name: str) -> bool:
+    """Whether a call of that dotted name reads a variable of the environment."""
+    if name in ENVIRONMENT:
+        return bool(node.args)
+    variable = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+    said = len(node.args) > 1 or keyword(node, "default")
+    upper = isinstance(variable, str) and re.fullmatch(r"[A-Z][A-Z0-9_]{1,60}", variable) is not None
+    return upper and bool(said) and OWN_READS.fullmatch(name.lower()) is not None
+
+
+def keyword(node: ast.Call, name: str) -> list[ast.expr]:
+    """What a call is given under a name."""
+    return [one.value for one in node.keywords if one.arg == name]
+
+
 def called(value: Any, name: str) -> Any:
     """A value whose gap, where it has no name of its own, is called by its keyword."""
     return gap([name]) if isinstance(value, str) and is_open(value) and UNNAMED in roots(value) else value

@@ -133,7 +133,7 @@ def parse(
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(
-            *asked, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
+            *asked, *given.late, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
         ),
         notes=notes,
@@ -265,8 +265,18 @@ def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits
     """What a program of its own decides about adapters."""
     own = any(given.data.get(one) is not None for one in OWN_WORDS) and given.data.get("use_peft") is None
     if adapters:
-        return _own_adapters(given, script) if own or habits is TRANSFORMERS else ()
+        asked = _own_adapters(given, script) if own or habits is TRANSFORMERS else ()
+        return asked if habits not in (TRL, OLD_TRL) or _says_adapters(given) else (UNSAID, *asked)
     return _own_switch(given, script)
+
+
+UNSAID = Question(name="use_peft", about="TRL makes no adapters of a rank without it", choices=SWITCHED)
+"""Asked where a rank is said alone.  [trl/trainer/utils.py, get_peft_config]"""
+
+
+def _says_adapters(given: Settings) -> bool:
+    """Whether something else than a rank says that adapters are trained."""
+    return any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE, *filter(OWN_SWITCH.fullmatch, given.data)))
 
 
 OWN_WORDS = tuple(one for one in (*SWITCHES, "target_modules") if one != "use_peft")
@@ -303,9 +313,10 @@ def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
     targets = Question(name="lora_target_modules", about=about, choices=("all-linear", "q_proj,v_proj"))
     dtype = Question(name="torch_dtype", about=f"{loads}; or say --set load_in_4bit=true", choices=("bfloat16", "float32"))
     rank = Question(name="lora_r", about=f"rank of the adapters of {program}")
-    ranks = () if given.first(*RANKS) is not None else (rank,)
+    ranks = () if any(given.data.get(one) is not None for one in RANKS) or given.first(*RANKS) is not None else (rank,)
     said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
-    asked = (() if _targets(given) is not None else (targets,), () if said or _bits(given) else (dtype,))
+    named = _targets(given) is not None or any(given.data.get(one) is not None for one in TARGETS)  # what is open is asked already
+    asked = (() if named else (targets,), () if said or _bits(given) else (dtype,))
     return (*ranks, *asked[0], *asked[1])
 
 

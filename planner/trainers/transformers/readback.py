@@ -11,7 +11,17 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import BATCHES, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
+from planner.trainers.reading.training_arguments import (
+    BATCHES,
+    LENGTHS,
+    MODELS,
+    STEPS,
+    TRANSFORMERS,
+    TRL,
+    UNSLOTH,
+    parse,
+    says_both,
+)
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
 
@@ -36,11 +46,20 @@ def read(path: Path, said: Given) -> Reading:
     take_program(settings, path, found.program)
     if all(settings.get(one) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)
+        _require_known_words(path, program, found.program, settings)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
     several = found.num_gpus is None and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     return parse(settings, TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
+
+
+def _require_known_words(path: Path, file: Path | None, program: str, settings: Settings) -> None:
+    """Raises PlannerError for a program that is not there, of whose words none is one that programs of transformers have."""
+    known = {*MODELS, *LENGTHS, *STEPS, "output_dir", "learning_rate", "num_train_epochs", "bf16", "fp16", "deepspeed"}
+    if file is None and not known & settings.data.keys():
+        what = "is not there, and its command has no word of transformers' Trainer"
+        raise PlannerError(f"{path}: its program {program[:200]} {what}; import the program")
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:
