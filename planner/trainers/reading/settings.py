@@ -61,8 +61,9 @@ class Settings:
             return self.section(head).get(rest, default, choices)
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name, self.usual.get(name))
-        if isinstance(value, str) and len(one := roots(value)) == 1 and value == gap(one) and self._said(one[0]) is not None:
-            value = value_of(self._said(one[0]) or "")  # of a keyword that has another name here: r of lora_r
+        waits = roots(value) if isinstance(value, str) else []
+        if len(waits) == 1 and value == gap(waits) and (text := self._said(waits[0])) is not None:
+            value = value_of(text)  # of a keyword that has another name here: r of lora_r
         if isinstance(value, str) and is_open(value):
             for one in roots(value) or (f"{self.place}{name}",):
                 about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
