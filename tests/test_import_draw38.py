@@ -234,6 +234,7 @@ TRAINED = {
     "of a reference": "reference.requires_grad_(False)",
     "switched on": "for p in model.parameters():\n    p.requires_grad = True",
     "never": "FREEZE = False\nif FREEZE:\n    for p in model.parameters():\n        p.requires_grad = False",
+    "class that is not made": "class Own:\n    def __init__(self):\n        self.w.requires_grad = False",
     "under adapters": "for p in model.parameters():\n    p.requires_grad = False\npeft = LoraConfig(r=8)",
 }
 
@@ -331,3 +332,60 @@ def other(args):
 def test_functions_that_give_each_other_their_arguments_are_read(tmp_path: Path) -> None:
     """Such a program ended the interpreter's stack."""
     assert read(_file(tmp_path, TANGLED, "tune.py"), None, Given(num_gpus=1)).fields["micro_batch_size"] == 2
+
+
+OWN_MODEL = """
+def llama3_175m() -> Trainer.Config:
+    return Trainer.Config(
+        hf_assets_path="./assets/hf/Llama-3.1-8B", model_spec=%s,
+        training=TrainingConfig(local_batch_size=1, seq_len=4096), parallelism=ParallelismConfig(tensor_parallel_degree=2),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"), [("_own_registry()", True), ('model_registry("175M")', True), ('model_registry("8B")', False)]
+)
+def test_the_assets_of_a_tokenizer_are_no_model(tmp_path: Path, spec: str, asked: bool) -> None:
+    """A project that builds a small model takes the tokenizer of a large one."""
+    found = read(_file(tmp_path, OWN_MODEL % spec, "config_registry.py"), "torchtitan", Given(num_gpus=8))
+    assert (found.model is None) is asked
+
+
+BY_SIZE = """
+if [ "$SIZE" = "7b" ]; then MICRO=16; else MICRO=4; fi
+torchrun --nproc_per_node 8 tune.py --model_name_or_path $BASE --per_device_train_batch_size $MICRO --bf16 --block_size 1024
+"""
+
+
+def test_a_batch_that_a_variable_decides_is_asked_for_by_that_variable_alone(tmp_path: Path) -> None:
+    found = read(_file(tmp_path, BY_SIZE, "run.sh"), "transformers", Given())
+    assert "SIZE" in _names(found)
+    assert "per_device_train_batch_size" not in _names(found)
+
+
+OPEN_ADAPTERS = """
+import argparse
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+args, training_args = HfArgumentParser((ModelArguments, TrainingArguments)).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, torch_dtype=args.torch_dtype)
+if args.adapted(model):
+    model = get_peft_model(model, LoraConfig(r=args.lora_r, target_modules=args.lora_target_modules))
+Trainer(model=model, args=training_args).train()
+"""
+
+
+def test_adapters_and_what_hangs_on_them_are_asked_for_together(tmp_path: Path) -> None:
+    _file(tmp_path, OPEN_ADAPTERS, "tune.py")
+    command = "torchrun --nproc_per_node 8 tune.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16\n"
+    names = _names(read(_file(tmp_path, command, "run.sh"), None, Given()))
+    assert {"use_peft", "lora_target_modules", "torch_dtype"} <= set(names)
+
+
+def test_optimizer_states_that_zenflow_splits_are_refused(tmp_path: Path) -> None:
+    zero = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}}'
+    _file(tmp_path, zero, "ds.json")
+    command = "deepspeed --num_gpus=2 tune.py --deepspeed ds.json --model_name_or_path gpt2 --per_device_train_batch_size 1\n"
+    with pytest.raises(PlannerError, match="zenflow"):
+        read(_file(tmp_path, command, "run.sh"), None, Given())

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from planner.errors import shown
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
@@ -23,7 +24,7 @@ def question(script: Running, said: Given) -> Question | None:
     if frozen is None or said.setting(NAME) is not None:
         return None
     what = "freezes a part of the weights, which is not priced; false imports it with all trained"
-    about = f"line {frozen.lineno} of {script.path.name} {what}"
+    about = f"{shown(ast.unparse(frozen)[:60])} {what}"
     return Question(name=NAME, about=about, choices=("false",))
 
 
@@ -39,8 +40,15 @@ def _frozen(script: Running) -> Iterator[ast.stmt]:
         else:
             continue
         trains = isinstance(value, ast.Constant) and value.value is not False
-        if not trains and not OTHERS.search(f"{ast.unparse(owner)} {_looped(script.tree, node)}") and script.may_run(value):
+        other = OTHERS.search(f"{ast.unparse(owner)} {_looped(script.tree, node)}") is not None
+        if not (trains or other) and script.may_run(value, _class(script.tree, node)):
             yield node
+
+
+def _class(tree: ast.Module, node: ast.stmt) -> str:
+    """The class in whose methods a statement stands."""
+    homes = [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and any(inner is node for inner in ast.walk(one))]
+    return homes[-1].name if homes else ""
 
 
 def _looped(tree: ast.Module, node: ast.stmt) -> str:

@@ -42,10 +42,12 @@ class Running(Script):
             return False
         return True if sure and (not above or True in above) else None
 
-    def may_run(self, node: ast.expr) -> bool:
-        """Whether an expression may be reached: its conditions may hold, and something calls the function that it stands in."""
+    def may_run(self, node: ast.expr, owner: str = "") -> bool:
+        """Whether an expression may be reached: its conditions may hold, and something calls the function that it stands in, or
+        makes the class ``owner`` whose method that is."""
         tests, home = self._under.get(id(node), ((), ""))
-        return self._holds(tests) is not False and (not home or bool(self.calls(home)) or home in ("__init__", "main", "forward"))
+        called = home in ("", "main") or bool(self.calls(owner if owner and home == "__init__" else home))
+        return called and self._holds(tests) is not False
 
     def _holds(self, tests: tuple[tuple[ast.expr, bool], ...]) -> bool | None:
         """Whether conditions are met; None = not known."""

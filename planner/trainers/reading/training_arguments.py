@@ -20,6 +20,7 @@ from planner.trainers.reading.fine_tuning import (
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.versions import newer
 
@@ -289,13 +290,15 @@ def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     """Whether adapters are trained, where words of a program are about them and none says it."""
     if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
         return ()
+    if any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES):  # asked already, and what hangs on it
+        return _own_adapters(given, script)
     own = [name for one in given.left() if re.search("lora|peft|adapter", name := one.partition(" = ")[0])]
     loaded = [one for one in own if LOADED.fullmatch(one) and not re.search("output|save|merge|export|target", one)]
     own = [one for one in own if not (fine_tuning.QUIET.fullmatch(one) or re.search("dropout|alpha|bias|path|dir|merge|init", one))]
     if not (own or loaded):
         return ()
     switch = Question(name="use_peft", about=f"its program calls something {(own or loaded)[0]}", choices=("true", "false"))
-    return (switch,) if own else (switch, *_own_adapters(given, script))  # what it goes on with is nowhere else
+    return (switch, *_own_adapters(given, script))
 
 
 def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:

@@ -185,6 +185,17 @@ def _family(path: Path, function: str) -> tuple[str, str]:
     return (path.parent.name, flavor) if path.parent.name in function or not family else (family, flavor)
 
 
+def _flavor(node: ast.expr | None) -> str | None:
+    """The flavour in model_registry("8B"), '' where no model is given or its name is computed; None = a function of the project
+    builds the model."""
+    if not isinstance(node, ast.Call):
+        return ""
+    if ast.unparse(node.func).rpartition(".")[2] != "model_registry":
+        return None
+    named = node.args[0] if node.args else next((one.value for one in node.keywords if one.arg == "flavor"), None)
+    return str(named.value) if isinstance(named, ast.Constant) else ""
+
+
 class _Module:
     """Constants and functions of a module."""
 
@@ -237,7 +248,9 @@ class _Module:
                 text = ast.unparse(given["compile"])
                 found["other"]["compile"] = "enable=True" in text or "enable" not in text
             assets = given.get("hf_assets_path")
-            if isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", "")):
+            flavor = _flavor(given.get("model_spec"))
+            known = isinstance(assets, ast.Constant) and flavor is not None  # else its tokenizer alone is another model's
+            if known and isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", flavor or "")):
                 found["other"]["model"] = model
             for precision, converter in CONVERTERS.items():
                 if function.startswith(f"{converter}."):

@@ -44,7 +44,7 @@ def read(path: Path, said: Given) -> Reading:
         gpus = said.num_gpus or found.num_gpus or (1 if (found.visible or 1) == 1 else None)
         return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
     take_program(settings, path, found.program)
-    if all(settings.get(one) is None for one in BATCHES) and not says_both(settings):
+    if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)
         _require_known_words(path, program, found.program, settings)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
