@@ -273,7 +273,7 @@ def test_a_class_of_the_project_with_the_name_of_a_library_s_is_refused(tmp_path
     ("command", "says"),
     [
         ("torchrun --nproc_per_node 4 src/train.py --num_layers 8 --train_batch_size 1", "no word of LLaMA-Factory"),
-        ("torchrun --nproc_per_node 8 -m training.train -- --scale 411m_1x --logs /tmp/logs", "no word of transformers"),
+        ("torchrun --nproc_per_node 8 -m training.train -- --scale 411m_1x --logs /tmp/logs", "no word of a training"),
         ("torchrun --nproc_per_node 4 own.py --hidden 8", "trains with Megatron Core"),
     ],
 )

@@ -290,7 +290,8 @@ def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     """Whether adapters are trained, where words of a program are about them and none says it."""
     if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
         return ()
-    if any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES):  # asked already, and what hangs on it
+    waits = any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES)
+    if script and waits:  # asked already, and what hangs on it
         return _own_adapters(given, script)
     own = [name for one in given.left() if re.search("lora|peft|adapter", name := one.partition(" = ")[0])]
     loaded = [one for one in own if LOADED.fullmatch(one) and not re.search("output|save|merge|export|target", one)]
@@ -298,7 +299,7 @@ def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     if not (own or loaded):
         return ()
     switch = Question(name="use_peft", about=f"its program calls something {(own or loaded)[0]}", choices=("true", "false"))
-    return (switch, *_own_adapters(given, script))
+    return (switch,) if own else (switch, *_own_adapters(given, script))  # what it goes on with is nowhere else
 
 
 def _own_bits(given: Settings, bits: int) -> tuple[Question, ...]:

@@ -13,9 +13,6 @@ from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import (
     BATCHES,
-    LENGTHS,
-    MODELS,
-    STEPS,
     TRANSFORMERS,
     TRL,
     UNSLOTH,
@@ -25,6 +22,8 @@ from planner.trainers.reading.training_arguments import (
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
 
+TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning|epochs?|deepspeed|bf16|fp16|output|steps)(_|$)")
+"""Words of which a command that trains has one."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 
 
@@ -56,9 +55,8 @@ def read(path: Path, said: Given) -> Reading:
 
 def _require_known_words(path: Path, file: Path | None, program: str, settings: Settings) -> None:
     """Raises PlannerError for a program that is not there, of whose words none is one that programs of transformers have."""
-    known = {*MODELS, *LENGTHS, *STEPS, "output_dir", "learning_rate", "num_train_epochs", "bf16", "fp16", "deepspeed"}
-    if file is None and not known & settings.data.keys():
-        what = "is not there, and its command has no word of transformers' Trainer"
+    if file is None and not any(TRAINS.search(one) for one in settings.data):
+        what = "is not there, and its command has no word of a training"
         raise PlannerError(f"{path}: its program {program[:200]} {what}; import the program")
 
 
