@@ -389,3 +389,22 @@ def test_optimizer_states_that_zenflow_splits_are_refused(tmp_path: Path) -> Non
     command = "deepspeed --num_gpus=2 tune.py --deepspeed ds.json --model_name_or_path gpt2 --per_device_train_batch_size 1\n"
     with pytest.raises(PlannerError, match="zenflow"):
         read(_file(tmp_path, command, "run.sh"), None, Given())
+
+
+BY_PLACE = """
+HIDDEN=4096
+SEQ=$1
+torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size $HIDDEN --num-attention-heads 32 --bf16 \\
+  --seq-length $SEQ --max-position-embeddings $SEQ --micro-batch-size $2 --global-batch-size 64 --tokenizer-model ja.model \\
+  --tokenizer-type SentencePieceTokenizer --tensor-model-parallel-size 2 --reuse-grad-buf-for-mxfp8-param-ag
+"""
+
+
+def test_words_behind_a_script_and_its_vocabulary_are_one_sentence(tmp_path: Path) -> None:
+    """The length alone was open, so that the model could not be read and its tokenizer was asked about in a second sentence."""
+    file = _file(tmp_path, BY_PLACE, "run.sh")
+    with pytest.raises(OpenQuestionsError) as caught:
+        read(file, None, Given())
+    assert [one.name for one in caught.value.questions] == ["ARGS", "vocab_size"]
+    found = read(file, None, Given(settings={"ARGS": "2048 1", "vocab_size": "50000"}))
+    assert (found.sequence_length, found.fields["micro_batch_size"], found.num_gpus) == (2048, 1, 16)
