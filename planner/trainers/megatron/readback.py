@@ -165,7 +165,8 @@ def _open(found: Arguments, given: Given, gpus: int | None, early: bool = False)
     if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
         questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))
     rows = found.get("patch_tokenizer_type") is None or any(found.get(one) for one in ("vocab_size", "padded_vocab_size"))
-    if questions and given.model is None and rows_will_be_asked(found, early) and all(one.name != "vocab_size" for one in questions):
+    asked = any(one.name == "vocab_size" for one in questions)
+    if questions and given.model is None and not asked and rows_will_be_asked(found, early):
         about = "rows of the vocabulary: no argument and no tokenizer known here says them"
         questions.append(Question(name="vocab_size", about=about))
     if questions and not rows and given.model is None and all(one.name != "vocab_size" for one in questions):
