@@ -408,3 +408,26 @@ def test_words_behind_a_script_and_its_vocabulary_are_one_sentence(tmp_path: Pat
     assert [one.name for one in caught.value.questions] == ["ARGS", "vocab_size"]
     found = read(file, None, Given(settings={"ARGS": "2048 1", "vocab_size": "50000"}))
     assert (found.sequence_length, found.fields["micro_batch_size"], found.num_gpus) == (2048, 1, 16)
+
+
+ELSEWHERE = """
+import trl
+from transformers import AutoModelForCausalLM
+from project.experiment import load
+job = load()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype="bfloat16")
+trl.DPOTrainer(model=model, %strain_dataset=job.data()).train()
+"""
+
+
+def test_the_arguments_of_a_trainer_that_another_module_makes_are_asked_for(tmp_path: Path) -> None:
+    """Without a configuration in sight its defaults were taken; a trainer that is given none has them."""
+    found = read(_file(tmp_path, ELSEWHERE % "args=job.training_args, ", "tune.py"), None, Given(num_gpus=1))
+    assert {"per_device_train_batch_size", "gradient_accumulation_steps", "max_length"} <= set(_names(found))
+    assert "per_device_train_batch_size" not in _names(read(_file(tmp_path, ELSEWHERE % "", "b.py"), None, Given(num_gpus=1)))
+
+
+def test_names_that_are_not_known_are_listed_in_words(tmp_path: Path) -> None:
+    program = PROGRAM % "        return model(**inputs).loss"
+    text = program.replace("bf16=True)", "bf16=True, **{**{names().key: 1}})")
+    assert not any("\ue000" in one for one in read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1)).unread)

@@ -149,7 +149,7 @@ class Settings:
             if isinstance(value, Mapping) and name not in self.asked:
                 yield from Settings(self.path, value, f"{name}.", self.asked, self.said).left()
             elif name not in self.asked and value not in (None, "", False, {}, []):
-                yield f"{name} = {shown(shown_text(value) if isinstance(value, str) else value)}"
+                yield f"{shown_text(name)} = {shown(shown_text(value) if isinstance(value, str) else value)}"
 
 
 def parsed(text: str) -> Any:

@@ -32,6 +32,8 @@ FOREIGN_ADAPTERS = (
 """What trains something else than all weights or LoRA, by what builds it."""
 BATCH = "per_device_train_batch_size"
 """What the configuration of a trainer that trains says; one without it is made for something else."""
+OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
+"""What decides time or memory in such a configuration."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
@@ -67,9 +69,10 @@ def settings_of(
     for call in (*configs[:1], *trainers[:1]):
         data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
     spread = [name for name in data if name.startswith("**")]
-    if (spread or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold, or the file, is not followed to here
+    elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
+    if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
         data = {name: value for name, value in data.items() if name not in spread}
-        data = {**{name: gap([name]) for name in (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")}, **data}
+        data = {**{name: gap([name]) for name in (*OPEN, *(("max_length",) if elsewhere else ()))}, **data}
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
