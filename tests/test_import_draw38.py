@@ -431,3 +431,16 @@ def test_names_that_are_not_known_are_listed_in_words(tmp_path: Path) -> None:
     program = PROGRAM % "        return model(**inputs).loss"
     text = program.replace("bf16=True)", "bf16=True, **{**{names().key: 1}})")
     assert not any("\ue000" in one for one in read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1)).unread)
+
+
+def test_a_precision_in_keywords_that_are_not_followed_is_asked_for(tmp_path: Path) -> None:
+    text = (PROGRAM % "        return model(**inputs).loss").replace("bf16=True)", "**precision_of(gpu))")
+    assert "bf16" in _names(read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1)))
+
+
+def test_a_training_on_cpus_is_refused(tmp_path: Path) -> None:
+    text = BY_PLACE.replace("$2", "1").replace("$1", "1024").replace("--bf16", "--no-cuda --cpu-torch-adam")
+    file = _file(tmp_path, text, "run.sh")
+    with pytest.raises(PlannerError, match="trains on CPUs"):
+        read(file, None, Given())
+    assert read(file, None, Given(settings={"no_cuda": "false", "vocab_size": "50000", "cpu_torch_adam": "false"})).num_gpus == 16

@@ -78,6 +78,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
     waiting = bool(found.questions)
+    if found.get("no_cuda"):
+        what = "--no-cuda: it trains on CPUs, which no plan is for; --set no_cuda=false imports the job for GPUs"
+        raise PlannerError(f"{found.where}: {what}")
     readable(found)
     world = found.number("world_size") if str(found.get("world_size")).isdigit() else 0
     gpus = given.num_gpus or world or (int(header.group(1)) if header else found.num_gpus)

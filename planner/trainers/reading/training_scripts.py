@@ -73,6 +73,8 @@ def settings_of(
     if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
         data = {name: value for name, value in data.items() if name not in spread}
         data = {**{name: gap([name]) for name in (*OPEN, *(("max_length",) if elsewhere else ()))}, **data}
+    elif any(re.search("precision|dtype|amp|bf16|fp16", one) for one in spread) and not {"bf16", "fp16"} & data.keys():
+        data["bf16"] = gap(["bf16"])
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
