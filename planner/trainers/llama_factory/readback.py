@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,31 @@ def parse(
         objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    own = [one.partition(" = ")[0] for one in reading.unread if re.fullmatch(r"use_\w+ = True", one)]
-    about = "a switch of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
-    return dataclasses.replace(reading, questions=(*reading.questions, *(
-        Question(name=one, about=about, choices=("false",)) for one in own
-    )))  # fmt: skip
+    return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(reading.unread)))
+
+
+def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
+    """What is asked about switches that nobody reads, and about words that LLaMA-Factory does not have, which its parser takes in a
+    fork alone: they are losses and metrics, or steps and layers."""
+    known, found = known_arguments(), []
+    for one in unread:
+        name, _, value = one.partition(" = ")
+        switch = re.fullmatch(r"use_\w+", name) is not None and value == "True"
+        if switch or (re.fullmatch(r"[a-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
+            what = "a switch" if switch else "no argument of LLaMA-Factory known here, so one"
+            about = f"{what} of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
+            found.append(Question(name=name, about=about, choices=("false",)))
+    return found
+
+
+OF_A_LOG = re.compile(r"eval|save|log|hub|dataloader|ddp|dataset|train_file|valid|test|project|run|wandb|tags?\b|compute_exact")
+"""Beginnings of words that are about data, metrics and what is written."""
+
+
+@cache
+def known_arguments() -> frozenset[str]:
+    """Arguments of LLaMA-Factory since 0.1 and of transformers' Trainer.  [hparams/*.py; training_args.py 4.36 and 4.57]"""
+    return frozenset(read_text(Path(__file__).with_name("known_arguments.txt")).split())
 
 
 def _options(given: Settings) -> dict[str, str]:

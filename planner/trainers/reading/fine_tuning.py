@@ -168,11 +168,18 @@ def _require_priced(reading: Reading, where: str) -> None:
         raise not_priced(where, wrong, wrong)
 
 
+LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")
+"""Names of linear layers, which modules_to_save trains as a whole."""
+
+
 def _trained_whole(given: Settings) -> str:
-    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE."""
+    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
         words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+        if (layer := next((str(one) for one in words if LAYERS.fullmatch(str(one))), None)) is not None:
+            what = f"{shown(layer)} is trained as a whole beside adapters, which is not priced"
+            raise PlannerError(f"{given.where(name)}: {what}; --set {name}=null imports the job without")
         found = tuple(
             table for table, names in (("embedding", r"embed|wte"), ("head", r"lm_head|output_layer"))
             if any(re.search(names, str(one)) for one in words)

@@ -123,6 +123,10 @@ class Script:
         late = [one for one in self.calls("Config", "Partial") if one.args and last_name(one.args[0]) == name]
         return sorted([*self.calls(name), *late], key=lambda one: (one.lineno, one.col_offset))
 
+    def stored(self, name: str) -> list[ast.expr | None]:
+        """What is put under a key of any mapping, None = no expression."""
+        return self._stored.get(name, [])
+
     def names_used(self) -> list[str]:
         """Last names of all names and attributes, in the order of the text."""
         nodes = [one for one in ast.walk(self.tree) if isinstance(one, ast.Name | ast.Attribute)]

@@ -91,6 +91,8 @@ OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
 TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
 """[transformers/training_args.py]"""
+HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
+"""By what a program is."""
 
 
 def parse(

@@ -263,7 +263,16 @@ def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
+    spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
+    if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
+        found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
     return found
+
+
+def _put_in_keywords(script: Script) -> bool:
+    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
+    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
+    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
 
 
 def loaded_by_trainer(script: Script) -> dict[str, Any]:

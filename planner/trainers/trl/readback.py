@@ -13,21 +13,11 @@ from planner.trainers.reading.given import Given, OtherStepError
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import (
-    BATCHES,
-    LENGTHS,
-    MODELS,
-    OLD_TRL,
-    TRANSFORMERS,
-    TRL,
-    UNSLOTH,
-    parse,
-)
+from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
-HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
 
 
 def read(path: Path, said: Given) -> Reading:
