@@ -11,25 +11,12 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
-from planner.trainers.reading.python_text import UNNAMED, is_main, last_name, option_names, targets
+from planner.trainers.reading.python_text import UNNAMED, Bound, Function, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
 MOST_STEPS = 4000
 """Nodes that one value may cost: names that double each other would cost more than a file of any size is worth."""
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A value that a name is given."""
-
-    value: ast.expr | None
-    """None = something that is no expression: a loop, an import, +=."""
-    line: int
-    sure: bool
-    """It stands under no condition and in no loop."""
-    home: _Function | None
 
 
 @dataclass
@@ -43,10 +30,10 @@ class Script:
 
     def __post_init__(self) -> None:
         self.tree = self.whole(python_text.tree_of(self.path))
-        self._home: dict[int, _Function | None] = {}
+        self._home: dict[int, Function | None] = {}
         self._names: dict[tuple[int, str], list[Bound]] = {}
         self._attributes: dict[str, list[Bound]] = {}
-        self.functions: dict[str, _Function] = {}
+        self.functions: dict[str, Function] = {}
         self.only: tuple[str, ...] | None = None
         self._fields: dict[str, list[ast.expr | None]] = {}
         self._options: dict[str, ast.Call] = {}
@@ -114,7 +101,7 @@ class Script:
                 found[rest] = value if some[-1].sure or value is None else gap([name])
         return found
 
-    def _counts(self, home: _Function | None) -> bool:
+    def _counts(self, home: Function | None) -> bool:
         """Whether what stands in a function is looked at: in those that ``only`` names, '' for the module, or in all."""
         return self.only is None or (home.name if home else "") in self.only
 
@@ -135,29 +122,29 @@ class Script:
     # ----------------------------------------------------------------------------------------------------------- the tree
 
     def _walk(self) -> None:
-        waiting: list[tuple[ast.AST, _Function | None, bool]] = [(self.tree, None, True)]
+        waiting: list[tuple[ast.AST, Function | None, bool]] = [(self.tree, None, True)]
         while waiting:
             node, home, sure = waiting.pop()
             self._home[id(node)] = home
             self._note(node, home, sure)
-            inner = node if isinstance(node, _Function) else home
+            inner = node if isinstance(node, Function) else home
             loose = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.ExceptHandler | ast.AsyncFor | ast.Match)
-            known = isinstance(node, _Function) or (sure and not loose) or is_main(node)
+            known = isinstance(node, Function) or (sure and not loose) or is_main(node)
             waiting += [(child, inner, known) for child in ast.iter_child_nodes(node)]
         for some in (*self._names.values(), *self._attributes.values()):
             some.sort(key=lambda one: one.line)
 
-    def _note(self, node: ast.AST, home: _Function | None, sure: bool) -> None:
+    def _note(self, node: ast.AST, home: Function | None, sure: bool) -> None:
         if isinstance(node, ast.Call):
             name = last_name(node.func)
             self._calls.setdefault(name, []).append(node)
             if name == "add_argument":
                 self._options |= dict.fromkeys(option_names(node), node)
-        elif isinstance(node, _Function):
+        elif isinstance(node, Function):
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             self._classes.add(node.name)
-            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, _Function) and one.name == "__init__"}
+            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, Function) and one.name == "__init__"}
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                     self._fields.setdefault(one.target.id, []).append(one.value)
@@ -229,7 +216,7 @@ class Script:
         same = all(one == values[0] for one in values)
         return values[0] if same and (some[start].sure or len(values) > 1 or len(some) == 1) else gap([name])
 
-    def _parameter(self, function: _Function, name: str) -> tuple[Any] | None:
+    def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
         """What a parameter is given by the one call of the function, else its default; None = there is no such parameter."""
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]

@@ -4,6 +4,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,21 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.shell.text import cleaned, gap, is_open, roots
 from planner.trainers.reading.values import read_text
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A value that a name is given."""
+
+    value: ast.expr | None
+    """None = something that is no expression: a loop, an import, +=."""
+    line: int
+    sure: bool
+    """It stands under no condition and in no loop."""
+    home: Function | None
+
 
 UNNAMED = "?"
 """What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""

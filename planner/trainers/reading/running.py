@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Bound, Script
-from planner.trainers.reading.python_text import is_main, last_name
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import Bound, is_main, last_name
 from planner.trainers.reading.shell.text import gap, is_open
 
 DEEPEST = 4

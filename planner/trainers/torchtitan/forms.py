@@ -19,7 +19,7 @@ from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.export import CONVERTERS
-from planner.trainers.torchtitan.flavors import model_named
+from planner.trainers.torchtitan.flavors import flavor_of, model_named
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
@@ -185,17 +185,6 @@ def _family(path: Path, function: str) -> tuple[str, str]:
     return (path.parent.name, flavor) if path.parent.name in function or not family else (family, flavor)
 
 
-def _flavor(node: ast.expr | None) -> str | None:
-    """The flavour in model_registry("8B"), '' where no model is given or its name is computed; None = a function of the project
-    builds the model."""
-    if not isinstance(node, ast.Call):
-        return ""
-    if ast.unparse(node.func).rpartition(".")[2] != "model_registry":
-        return None
-    named = node.args[0] if node.args else next((one.value for one in node.keywords if one.arg == "flavor"), None)
-    return str(named.value) if isinstance(named, ast.Constant) else ""
-
-
 class _Module:
     """Constants and functions of a module."""
 
@@ -248,7 +237,7 @@ class _Module:
                 text = ast.unparse(given["compile"])
                 found["other"]["compile"] = "enable=True" in text or "enable" not in text
             assets = given.get("hf_assets_path")
-            flavor = _flavor(given.get("model_spec"))
+            flavor = flavor_of(given.get("model_spec"))
             known = isinstance(assets, ast.Constant) and flavor is not None  # else its tokenizer alone is another model's
             if known and isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", flavor or "")):
                 found["other"]["model"] = model
