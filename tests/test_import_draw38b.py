@@ -119,3 +119,9 @@ MEGATRON = (
 @pytest.mark.parametrize("words", ["--moe-deepep-num-sms 32", "--wsd-decay-ratio 0.1 --wsd-half-life -1"])
 def test_words_of_schedules_and_of_dispatchers_are_no_question(tmp_path: Path, words: str) -> None:
     assert _names(read(_file(tmp_path, f"{MEGATRON}{words}\n", "run.sh"), None, Given())) == []
+
+
+def test_a_program_that_is_not_there_and_has_no_options_is_asked_about(tmp_path: Path) -> None:
+    """Its words could tell that it is none of transformers; without any, what it trains is the question."""
+    found = read(_file(tmp_path, "accelerate launch --num_processes 2 /home/me/tune.py\n", "run.sh"), "transformers", Given())
+    assert "per_device_train_batch_size" in _names(found)

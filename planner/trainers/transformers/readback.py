@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
@@ -45,7 +45,7 @@ def read(path: Path, said: Given) -> Reading:
     take_program(settings, path, found.program)
     if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)
-        _require_known_words(path, program, found.program, settings)
+        _require_known_words(path, program, found)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
     several = found.num_gpus is None and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
@@ -53,11 +53,11 @@ def read(path: Path, said: Given) -> Reading:
     return parse(settings, TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
 
 
-def _require_known_words(path: Path, file: Path | None, program: str, settings: Settings) -> None:
+def _require_known_words(path: Path, file: Path | None, found: Launch) -> None:
     """Raises PlannerError for a program that is not there, of whose words none is one that programs of transformers have."""
-    if file is None and not any(TRAINS.search(one) for one in settings.data):
+    if file is None and found.settings and not any(TRAINS.search(one) for one in found.settings):
         what = "is not there, and its command has no word of a training"
-        raise PlannerError(f"{path}: its program {program[:200]} {what}; import the program")
+        raise PlannerError(f"{path}: its program {found.program[:200]} {what}; import the program")
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:
