@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
+from planner.model_names import preset_of
 from planner.trainers.llama_factory.readback import known_arguments
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
@@ -42,8 +43,11 @@ def test_a_word_that_llama_factory_does_not_have_is_asked_about(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "word",
-    ["media_dir: data", "tokenized_path: x", "interleave_probs: 0.5,0.5", "length_column_name: n", "project: p", "my_note: false"],
-)
+    [
+        "media_dir: data", "tokenized_path: x", "interleave_probs: 0.5,0.5", "length_column_name: n", "project: p",
+        "my_note: false", "chosen: a", "file_name: b",
+    ],
+)  # fmt: skip
 def test_words_of_llama_factory_and_of_transformers_are_no_question(tmp_path: Path, word: str) -> None:
     assert _names(read(_file(tmp_path, f"{FACTORY % 'full'}{word}\n", "job.yaml"), None, Given(num_gpus=8))) == []
     assert {"cutoff_len", "gradient_accumulation_steps", "pref_beta", "val_size"} <= known_arguments()
@@ -125,3 +129,8 @@ def test_a_program_that_is_not_there_and_has_no_options_is_asked_about(tmp_path:
     """Its words could tell that it is none of transformers; without any, what it trains is the question."""
     found = read(_file(tmp_path, "accelerate launch --num_processes 2 /home/me/tune.py\n", "run.sh"), "transformers", Given())
     assert "per_device_train_batch_size" in _names(found)
+
+
+def test_a_name_longer_than_a_file_system_takes_is_no_preset() -> None:
+    """Data of a job, in the place of a name, ended in a traceback."""
+    assert preset_of("1-" * 400) is None

@@ -172,7 +172,10 @@ def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
     return found
 
 
-OF_A_LOG = re.compile(r"eval|save|log|hub|dataloader|ddp|dataset|train_file|valid|test|project|run|wandb|tags?\b|compute_exact")
+OF_A_LOG = re.compile(
+    r"eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
+    r"|(prompt|query|response|chosen|rejected|messages)(_(column|field|key))?$"
+)
 """Beginnings of words that are about data, metrics and what is written."""
 
 
