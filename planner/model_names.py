@@ -46,7 +46,7 @@ def preset_named(name: str) -> str | None:
     known = aliases()
     if "/" in asked:
         return known.get(asked) or repositories().get(_base(asked))
-    return asked if _file(asked).is_file() else known.get(asked)
+    return asked if library.is_file(_file(asked)) else known.get(asked)
 
 
 def preset_called(name: str) -> str | None:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
+from planner.trainers.llama_factory import megatron_adapter
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
@@ -20,7 +22,7 @@ NO_REFERENCE = ("orpo", "simpo")
 FOREIGN = {
     "use_galore": "GaLore", "use_apollo": "APOLLO", "use_badam": "BAdam", "use_adam_mini": "Adam-mini", "use_dora": "DoRA",
     "mixture_of_depths": "mixture of depths", "use_llama_pro": "LLaMA Pro",
-    "use_hyper_parallel": "HyperParallel", "use_mca": "Megatron (MCA)",
+    "use_hyper_parallel": "HyperParallel",
     "use_kt": "KTransformers", "use_asft_loss": "the reference model of ASFT",
 }  # fmt: skip
 """Settings that change what is stored, and that the planner has no word for."""
@@ -43,6 +45,10 @@ OWN = {"stage", "finetuning_type", "cutoff_len", "model_name_or_path", "per_devi
 """Settings of which a configuration of LLaMA-Factory has one."""
 
 
+WORDS = {"stage", "finetuning_type", "template", "cutoff_len", "dataset_dir", "lora_target", "model_name_or_path"}
+"""Of which a command that starts src/train.py has one, where that is the program of LLaMA-Factory."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
@@ -54,6 +60,9 @@ def read(path: Path, said: Given) -> Reading:
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer
     settings = with_files(path, found, said)
+    if found.program.endswith("train.py") and not WORDS & settings.data.keys():
+        what = f"its program {found.program[:200]} is given no word of LLaMA-Factory"
+        raise PlannerError(f"{path}: {what}: {', '.join(sorted(WORDS))}")
     reading = parse(settings, _gpus(said, found), found.sharding, script=True, length=OLD_LENGTH if old else None)
     return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
 
@@ -106,8 +115,6 @@ def parse(
     for name, what in FOREIGN.items():
         if given.flag(name) if name != "mixture_of_depths" else given.get(name):
             raise PlannerError(f"{given.where(name)}: {what} is not modelled")
-    if given.get("tensor_model_parallel_size") is not None or given.get("pipeline_model_parallel_size") is not None:
-        raise PlannerError(f"{given.path}: LLaMA-Factory over Megatron is not read; import the arguments of Megatron")
     if given.get("export_dir") is not None and not given.flag("do_train"):
         raise PlannerError(f"{given.path}: export_dir without do_train: it merges adapters, and nothing is trained")
     if given.flag("do_predict") and not given.flag("do_train"):
@@ -116,6 +123,9 @@ def parse(
     if kind not in ("lora", "full"):
         raise PlannerError(f"{given.where('finetuning_type')} is {shown(kind)}, which is not modelled; lora and full are")
     objective = given.choice("stage", OBJECTIVES, "sft")
+    cut = given.size("cutoff_len", length or _own_length(given.path) or LENGTH)
+    if megatron_adapter.over_megatron(given):
+        return megatron_adapter.parse(given, objective, cut, QUIET, num_gpus)
     if str(given.get("pref_loss", "sigmoid")) in NO_REFERENCE and objective == "dpo":
         raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid, hinge and ipo are")
     half, single = given.flag("pure_bf16"), given.flag("bf16")
@@ -135,7 +145,7 @@ def parse(
     found = FineTuning(
         given=given, trainer="llama-factory", model=given.label("model_name_or_path"),
         micro_batch_size=given.size("per_device_train_batch_size", 8), accumulation=given.size("gradient_accumulation_steps", 1),
-        sequence_length=given.size("cutoff_len", length or _own_length(given.path) or LENGTH), precision=precision,
+        sequence_length=cut, precision=precision,
         half_weights=half,
         optimizer=muon or optimizer(given, given.get("optim", "adamw_torch"), "optim"),
         recompute=kept, offload_activations=kept and (given.flag("use_unsloth_gc") or unsloth),
@@ -145,11 +155,34 @@ def parse(
         objective=objective, num_gpus=num_gpus, sharding=split, options=_options(given), quiet=QUIET, questions=asked,
     )  # fmt: skip
     reading = fine_tuning.reading(found)
-    own = [one.partition(" = ")[0] for one in reading.unread if re.fullmatch(r"use_\w+ = True", one)]
-    about = "a switch of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
-    return dataclasses.replace(reading, questions=(*reading.questions, *(
-        Question(name=one, about=about, choices=("false",)) for one in own
-    )))  # fmt: skip
+    return dataclasses.replace(reading, questions=(*reading.questions, *_of_a_fork(reading.unread)))
+
+
+def _of_a_fork(unread: tuple[str, ...]) -> list[Question]:
+    """What is asked about switches that nobody reads, and about words that LLaMA-Factory does not have, which its parser takes in a
+    fork alone: they are losses and metrics, or steps and layers."""
+    known, found = known_arguments(), []
+    for one in unread:
+        name, _, value = one.partition(" = ")
+        switch = re.fullmatch(r"use_\w+", name) is not None and value == "True"
+        if switch or (re.fullmatch(r"[a-z]\w*", name) and name not in known and not OF_A_LOG.match(name)):
+            what = "a switch" if switch else "no argument of LLaMA-Factory known here, so one"
+            about = f"{what} of this fork; false imports the job without it, where it is no optimizer, adapter or other memory"
+            found.append(Question(name=name, about=about, choices=("false",)))
+    return found
+
+
+OF_A_LOG = re.compile(
+    r"eval|save|log|hub|dataloader|ddp|dataset|(train_)?file|valid|test|project|run|wandb|tags?\b|compute_exact|train_sampling"
+    r"|(prompt|query|response|chosen|rejected|messages)(_(column|field|key))?$"
+)
+"""Beginnings of words that are about data, metrics and what is written."""
+
+
+@cache
+def known_arguments() -> frozenset[str]:
+    """Arguments of LLaMA-Factory since 0.1 and of transformers' Trainer.  [hparams/*.py; training_args.py 4.36 and 4.57]"""
+    return frozenset(read_text(Path(__file__).with_name("known_arguments.txt")).split())
 
 
 def _options(given: Settings) -> dict[str, str]:

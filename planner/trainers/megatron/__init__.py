@@ -11,4 +11,8 @@ OPTIONS = (
     "expert_dispatch", "expert_overlap", "fused_experts", "router_dtype", "cuda_graphs", "tp_overlap", "gradient_overlap",
     "gradient_dtype", "loss_fusion", "attention_kernel", "dropout",
 )  # fmt: skip
-FORM = ("any", r"tensor[-_]model[-_]parallel[-_]size|--num-layers|--yaml-cfg|\bpretrain_gpt2?\.py")
+FORM = (
+    "any",
+    r"\A(?![\s\S]*^finetuning_type:)[\s\S]*?"  # LLaMA-Factory has names of Megatron's where it runs over it
+    r"(tensor[-_]model[-_]parallel[-_]size|--num-layers|--yaml-cfg|\bpretrain_gpt2?\.py)",
+)

@@ -78,6 +78,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         if (value := getattr(given, name)) is not None:
             found["seq_length" if name == "sequence_length" else name] = str(value)
     waiting = bool(found.questions)
+    if found.get("no_cuda"):
+        what = "--no-cuda: it trains on CPUs, which no plan is for; --set no_cuda=false imports the job for GPUs"
+        raise PlannerError(f"{found.where}: {what}")
     readable(found)
     world = found.number("world_size") if str(found.get("world_size")).isdigit() else 0
     gpus = given.num_gpus or world or (int(header.group(1)) if header else found.num_gpus)
@@ -86,7 +89,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         model = model_of(found, given, header.group(4) if header else "")
     except PlannerError:
         if waiting:  # what is open may be why
-            _open(found, given, gpus)
+            _open(found, given, gpus, early=True)
         raise
     if found.get("micro_batch_size") is None and not found.get("use_dynamic_batch_size"):
         found.questions.append(Question(name="--micro-batch-size M", about="sequences per forward pass"))
@@ -157,14 +160,16 @@ def _dynamic(found: Arguments) -> None:
         found.notes.append("the update of the trained model alone: no rollout, no other model in memory")
 
 
-def _open(found: Arguments, given: Given, gpus: int | None) -> None:
-    """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide."""
+def _open(found: Arguments, given: Given, gpus: int | None, early: bool = False) -> None:
+    """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide; ``early``:
+    before the model was read, so that its vocabulary is asked for with the rest."""
     questions = [*found.questions, *([NEEDED["num_gpus"]] if found.questions and not gpus else [])]
     degrees = math.prod(_degrees(found)) if gpus and all(str(found.get(one, 1)).isdigit() for one in DEGREES) else 1
     if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
         questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))
     rows = found.get("patch_tokenizer_type") is None or any(found.get(one) for one in ("vocab_size", "padded_vocab_size"))
-    if questions and given.model is None and rows_will_be_asked(found) and all(one.name != "vocab_size" for one in questions):
+    asked = any(one.name == "vocab_size" for one in questions)
+    if questions and given.model is None and not asked and rows_will_be_asked(found, early):
         about = "rows of the vocabulary: no argument and no tokenizer known here says them"
         questions.append(Question(name="vocab_size", about=about))
     if questions and not rows and given.model is None and all(one.name != "vocab_size" for one in questions):

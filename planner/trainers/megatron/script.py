@@ -106,10 +106,11 @@ def _trains(command: Command) -> bool:
 
 def _one_for_arguments(found: Arguments, script: Script) -> None:
     """Variables that are arguments of the script are one question: how it is started."""
-    waiting = [one for one in found.questions if one.name in script.variables.unset]
-    if len(waiting) < 2:
+    waiting = [one for one in found.questions if one.name in script.variables.unset or one.name.isdigit()]
+    if len(waiting) < 2 and not any(one.name.isdigit() for one in waiting):
         return
-    names = ", ".join(f"{one.name} ({one.about.split(',')[0]})" for one in waiting[:6]) + (
+    called = [f"${one.name}" if one.name.isdigit() else one.name for one in waiting]
+    names = ", ".join(f"{name} ({one.about.split(',')[0]})" for name, one in zip(called[:6], waiting[:6], strict=True)) + (
         ", ..." if len(waiting) > 6 else ""
     )
     about = f"the words behind the script's name, in quotes; they decide {names}"

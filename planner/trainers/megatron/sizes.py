@@ -163,13 +163,13 @@ def _ask_for_routing(found: Arguments) -> None:
         found.questions.append(Question(name="moe_router_topk", about=about, choices=("1", "2")))
 
 
-def rows_will_be_asked(found: Arguments) -> bool:
-    """Whether nothing says the rows of the vocabulary where sizes are open: neither an argument nor a tokenizer or model by its
-    name, so that one sentence asks for both."""
+def rows_will_be_asked(found: Arguments, unread: bool) -> bool:
+    """Whether nothing says the rows of the vocabulary where sizes are open or the model is ``unread``: neither an argument nor a
+    tokenizer or model by its name, so that one sentence asks for both."""
     rows = any(found.get(one) for one in ("vocab_size", "padded_vocab_size", "pad_vocab_size_to"))
     known = any(str(found.get(one, "")).lower() in TOKENIZERS for one in ("patch_tokenizer_type", "tokenizer_type"))
     gpt2 = found.get("tokenizer_type") is None and found.get("merge_file")
-    waits = any(found.get(one) is not None and not str(found.get(one)).isdigit() for one in SIZES)
+    waits = unread or any(found.get(one) is not None and not str(found.get(one)).isdigit() for one in SIZES)
     return waits and not (rows or known or gpt2 or any(_preset(found, one) for one in NAMED))
 
 

@@ -3,9 +3,10 @@
 import re
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Recompute
+from planner.layout import CpMethod
 from planner.trainer_options import spell
-from planner.trainers.megatron.core_settings import MODULES, OPTIMIZERS, RECIPES
+from planner.trainers.megatron.core_settings import OPTIMIZERS, RECIPES
+from planner.trainers.megatron.recompute_words import recompute
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
@@ -68,24 +69,9 @@ def _layout(given: Settings) -> dict[str, int]:
         "zero": int(given.flag("use_distributed_optimizer", True)),
         "first_stage_layers": given.size("decoder_first_pipeline_num_layers", 0, 0) if held["pp"] > 1 else 0,
         "last_stage_layers": given.size("decoder_last_pipeline_num_layers", 0, 0) if held["pp"] > 1 else 0,
-        **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **_recompute(given), **states_on_the_host(given),
+        **({"cp_method": int(CpMethod.RING)} if held["cp"] > 1 else {}), **recompute(given, usual="selective"),
+        **states_on_the_host(given),
     }  # fmt: skip
-
-
-def _recompute(given: Settings) -> dict[str, int]:
-    """Swift recomputes core attention where nothing is said."""
-    mode = str(given.get("recompute_granularity", "selective"))
-    if mode == "full":
-        return {"recompute": int(Recompute.FULL)}
-    if mode == "none":
-        return {"recompute": int(Recompute.NONE)}
-    named = given.get("recompute_modules", ["core_attn"])
-    known, mask = {name: module for module, name in MODULES.items()}, 0
-    for name in named if isinstance(named, list) else str(named).split():
-        if name not in known:
-            raise PlannerError(f"{given.where('recompute_modules')} has {shown(name)}; a plan knows {', '.join(known)}")
-        mask |= int(known[name])
-    return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
 
 
 def _trainer(given: Settings) -> str:

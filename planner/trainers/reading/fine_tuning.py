@@ -39,7 +39,7 @@ JOINT = {
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
-    r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
+    r"lora_dim|(\w+_)?ema(_\w+)?|.*(lisa|relora|medusa|teacher|distill|parallel_mode|tune_(vi|mm_)|device_map|galore|badam|apollo|lomo|zenflow|customi[sz]ed_optim|quanti[sz]|[48]_?bit|kbits|quant_bit|freeze|frozen|offload|adalora|dora"
     r"|layers_to_transform|prefix_tuning|prompt_tuning|ia3|spectrum|(sequence|context|tensor|pipeline|expert)_parallel|\b([stcpe]p|dp_(shard|replicate))_size).*"
 )
 """Words of arguments that nobody here reads and that decide memory or degrees."""
@@ -168,11 +168,18 @@ def _require_priced(reading: Reading, where: str) -> None:
         raise not_priced(where, wrong, wrong)
 
 
+LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|fc)|mlp|self_attn|query_key_value|dense\w*|fc\d?")
+"""Names of linear layers, which modules_to_save trains as a whole."""
+
+
 def _trained_whole(given: Settings) -> str:
-    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE."""
+    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
         words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
+        if (layer := next((str(one) for one in words if LAYERS.fullmatch(str(one))), None)) is not None:
+            what = f"{shown(layer)} is trained as a whole beside adapters, which is not priced"
+            raise PlannerError(f"{given.where(name)}: {what}; --set {name}=null imports the job without")
         found = tuple(
             table for table, names in (("embedding", r"embed|wte"), ("head", r"lm_head|output_layer"))
             if any(re.search(names, str(one)) for one in words)

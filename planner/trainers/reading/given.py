@@ -19,6 +19,8 @@ NOT_KEYS = ("gradient_checkpointing", "config", ARGUMENTS, CONFIG_FILE)
 """Settings that are no keys of a configuration: what stands in the script, and which function of a module is meant."""
 MOST_SHOWN = 8
 """Names that a sentence lists."""
+MOST_ASKED = 24
+"""Questions of one sentence: what it leaves out would be asked in a second one."""
 
 
 @record
@@ -45,8 +47,8 @@ class OpenQuestionsError(PlannerError):
 
     def __init__(self, where: str, questions: Sequence[Question]) -> None:
         self.questions = tuple(questions)
-        said = "; ".join(str(one) for one in questions[:MOST_SHOWN])
-        more = f"; and {len(questions) - MOST_SHOWN} more" if len(questions) > MOST_SHOWN else ""
+        said = "; ".join(str(one) for one in questions[:MOST_ASKED])
+        more = f"; and {len(questions) - MOST_ASKED} more" if len(questions) > MOST_ASKED else ""
         super().__init__(f"{where} leaves open what decides time or memory; say {said}{more}")
 
 

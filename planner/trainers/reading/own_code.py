@@ -33,6 +33,7 @@ from planner.trainers.reading.training_scripts import (
     loaded_by_trainer,
     loads_model,
     model_arguments,
+    own_steps,
     require_known_adapters,
     require_ours,
     switched_on,
@@ -61,8 +62,11 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     usual = usual_options(file)
     given.data = _spelled_out(given.data, usual, file)
     decided = any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *RANKS, *WHOLE))
+    by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
     code = _followed(file, {**usual, **given.data})
-    own = {} if code is None else own_code(code, decided)
+    own = {} if code is None else own_code(code, decided, by_rank)
+    if code is not None and given.said is not None:
+        given.late += own_steps(code, given.said)
     if code is not None and given.said is not None and given.said.model is None and (name := _own_model(code)):
         about = f"{code.path.name} builds {name} of its project, whose layers its arguments do not tell; the nearest preset"
         given.ask(Question(name="--model NAME", about=about))
@@ -119,9 +123,9 @@ def _followed(file: Path | None, options: Mapping[str, Any]) -> Program | None:
         return None
 
 
-def own_code(program: Program, decided: bool) -> dict[str, Any]:
+def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str, Any]:
     """Arguments that a program gives the libraries itself, as command lines name them; empty where it does not say.
-    ``decided``: the command says whether adapters are trained."""
+    ``decided``: the command says whether adapters are trained; ``by_rank``: it says their rank alone."""
     require_known_adapters(program)
     require_ours(program, program.calls(*TRAINERS))
     _require_language_model(program)
@@ -140,7 +144,7 @@ def own_code(program: Program, decided: bool) -> dict[str, Any]:
     if _precomputes(program):
         found["without_reference"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
-    return known | _own_adapters(program, decided)
+    return known | _own_adapters(program, decided, by_rank)
 
 
 def _precomputes(program: Program) -> bool:
@@ -164,7 +168,7 @@ def _require_language_model(program: Program) -> None:
         raise PlannerError(f"{program.path}: {heads[0]} is no language model, which is what is modelled")
 
 
-def _own_adapters(program: Program, decided: bool) -> dict[str, Any]:
+def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, Any]:
     """Adapters that a program makes or loads; a question where its conditions are not known and the command says nothing."""
     made = program.calls("LoraConfig")
     loaded = [] if program.calls(*MERGES) else [
@@ -175,7 +179,7 @@ def _own_adapters(program: Program, decided: bool) -> dict[str, Any]:
     sure = [one for one in made if program.runs(one)] or [one for one in loaded if program.runs(one)]
     found = adapters(program, False, sure or made) if (sure or made) and (sure or made)[0] in made else {}
     known = {name: value for name, value in found.items() if not _open(value) and name != "use_peft"}
-    if decided:
+    if decided and not (by_rank and sure):
         return known
     return known | {"use_peft": True if sure else gap(["use_peft"])}
 

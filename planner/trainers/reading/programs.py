@@ -60,7 +60,8 @@ def starts_a_trainer(script: Path, commands: str) -> bool:
 MOST_PROGRAMS = 8
 """Programs of a script that are looked into."""
 LIBRARIES = {
-    r"megatron\.bridge": "Megatron-Bridge", r"nemo\.collections": "NeMo", "nanotron": "nanotron", "composer": "Composer",
+    r"megatron\.bridge": "Megatron-Bridge",
+    r"megatron\.(core|training)": "Megatron Core", r"nemo\.collections": "NeMo", "nanotron": "nanotron", "composer": "Composer",
     "olmo_core": "OLMo-core", "colossalai": "Colossal-AI", "(jax|flax)": "JAX", "paddle(nlp)?": "PaddlePaddle",
     "(mindspore|mindformers)": "MindSpore",
 }  # fmt: skip

@@ -11,25 +11,12 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.trainers.reading import python_text
 from planner.trainers.reading.given import Given, value_of
-from planner.trainers.reading.python_text import UNNAMED, is_main, last_name, option_names, targets
+from planner.trainers.reading.python_text import UNNAMED, Bound, Function, is_main, last_name, option_names, targets
 from planner.trainers.reading.settings_files import HOLDERS, PASSES, READS, FileSettings, reads, settings_in, waits
 from planner.trainers.reading.shell.text import gap, is_open, roots
 
 MOST_STEPS = 4000
 """Nodes that one value may cost: names that double each other would cost more than a file of any size is worth."""
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A value that a name is given."""
-
-    value: ast.expr | None
-    """None = something that is no expression: a loop, an import, +=."""
-    line: int
-    sure: bool
-    """It stands under no condition and in no loop."""
-    home: _Function | None
 
 
 @dataclass
@@ -43,10 +30,10 @@ class Script:
 
     def __post_init__(self) -> None:
         self.tree = self.whole(python_text.tree_of(self.path))
-        self._home: dict[int, _Function | None] = {}
+        self._home: dict[int, Function | None] = {}
         self._names: dict[tuple[int, str], list[Bound]] = {}
         self._attributes: dict[str, list[Bound]] = {}
-        self.functions: dict[str, _Function] = {}
+        self.functions: dict[str, Function] = {}
         self.only: tuple[str, ...] | None = None
         self._fields: dict[str, list[ast.expr | None]] = {}
         self._options: dict[str, ast.Call] = {}
@@ -54,7 +41,8 @@ class Script:
         self._stored: dict[str, list[ast.expr | None]] = {}
         self._classes: set[str] = set()
         self._made_by: dict[int, str] = {}  # a function that makes an object -> the class that is called for it
-        self._steps = 0
+        self._steps, self._inside = 0, False
+        self._waiting: set[int] = set()  # nodes whose value hangs on their own
         try:
             self._walk()
         except RecursionError as error:
@@ -89,12 +77,16 @@ class Script:
         return self._within(partial(self._value, node))
 
     def _within(self, function: Callable[[], Any]) -> Any:
-        """A value that costs no more than it may."""
-        self._steps = 0
+        """A value that costs no more than it may, with all that is asked on its way."""
+        if self._inside:
+            return function()
+        self._steps, self._inside = 0, True
         try:
             return function()
         except RecursionError:
             return gap([UNNAMED])
+        finally:
+            self._inside = False
 
     def places(self, root: str | None = None) -> dict[str, Any]:
         """Values of the attributes that are assigned, by their dotted places without the first name; ``root``: only of that name.
@@ -109,7 +101,7 @@ class Script:
                 found[rest] = value if some[-1].sure or value is None else gap([name])
         return found
 
-    def _counts(self, home: _Function | None) -> bool:
+    def _counts(self, home: Function | None) -> bool:
         """Whether what stands in a function is looked at: in those that ``only`` names, '' for the module, or in all."""
         return self.only is None or (home.name if home else "") in self.only
 
@@ -117,6 +109,10 @@ class Script:
         """Calls of a class by its last name, and those that only name it first: run.Config(Class, ...)."""
         late = [one for one in self.calls("Config", "Partial") if one.args and last_name(one.args[0]) == name]
         return sorted([*self.calls(name), *late], key=lambda one: (one.lineno, one.col_offset))
+
+    def stored(self, name: str) -> list[ast.expr | None]:
+        """What is put under a key of any mapping, None = no expression."""
+        return self._stored.get(name, [])
 
     def names_used(self) -> list[str]:
         """Last names of all names and attributes, in the order of the text."""
@@ -126,29 +122,29 @@ class Script:
     # ----------------------------------------------------------------------------------------------------------- the tree
 
     def _walk(self) -> None:
-        waiting: list[tuple[ast.AST, _Function | None, bool]] = [(self.tree, None, True)]
+        waiting: list[tuple[ast.AST, Function | None, bool]] = [(self.tree, None, True)]
         while waiting:
             node, home, sure = waiting.pop()
             self._home[id(node)] = home
             self._note(node, home, sure)
-            inner = node if isinstance(node, _Function) else home
+            inner = node if isinstance(node, Function) else home
             loose = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.ExceptHandler | ast.AsyncFor | ast.Match)
-            known = isinstance(node, _Function) or (sure and not loose) or is_main(node)
+            known = isinstance(node, Function) or (sure and not loose) or is_main(node)
             waiting += [(child, inner, known) for child in ast.iter_child_nodes(node)]
         for some in (*self._names.values(), *self._attributes.values()):
             some.sort(key=lambda one: one.line)
 
-    def _note(self, node: ast.AST, home: _Function | None, sure: bool) -> None:
+    def _note(self, node: ast.AST, home: Function | None, sure: bool) -> None:
         if isinstance(node, ast.Call):
             name = last_name(node.func)
             self._calls.setdefault(name, []).append(node)
             if name == "add_argument":
                 self._options |= dict.fromkeys(option_names(node), node)
-        elif isinstance(node, _Function):
+        elif isinstance(node, Function):
             self.functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
             self._classes.add(node.name)
-            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, _Function) and one.name == "__init__"}
+            self._made_by |= {id(one): node.name for one in node.body if isinstance(one, Function) and one.name == "__init__"}
             for one in node.body:
                 if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
                     self._fields.setdefault(one.target.id, []).append(one.value)
@@ -167,12 +163,16 @@ class Script:
 
     def _value(self, node: ast.expr) -> Any:
         self._steps += 1
-        if self._steps > MOST_STEPS:
+        if self._steps > MOST_STEPS or id(node) in self._waiting:
             return gap([UNNAMED])
         if isinstance(node, ast.Constant):
             return None if node.value is Ellipsis or isinstance(node.value, bytes | complex) else node.value
         reader = getattr(self, f"_of_{type(node).__name__.lower()}", None)
-        return gap([UNNAMED]) if reader is None else reader(node)
+        self._waiting.add(id(node))
+        try:
+            return gap([UNNAMED]) if reader is None else reader(node)
+        finally:
+            self._waiting.discard(id(node))
 
     def _of_list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         return [self._value(one) for one in node.elts]
@@ -216,7 +216,7 @@ class Script:
         same = all(one == values[0] for one in values)
         return values[0] if same and (some[start].sure or len(values) > 1 or len(some) == 1) else gap([name])
 
-    def _parameter(self, function: _Function, name: str) -> tuple[Any] | None:
+    def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
         """What a parameter is given by the one call of the function, else its default; None = there is no such parameter."""
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
@@ -348,10 +348,10 @@ class Script:
             return True
         if last == "device_count" and self.said.num_gpus:
             return self.said.num_gpus
-        if name in ("os.getenv", "os.environ.get", "environ.get", "getenv") and node.args:
-            variable = str(self._value(node.args[0]))
+        if python_text.of_environment(node, name):
+            variable, usual = str(self._value(node.args[0])), [*node.args[1:2], *python_text.keyword(node, "default")]
             said = self.said.setting(variable)
-            return value_of(said) if said is not None else self._value(node.args[1]) if len(node.args) > 1 else gap([variable])
+            return value_of(said) if said is not None else self._value(usual[0]) if usual else gap([variable])
         if last == "join" and name.endswith("path.join") and node.args:
             return "/".join(str(self._value(one)) for one in node.args)[:1000]
         if name == "dict" and not node.args:

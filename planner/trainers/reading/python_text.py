@@ -4,6 +4,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,21 @@ from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.shell.text import cleaned, gap, is_open, roots
 from planner.trainers.reading.values import read_text
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A value that a name is given."""
+
+    value: ast.expr | None
+    """None = something that is no expression: a loop, an import, +=."""
+    line: int
+    sure: bool
+    """It stands under no condition and in no loop."""
+    home: Function | None
+
 
 UNNAMED = "?"
 """What a gap waits for that no variable holds: it is asked for by the keyword that it is given to."""
@@ -123,6 +139,26 @@ def compared(operation: ast.cmpop, left: Any, right: Any) -> bool | None:
 def last_name(node: ast.AST) -> str:
     """The last part of a dotted name."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+ENVIRONMENT = ("os.getenv", "os.environ.get", "environ.get", "getenv")
+OWN_READS = re.compile(r"(get_?|read_?)?env(_?(var|int|float|str|bool))?|env\.(int|float|str|bool)|(int|float|str|bool)_env")
+"""Functions of projects that take a variable of the environment, else what they are given beside its name."""
+
+
+def of_environment(node: ast.Call, name: str) -> bool:
+    """Whether a call of that dotted name reads a variable of the environment."""
+    if name in ENVIRONMENT:
+        return bool(node.args)
+    variable = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+    said = len(node.args) > 1 or keyword(node, "default")
+    upper = isinstance(variable, str) and re.fullmatch(r"[A-Z][A-Z0-9_]{1,60}", variable) is not None
+    return upper and bool(said) and OWN_READS.fullmatch(name.lower()) is not None
+
+
+def keyword(node: ast.Call, name: str) -> list[ast.expr]:
+    """What a call is given under a name."""
+    return [one.value for one in node.keywords if one.arg == name]
 
 
 def called(value: Any, name: str) -> Any:

@@ -3,12 +3,13 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from planner.trainers.reading.given import Given
-from planner.trainers.reading.python import Bound, Script
-from planner.trainers.reading.python_text import is_main, last_name
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import Bound, is_main, last_name
 from planner.trainers.reading.shell.text import gap, is_open
 
 DEEPEST = 4
@@ -23,6 +24,7 @@ class Running(Script):
         super().__init__(path, said)
         self._under = dict(_conditions(self.tree))
         self._asking: set[int] = set()
+        self._known: dict[int, Any] = {}  # what conditions are that were asked for by themselves
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of functions with such a last name that may run."""
@@ -39,6 +41,13 @@ class Running(Script):
         if above and not any(one is not False for one in above):
             return False
         return True if sure and (not above or True in above) else None
+
+    def may_run(self, node: ast.expr, owner: str = "") -> bool:
+        """Whether an expression may be reached: its conditions may hold, and something calls the function that it stands in, or
+        makes the class ``owner`` whose method that is."""
+        tests, home = self._under.get(id(node), ((), ""))
+        called = home in ("", "main") or bool(self.calls(owner if owner and home == "__init__" else home))
+        return called and self._holds(tests) is not False
 
     def _holds(self, tests: tuple[tuple[ast.expr, bool], ...]) -> bool | None:
         """Whether conditions are met; None = not known."""
@@ -59,11 +68,17 @@ class Running(Script):
         """The value of a condition; not known where it hangs on what stands under itself: 'if a.b is None: a.b = 1'."""
         if id(test) in self._asking:
             return gap([])
+        if id(test) in self._known:
+            return self._known[id(test)]
         self._asking.add(id(test))
+        outer = not self._inside
         try:
-            return self._value(test)
+            found = self._within(partial(self._value, test))
         finally:
             self._asking.discard(id(test))
+        if outer:
+            self._known[id(test)] = found
+        return found
 
     def _decided(self, some: list[Bound], name: str) -> Any:
         """The same, of assignments whose conditions are met or not known; the last counts as sure where they are met."""

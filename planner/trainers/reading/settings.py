@@ -9,7 +9,7 @@ import yaml
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask, value_of
 from planner.trainers.reading.shell.text import gap, is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
@@ -32,6 +32,8 @@ class Settings:
         self.usual: Mapping[str, Any] = {}
         """What the program takes where nothing is said: answers too, and never listed as not read."""
         self.asked: set[str] = set() if asked is None else asked
+        self.late: list[Question] = []
+        """What its program leaves open, to be asked where nothing refuses the job."""
 
     def ask(self, question: Question) -> None:
         """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""
@@ -42,6 +44,10 @@ class Settings:
             self.said.questions.append(question)
         elif question.choices and not self.said.questions[there].choices:  # who asks again knows its answers
             self.said.questions[there] = question
+
+    def _said(self, name: str) -> str | None:
+        """What the user says for a name."""
+        return self.said.setting(name) if self.said is not None and name != CONFIG_FILE else None
 
     def where(self, name: str) -> str:
         """File and setting, for messages."""
@@ -55,6 +61,9 @@ class Settings:
             return self.section(head).get(rest, default, choices)
         self.asked.add(f"{self.place}{name}")
         value = self.data.get(name, self.usual.get(name))
+        waits = roots(value) if isinstance(value, str) else []
+        if len(waits) == 1 and value == gap(waits) and (text := self._said(waits[0])) is not None:
+            value = value_of(text)  # of a keyword that has another name here: r of lora_r
         if isinstance(value, str) and is_open(value):
             for one in roots(value) or (f"{self.place}{name}",):
                 about = "" if one == f"{self.place}{name}" else f"of {self.place}{name}"
@@ -140,7 +149,7 @@ class Settings:
             if isinstance(value, Mapping) and name not in self.asked:
                 yield from Settings(self.path, value, f"{name}.", self.asked, self.said).left()
             elif name not in self.asked and value not in (None, "", False, {}, []):
-                yield f"{name} = {shown(shown_text(value) if isinstance(value, str) else value)}"
+                yield f"{shown_text(name)} = {shown(shown_text(value) if isinstance(value, str) else value)}"
 
 
 def parsed(text: str) -> Any:

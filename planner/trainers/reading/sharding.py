@@ -334,6 +334,8 @@ def from_arguments(given: Settings) -> Sharding | None:
     path = str(given.data.get("deepspeed") or "")
     there = is_open(path) and beside(given.path, path.rpartition("/")[2]) is not None  # copied to a folder of the run
     named = path.rpartition("/")[2] if there else given.get("deepspeed")
+    if named is None and isinstance(given.data.get("deepspeed_config"), str):  # as DeepSpeed's own launcher calls it
+        named = given.get("deepspeed_config")
     if named is True or (named is None and given.get("zero_stage") is not None):
         return _own_deepspeed(given)
     if named not in (None, False):

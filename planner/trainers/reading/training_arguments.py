@@ -20,6 +20,7 @@ from planner.trainers.reading.fine_tuning import (
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.settings import SWITCHED, Settings, beside
 from planner.trainers.reading.sharding import Sharding, said_or_asked
+from planner.trainers.reading.shell.text import is_open
 from planner.trainers.reading.steps import objective_of
 from planner.trainers.reading.versions import newer
 
@@ -90,6 +91,8 @@ OLD_TRL = Habits(trainer="trl", bf16=False, recompute=False, length=1024)
 UNSLOTH = Habits(trainer="unsloth", bf16=True, recompute=False, length=2048)
 TRANSFORMERS = Habits(trainer="fsdp", bf16=False, recompute=False, length=None)
 """[transformers/training_args.py]"""
+HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
+"""By what a program is."""
 
 
 def parse(
@@ -133,7 +136,7 @@ def parse(
         frozen_weights=quantised(bits, doubled) if bits else "bf16" if half else "fp32",
         objective=objective, sharding=found, num_gpus=num_gpus, options=_options(given), quiet=QUIET,
         questions=(
-            *asked, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
+            *asked, *given.late, *dated, *_about_adapters(given, script, adapters, habits), *_own_precision(given),
             *_own_bits(given, bits), *_own_batch(given), *_own_launcher(given, habits), *_own_optimizer(given),
         ),
         notes=notes,
@@ -265,8 +268,18 @@ def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits
     """What a program of its own decides about adapters."""
     own = any(given.data.get(one) is not None for one in OWN_WORDS) and given.data.get("use_peft") is None
     if adapters:
-        return _own_adapters(given, script) if own or habits is TRANSFORMERS else ()
+        asked = _own_adapters(given, script) if own or habits is TRANSFORMERS else ()
+        return asked if habits not in (TRL, OLD_TRL) or _says_adapters(given) else (UNSAID, *asked)
     return _own_switch(given, script)
+
+
+UNSAID = Question(name="use_peft", about="TRL makes no adapters of a rank without it", choices=SWITCHED)
+"""Asked where a rank is said alone.  [trl/trainer/utils.py, get_peft_config]"""
+
+
+def _says_adapters(given: Settings) -> bool:
+    """Whether something else than a rank says that adapters are trained."""
+    return any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE, *filter(OWN_SWITCH.fullmatch, given.data)))
 
 
 OWN_WORDS = tuple(one for one in (*SWITCHES, "target_modules") if one != "use_peft")
@@ -279,6 +292,9 @@ def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     """Whether adapters are trained, where words of a program are about them and none says it."""
     if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
         return ()
+    waits = any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES)
+    if script and waits:  # asked already, and what hangs on it
+        return _own_adapters(given, script)
     own = [name for one in given.left() if re.search("lora|peft|adapter", name := one.partition(" = ")[0])]
     loaded = [one for one in own if LOADED.fullmatch(one) and not re.search("output|save|merge|export|target", one)]
     own = [one for one in own if not (fine_tuning.QUIET.fullmatch(one) or re.search("dropout|alpha|bias|path|dir|merge|init", one))]
@@ -303,9 +319,10 @@ def _own_adapters(given: Settings, script: str) -> tuple[Question, ...]:
     targets = Question(name="lora_target_modules", about=about, choices=("all-linear", "q_proj,v_proj"))
     dtype = Question(name="torch_dtype", about=f"{loads}; or say --set load_in_4bit=true", choices=("bfloat16", "float32"))
     rank = Question(name="lora_r", about=f"rank of the adapters of {program}")
-    ranks = () if given.first(*RANKS) is not None else (rank,)
+    ranks = () if any(given.data.get(one) is not None for one in RANKS) or given.first(*RANKS) is not None else (rank,)
     said = _dtype(given) != "float32" or given.first("dtype", "torch_dtype") is not None
-    asked = (() if _targets(given) is not None else (targets,), () if said or _bits(given) else (dtype,))
+    named = _targets(given) is not None or any(given.data.get(one) is not None for one in TARGETS)  # what is open is asked already
+    asked = (() if named else (targets,), () if said or _bits(given) else (dtype,))
     return (*ranks, *asked[0], *asked[1])
 
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.given import CONFIG_FILE, Given, value_of
+from planner.trainers.reading import own_passes, own_weights
+from planner.trainers.reading.given import CONFIG_FILE, Given, Question, value_of
 from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
@@ -31,6 +32,8 @@ FOREIGN_ADAPTERS = (
 """What trains something else than all weights or LoRA, by what builds it."""
 BATCH = "per_device_train_batch_size"
 """What the configuration of a trainer that trains says; one without it is made for something else."""
+OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
+"""What decides time or memory in such a configuration."""
 UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
@@ -52,7 +55,7 @@ def settings_of(
     ``options`` of the command that starts it. Raises PlannerError."""
     under = said.with_settings({**{name: str(value) for name, value in options.items()}, **said.settings})
     script = Running(path, under)
-    if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN):
+    if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN) or _takes_from_its_project(script.tree):
         script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
@@ -66,9 +69,12 @@ def settings_of(
     for call in (*configs[:1], *trainers[:1]):
         data |= {name: value for name, value in script.keywords(call).items() if name not in _OBJECTS and value is not None}
     spread = [name for name in data if name.startswith("**")]
-    if (spread or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold, or the file, is not followed to here
+    elsewhere = not configs and any(one.arg == "args" for call in trainers[:1] for one in call.keywords)  # made in another module
+    if (spread or elsewhere or CONFIG_FILE in said.settings) and BATCH not in data:  # what they hold is not followed to here
         data = {name: value for name, value in data.items() if name not in spread}
-        data = {**{name: gap([name]) for name in (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")}, **data}
+        data = {**{name: gap([name]) for name in (*OPEN, *(("max_length",) if elsewhere else ()))}, **data}
+    elif any(re.search("precision|dtype|amp|bf16|fp16", one) for one in spread) and not {"bf16", "fp16"} & data.keys():
+        data["bf16"] = gap(["bf16"])
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
@@ -94,7 +100,14 @@ def settings_of(
     kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
     if kind == "trl" and (old or "TrainingArguments" in kinds):
         kind = "old trl"
-    return Settings(path, said.filled(data), said=said), kind, tuple(notes)
+    settings = Settings(path, said.filled(data), said=said)
+    settings.late += own_steps(script, said)
+    return settings, kind, tuple(notes)
+
+
+def own_steps(script: Running, said: Given) -> list[Question]:
+    """What is asked of a program about passes and weights of its own."""
+    return [one for one in (own_passes.question(script, said, TRAINERS), own_weights.question(script, said)) if one is not None]
 
 
 _OBJECTS = (
@@ -143,6 +156,12 @@ def _require_training(script: Script) -> None:
         raise PlannerError(f"{script.path}: it builds arguments of a trainer and starts no training")
 
 
+def _takes_from_its_project(tree: ast.Module) -> bool:
+    """Whether a class with the name of a trainer, or of its configuration, is imported from beside the script."""
+    taken = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level)
+    return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
+
+
 def _keeps_more(script: Script, trainers: list[ast.Call]) -> str | None:
     """The class of the script that one of its trainers is, where its own loss keeps attentions or asks another model."""
     made = {one.id for one in ast.walk(script.tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
@@ -176,9 +195,10 @@ def _elsewhere(script: Script, trainers: list[ast.Call]) -> str | None:
         owner = getattr(call.func, "value", None)
         if isinstance(owner, ast.Name) and modules.get(owner.id, OURS[0]) not in OURS:
             return ast.unparse(call.func)
-    called = {last_name(one.func) for one in trainers}
+    called = {last_name(one.func) for one in (*trainers, *script.calls(*CONFIGS))}
     bare = [one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef) and one.name in called]
-    return next((one.name for one in bare if not any(last_name(base).endswith("Trainer") for base in one.bases)), None)
+    ends = re.compile(r"(Trainer|Config|Arguments)$")
+    return next((one.name for one in bare if not any(ends.search(last_name(base)) for base in one.bases)), None)
 
 
 def loads_model(call: ast.Call) -> bool:
@@ -211,7 +231,22 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    return found | _loading(script, words)
+    return found | _turned(script, call) | _loading(script, words)
+
+
+TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+"""Methods of a module that turn its weights into another dtype."""
+
+
+def _turned(script: Script, load: ast.Call) -> dict[str, Any]:
+    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
+    for call in script.calls(*TURNED):
+        inner: ast.AST = call.func
+        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
+            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
+        if inner is load and not call.args:
+            return {"dtype": TURNED[last_name(call.func)]}
+    return {}
 
 
 def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +263,16 @@ def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
+    spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
+    if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
+        found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
     return found
+
+
+def _put_in_keywords(script: Script) -> bool:
+    """Whether a script may put bits into keywords that it loads its model with: kwargs["load_in_4bit"] = True."""
+    put = [value for name in ("load_in_4bit", "quantization_config") for value in script.stored(name)]
+    return any(value is None or not isinstance(script, Running) or script.may_run(value) for value in put)
 
 
 def loaded_by_trainer(script: Script) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Which model a configuration of torchtitan names, and how its registry builds it."""
 
+import ast
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,17 @@ def model_named(paths: list[str], name: str, flavor: str) -> str:
     if name == "deepseek_v3":
         return ""
     return (preset_of(f"{family}-{flavor}") or "") if name and flavor else ""
+
+
+def flavor_of(node: ast.expr | None) -> str | None:
+    """The flavour in model_registry("8B"), '' where no model is given or its name is computed; None = a function of the project
+    builds the model."""
+    if not isinstance(node, ast.Call):
+        return ""
+    if ast.unparse(node.func).rpartition(".")[2] != "model_registry":
+        return None
+    named = node.args[0] if node.args else next((one.value for one in node.keywords if one.arg == "flavor"), None)
+    return str(named.value) if isinstance(named, ast.Constant) else ""
 
 
 def spec_of(other: Mapping[str, Any]) -> ModelSpec | None:

@@ -19,7 +19,7 @@ from planner.trainers.reading.shell.arithmetic import arithmetic
 from planner.trainers.reading.shell.text import CLOSE
 from planner.trainers.reading.values import json_mapping, not_priced, read_text
 from planner.trainers.torchtitan.export import CONVERTERS
-from planner.trainers.torchtitan.flavors import model_named
+from planner.trainers.torchtitan.flavors import flavor_of, model_named
 
 Sections = dict[str, dict[str, Any]]
 """parallelism and training as they are; under 'other' what the rest says: recompute, precision, compile, model, notes."""
@@ -237,7 +237,9 @@ class _Module:
                 text = ast.unparse(given["compile"])
                 found["other"]["compile"] = "enable=True" in text or "enable" not in text
             assets = given.get("hf_assets_path")
-            if isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", "")):
+            flavor = flavor_of(given.get("model_spec"))
+            known = isinstance(assets, ast.Constant) and flavor is not None  # else its tokenizer alone is another model's
+            if known and isinstance(assets, ast.Constant) and (model := model_named([str(assets.value)], "", flavor or "")):
                 found["other"]["model"] = model
             for precision, converter in CONVERTERS.items():
                 if function.startswith(f"{converter}."):

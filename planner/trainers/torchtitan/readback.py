@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from planner.model import ModelSpec
 from planner.trainer_options import spell
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import NEEDED, Reading
-from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, uneven, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
 from planner.trainers.torchtitan.forms import Sections, sections
@@ -52,7 +53,26 @@ DECIDES = re.compile(
 def read(path: Path, said: Given | None = None) -> Reading:
     """The layout of a torchtitan configuration; the number of GPUs where data_parallel_shard_degree is -1. Raises PlannerError."""
     said = said or Given()
-    return reading_of(path, sections(path, read_text(path), said), said)
+    try:
+        return reading_of(path, sections(path, read_text(path), said), said)
+    except OpenQuestionsError as error:
+        which = error.questions[0]
+        if which.name != "config" or len(error.questions) > 1:
+            raise
+        ask(str(path), [which, *_of_its_functions(path, said, which.choices)])
+
+
+def _of_its_functions(path: Path, said: Given, names: tuple[str, ...]) -> list[Question]:
+    """What the functions of a module leave open, so that it is asked together with which of them is meant."""
+    found: list[Question] = []
+    for name in names[:MOST_SHOWN]:
+        try:
+            read(path, replace(said, settings={**said.settings, "config": name}, questions=[], used=set()))
+        except OpenQuestionsError as error:
+            found += error.questions
+        except PlannerError:
+            continue
+    return list({one.name: one for one in found}.values())
 
 
 def _require_language_model(path: Path, unread: list[str]) -> None:

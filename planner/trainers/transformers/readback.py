@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.trainers.reading.commands import launched, with_files
+from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import BATCHES, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
+from planner.trainers.reading.training_arguments import BATCHES, HABITS, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
 
+TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning|epochs?|deepspeed|bf16|fp16|output|steps)(_|$)")
+"""Words of which a command that trains has one."""
+BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
+"""A program that builds a trainer and takes no options."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 
 
@@ -33,14 +37,27 @@ def read(path: Path, said: Given) -> Reading:
         own, kind, notes = settings_of(program, said, settings.data)
         gpus = said.num_gpus or found.num_gpus or (1 if (found.visible or 1) == 1 else None)
         return parse(own, UNSLOTH if kind == "unsloth" else TRL, gpus, found.sharding, found.program, notes)
+    bare = program is not None and not found.settings and not found.words
+    if program is not None and bare and BUILT.search(read_text(program)):  # its values are its own
+        own, kind, notes = settings_of(program, said)
+        gpus = said.num_gpus or found.num_gpus or (1 if kind == "unsloth" else None)
+        return parse(own, HABITS[kind], gpus, found.sharding, found.program, (*found.notes, *notes))
     take_program(settings, path, found.program)
-    if all(settings.get(one) is None for one in BATCHES) and not says_both(settings):
+    if all(settings.data.get(one, settings.usual.get(one)) is None for one in BATCHES) and not says_both(settings):
         require_loop(path, found.program)
+        _require_known_words(path, program, found)
         settings.ask(Question(name=BATCHES[0], about=f"sequences per GPU and forward pass of {found.program}"))
     several = found.num_gpus is None and (found.visible or 1) > 1
     notes = (f"one process sees {found.visible} GPUs: priced with one process per GPU",) if several else ()
     gpus = said.num_gpus or found.num_gpus
     return parse(settings, TRANSFORMERS, gpus, found.sharding, found.program, (*found.notes, *notes))
+
+
+def _require_known_words(path: Path, file: Path | None, found: Launch) -> None:
+    """Raises PlannerError for a program that is not there, of whose words none is one that programs of transformers have."""
+    if file is None and found.settings and not any(TRAINS.search(one) for one in found.settings):
+        what = "is not there, and its command has no word of a training"
+        raise PlannerError(f"{path}: its program {found.program[:200]} {what}; import the program")
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:

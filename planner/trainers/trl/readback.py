@@ -1,22 +1,23 @@
 """TRL: the YAML of a recipe (trl sft --config, alignment-handbook), scripts that run sft.py or dpo.py, and scripts and notebooks in
 Python that build an SFTTrainer, a DPOTrainer or transformers' own Trainer."""
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.commands import launched, with_files
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, OtherStepError
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
-from planner.trainers.reading.training_arguments import BATCHES, MODELS, OLD_TRL, TRANSFORMERS, TRL, UNSLOTH, parse
+from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
-HABITS = {"trl": TRL, "old trl": OLD_TRL, "transformers": TRANSFORMERS, "unsloth": UNSLOTH}
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -35,13 +36,24 @@ def read(path: Path, said: Given) -> Reading:
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
             data["gradient_checkpointing"] = text
-        return parse(Settings(path, data, said=said), TRL, said.num_gpus)
+        return _of_own_words(parse(Settings(path, data, said=said), TRL, said.num_gpus), data, said)
     found = launched(path, said, PROGRAM)
     script = found.words[0] if found.program == "trl" and found.words else found.program
     settings = with_files(path, found, said)
     take_program(settings, path, script)
     habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, found.sharding, script, found.notes)
+
+
+def _of_own_words(found: Reading, data: dict[str, Any], said: Given) -> Reading:
+    """The same, with a question for the length where a file names neither length nor model and has words that TRL does not know: a
+    program of its own reads it, whose length is another than TRL's."""
+    named = any(data.get(one) is not None for one in (*MODELS, *LENGTHS, "model"))
+    if named or not found.unread or said.sequence_length is not None:
+        return found
+    word = found.unread[0].partition(" = ")[0]
+    about = f"{word} is no word of TRL: a program of its own reads this file, and cuts where it likes"
+    return dataclasses.replace(found, questions=(*found.questions, dataclasses.replace(NEEDED["sequence_length"], about=about)))
 
 
 def _require_no_launcher(path: Path) -> None:

@@ -39,7 +39,7 @@ def roots(text: str) -> list[str]:
 
 def shown_text(text: str) -> str:
     """For people: gaps as ${NAME}."""
-    return _GAP.sub(lambda found: "${" + (found.group(1).split(",")[0] or "...") + "}", text)
+    return _MARKS.sub("", _GAP.sub(lambda found: "${" + (found.group(1).split(",")[0] or "...") + "}", text))
 
 
 def maybe(names: Iterable[str], words: list[str]) -> list[str]:

@@ -1,0 +1,75 @@
+"""Trainers that a project derives from those of TRL and transformers, whose steps run the model more often than once."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import last_name
+
+STEPS = ("compute_loss", "training_step", "get_batch_loss_metrics")
+"""What a trainer does with one batch."""
+RUNS = re.compile(r"(\w+_)?(model|teacher|student)")
+"""Names under which a model is called."""
+LEAVES = (ast.Return, ast.Raise)
+
+
+def question(script: Script, said: Given, trainers: Sequence[str]) -> Question | None:
+    """What is asked of a script whose own trainer, derived from some, runs the model several times in a step; None = it does
+    not, or the user says that it is imported without."""
+    name, method, count = next(_several(script, trainers), ("", "", 0))
+    if not count or said.setting(method) is not None:
+        return None
+    about = f"of {name} runs the model {count} times or more in a step, which is not priced; false imports it with one pass"
+    return Question(name=method, about=about, choices=("false",))
+
+
+def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """(Class, method, least number of passes) of the trainers that a script makes and that run the model several times."""
+    classes = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
+    for name in (one for one in classes if script.calls(one)):
+        own = classes[name].body if _derived(name, classes, trainers) else []
+        for part in (one for one in own if isinstance(one, ast.FunctionDef) and one.name in STEPS):
+            if (count := passes(part.body)) > 1:
+                yield name, part.name, count
+
+
+def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str], depth: int = 0) -> bool:
+    """Whether a class is made from one of some trainers, through others of the script."""
+    bases = [last_name(one) for one in classes[name].bases] if name in classes and depth < len(classes) else []
+    return any(one in trainers or _derived(one, classes, trainers, depth + 1) for one in bases)
+
+
+def passes(statements: Sequence[ast.stmt]) -> int:
+    """Forward passes of some statements: of branches that exclude each other the most, of a loop with one at least two."""
+    count = 0
+    for place, one in enumerate(statements):
+        if isinstance(one, ast.If):
+            rest = statements[place + 1 :]
+            yes, no = passes(one.body), passes(one.orelse)
+            left = bool(one.body) and isinstance(one.body[-1], LEAVES)
+            other = bool(one.orelse) and isinstance(one.orelse[-1], LEAVES)
+            after = passes(rest)
+            return count + _of(one.test) + max(yes + (0 if left else after), no + (0 if other else after))
+        if isinstance(one, ast.For | ast.While):
+            count += 2 * passes(one.body)
+        elif isinstance(one, ast.With):
+            count += passes(one.body)
+        elif isinstance(one, ast.Try):
+            count += max([passes(one.body), *(passes(way.body) for way in one.handlers)]) + passes(one.finalbody)
+        elif not isinstance(one, ast.FunctionDef | ast.ClassDef):
+            count += _of(one)
+    return count
+
+
+def _of(node: ast.AST) -> int:
+    """Forward passes of one statement without statements in it: calls of a model, and of the step that it replaces."""
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return sum(RUNS.fullmatch(last_name(one.func)) is not None or _above(one) for one in calls)
+
+
+def _above(call: ast.Call) -> bool:
+    """Whether this is super().compute_loss(...)."""
+    owner = getattr(call.func, "value", None)
+    return last_name(call.func) in STEPS and isinstance(owner, ast.Call) and last_name(owner.func) == "super"
