@@ -14,7 +14,7 @@ from planner.serving import load, pools
 from planner.serving.engine import load_engine
 from planner.serving.engine_facts import Case
 from planner.serving.engine_passes import Engine
-from planner.serving.prefill_queue import Prompts, prompts_of
+from planner.serving.prefill_queue import Prefill, Prompts
 from planner.serving.result import Flow
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
@@ -70,7 +70,7 @@ def test_a_pass_by_hand() -> None:
 def test_a_pass_takes_what_fits_its_budget_and_its_batch(name: str, budget: int, batch: int, most: float) -> None:
     """Whole prompts of 1,024 tokens, or cut ones; each further one costs less than the first, and none where one fills the pass."""
     layout = ServingLayout(tp=8, max_batch=batch, max_tokens=budget)
-    queue = prompts_of(Engine(replace(DENSE, engine=load_engine(name)), layout, TRAFFIC))
+    queue = Prefill(Engine(replace(DENSE, engine=load_engine(name)), layout, TRAFFIC)).queue()
     assert float(queue.most) == most
     assert 0.0 < float(queue.more) < float(queue.first) if most > 1.0 else float(queue.more) == 0.0
 
@@ -83,7 +83,7 @@ def test_a_full_pool_of_prompts_is_faster_with_room_for_several() -> None:
     decode = ServingLayout(tp=8, max_batch=512)
     one, eight = (ServingLayout(tp=8, max_tokens=tokens) for tokens in (1024, 8192))
     rates = [float(pools.estimate(DENSE, first, decode, TRAFFIC).requests_per_second) for first in (one, eight)]
-    limits = [float(prompts_of(Engine(DENSE, first, TRAFFIC), 1.0).capacity) for first in (one, eight)]
+    limits = [float(Prefill(Engine(DENSE, first, TRAFFIC)).queue(1.0).capacity) for first in (one, eight)]
     assert rates == pytest.approx(limits, rel=1e-3) and rates[1] > 1.1 * rates[0]
 
 
