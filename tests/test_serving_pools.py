@@ -18,6 +18,7 @@ from planner.serving.prefill_queue import Prefill, Prompts
 from planner.serving.result import Flow
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
+from tests.serve_samples import served
 
 QUEUE = Prompts(first=0.2, more=0.05, most=4.0, ranks=2.0)
 """P(n) = 0.2 s and 0.05 s for each further one, up to four on each of two ranks: 8 / 0.35 = 22.9 requests/s."""
@@ -73,6 +74,26 @@ def test_a_pass_takes_what_fits_its_budget_and_its_batch(name: str, budget: int,
     queue = Prefill(Engine(replace(DENSE, engine=load_engine(name)), layout, TRAFFIC)).queue()
     assert float(queue.most) == most
     assert 0.0 < float(queue.more) < float(queue.first) if most > 1.0 else float(queue.more) == 0.0
+
+
+@pytest.mark.parametrize("model", ["llama-70b", "mixtral-8x7b"])
+@pytest.mark.parametrize("priced", [False, True])
+def test_rows_of_workers_for_prompts_are_those_rows(model: str, priced: bool) -> None:
+    """Whether their passes are priced before or after they are taken, at clocks of their own."""
+    layout = ServingLayout(
+        tp=np.array([1, 2, 4, 8]), pp=np.array([2, 1, 1, 1]), ep=np.array([1, 2, 1, 8]), moe_tp=np.array([1, 1, 4, 1]),
+        max_tokens=np.array([8192, 4096, 1024, 512]),
+    )  # fmt: skip
+    rows, busy = np.array([3, 0, 0, 2, 1, 2]), np.array([0.0, 0.2, 0.9, 1.0, 0.5, 0.1])
+    one = served(model)
+    every = Prefill(Engine(one, layout, TRAFFIC))
+    if priced:
+        every.queue(1.0)
+    some, alone = every.take(rows, 3), Prefill(Engine(one, layout.take(rows), TRAFFIC))
+    for name, value in vars(alone.queue(busy)).items():
+        assert np.array_equal(getattr(some.queue(busy), name), value), name
+    assert np.all(np.asarray(some.layout.replicas) == 3)
+    assert some.layout.tp.tolist() == [8, 1, 1, 4, 2, 4]  # type: ignore[union-attr]
 
 
 TRAFFIC = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(64), value=512.0)

@@ -104,8 +104,8 @@ def searched(
     """Aggregated deployments, and pools where they are asked for or a limit or a load may speak for them. ``alone``: only what is
     best for this objective is asked for, not what it is compared with."""
     apart, task, served = question.disaggregated, question.task, question.served(precision)
-    chunks = CHUNKS if precision is None else ()
-    reached = [0.0, 0.0]
+    chunks, reached = CHUNKS if precision is None else (), [0.0, 0.0]
+    bounded = alone and task.limited and not task.loaded
 
     def of_all(search: Callable[[Served, float], Priced]) -> Priced:
         """``search``: of an engine, with what a deployment needs to be one of the best two."""
@@ -113,7 +113,7 @@ def searched(
         for one in served:
             progress(f"{one.engine.name} {one.engine.version}, {precision_text(one.precision)}")
             found.append(search(one, sorted(reached)[-2]))
-            reached.extend(best_two(found[-1], task, alone) if alone and task.limited else ())
+            reached.extend(best_two(found[-1], task, alone) if bounded else ())
         return joined(found)
 
     tables = list[Priced]()
