@@ -66,17 +66,6 @@ def test_one_objective_alone_finds_the_best_of_all_objectives(more: dict[str, An
         assert 0 < len(alone) < len(whole)
 
 
-def test_splits_that_cannot_reach_what_others_do_are_left_out() -> None:
-    """Under limits; the best itself stays where that is what others reach, and above it all have a few loads only."""
-    question = asked(model="mixtral-8x7b", gpus=64, tpot="12ms")
-    one, task = question.served()[0], question.task
-    every = priced(one, task, alone="offline")
-    best = float(np.max(every["total"], where=every["score"] <= 1.0, initial=0.0))
-    same, none = (priced(one, task, alone="offline", least=least) for least in (best, 10.0 * best))
-    assert float(np.max(same["total"], where=same["score"] <= 1.0, initial=0.0)) == best and 0 < len(same) < 0.8 * len(every)
-    assert float(np.max(none["total"], where=none["score"] <= 1.0, initial=0.0)) <= best and none.fitting == every.fitting
-
-
 def test_rounding_puts_no_row_on_the_front() -> None:
     """Found as 0.0882451424759965 s with fewer prompts/s beside 0.08824514247599653 s with more."""
     speed, total = 1.0 / np.array([0.0882451424759965, 0.08824514247599653, 0.12]), np.array([9.41, 9.63, 9.63 * (1.0 + 1e-15)])

@@ -155,7 +155,7 @@ def test_pairs_that_are_left_out_are_no_better(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("limits", [{"ttft": "500ms", "tpot": "12ms"}, {"tpot": "8ms"}, {"ttft": "1s"}])
 def test_pairs_that_cannot_reach_what_others_do_are_left_out(limits: dict[str, str]) -> None:
-    """By what workers for prompts, or for answers within the limit, finish at most; no other pair."""
+    """By what workers for prompts finish at most; no other pair."""
     question = asked(gpus=16, input=4096, disaggregated=True, **limits)
     one, task = question.served()[0], question.task
     every = pool_pairs(one, task)

@@ -37,8 +37,8 @@ fewer requests in flight are answered as fast."""
 
 
 def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
-    """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds; those that
-    may answer ``least`` tokens/s within the limits."""
+    """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds; those whose
+    workers for prompts may keep up with ``least`` tokens/s: with full passes, and none before, at the fastest clock."""
     start = starting(one, task)
     layout = start.layout
     nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
@@ -52,9 +52,7 @@ def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
     if not len(rows):
         return nothing
     if least:
-        fastest, ceilings = prompts.queue().capacity, np.array([decodes[row].ceiling for row in rows[:, 1].tolist()])
-        bound = np.minimum(rows[:, 2] * fastest[rows[:, 0]], rows[:, 3] * ceilings) * task.traffic.output.mean
-        rows = rows[bound >= least]
+        rows = rows[rows[:, 2] * prompts.queue().capacity[rows[:, 0]] * task.traffic.output.mean >= least]
         if not len(rows):
             return Priced.nothing(one, layout, start.counts)
     prefill = prompts.take(rows[:, 0], rows[:, 2])
@@ -86,13 +84,6 @@ class Answering:
     """Requests in flight, some of those that it holds."""
     rates: Floats
     """Requests/s that it answers then."""
-    slow: NDArray[np.bool_]
-    """Where it breaks the limit on TPOT."""
-
-    @property
-    def ceiling(self) -> float:
-        """Requests/s within the limit at most: the last load that keeps it is below the first that does not."""
-        return float(self.rates[np.argmax(self.slow)]) if self.slow.any() else np.inf
 
     def rate(self, load: Any) -> Floats:
         """Requests/s at other loads, along straight lines between logarithms."""
@@ -111,15 +102,14 @@ def decode_splits(one: Served, task: Task, start: Starting, prompts: Prefill) ->
     )  # fmt: skip
     each = np.asarray(found.output_tokens_per_second) / np.asarray(held.engine_gpus)
     speed = 1.0 / np.asarray(found.tpot.mean)
-    slow = np.asarray(found.tpot.of(task.limits.percentile)) > task.limits.tpot
-    kept = np.arange(len(rows)) if slow.all() else np.flatnonzero(~slow)
+    kept = np.flatnonzero(np.asarray(found.tpot.of(task.limits.percentile)) <= task.limits.tpot)
+    kept = kept if len(kept) else np.arange(len(rows))
     best = rows[kept[front_of(speed[kept], each[kept])]]
     _, first = np.unique(best, return_index=True)
     rates = np.asarray(found.requests_per_second)
     return {
-        int(row): Answering(float(most[row]), grid[columns[held]].astype(np.float64), rates[held], slow[held])
+        int(row): Answering(float(most[row]), grid[columns[rows == row]].astype(np.float64), rates[rows == row])
         for row in _spread(best[np.sort(first)], MOST_DECODE)
-        for held in [rows == row]
     }
 
 

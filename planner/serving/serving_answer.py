@@ -117,10 +117,10 @@ def searched(
         return joined(found)
 
     tables = list[Priced]()
+    if not (alone and apart):
+        tables.append(of_all(lambda one, _: priced(one, task, chunks, alone)))
     if apart or (apart is None and (task.limited or task.loaded)):
         tables.append(of_all(lambda one, least: pool_pairs(one, task, least)))
-    if not (alone and apart):
-        tables.insert(0, of_all(lambda one, least: priced(one, task, chunks, alone, least)))
     return tables
 
 

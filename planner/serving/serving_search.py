@@ -99,12 +99,12 @@ def starting(one: Served, task: Task) -> Starting:
     return Starting(layout=layout.take(rows), most=most[rows], counts=counts)
 
 
-def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "", least: float = 0.0) -> Priced:
+def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "") -> Priced:
     """All splits of one engine and format that start, at the load of the task, or at every load that their cache holds.
 
-    Loads are looked at in rounds where there are many rows: of all splits a few, of those that may be among the best every one
+    Loads are looked at in two rounds where there are many rows: of all splits a few, of those that may be among the best every one
     of ``loads``. ``chunks``: of the best split of every objective the token budget of a step is varied too, by these factors.
-    ``alone``: only what is best for this objective is asked for, and under limits only what may answer ``least`` tokens/s.
+    ``alone``: only what is best for this objective is asked for.
     """
     found = starting(one, task)
     layout, counts = found.layout, found.counts
@@ -116,14 +116,9 @@ def priced(one: Served, task: Task, chunks: Sequence[float] = (), alone: str = "
     if task.loaded:
         return _table(one, task, with_batch(layout, task), np.full(len(most), task.traffic.value), counts)
     close, every = np.arange(len(most)), at_loads(most)
-    for few in (2 * FEW, FEW) if least else (FEW,):
-        if len(every[0]) <= AT_ONCE:
-            break
-        coarse = _at_loads(one, task, layout.take(close), at_loads(most[close], few), counts)
-        rows = able(coarse, least) if few > FEW else finalists(coarse, task, alone, least)
-        if not len(rows):
-            return coarse
-        close = close[unique(coarse["split"][rows].astype(np.intp))]
+    if len(every[0]) > AT_ONCE:
+        coarse = _at_loads(one, task, layout, at_loads(most, FEW), counts)
+        close = unique(coarse["split"][finalists(coarse, task, alone)].astype(np.intp))
         every = at_loads(most[close])
     table = _at_loads(one, task, layout.take(close), every, counts)
     if not chunks or not len(table) or "max_tokens" in task.pins:
@@ -218,38 +213,23 @@ def ranked(table: Priced, task: Task, objective: str, top: int) -> NDArray[np.in
     return order[np.sort(first)[:top]]
 
 
-def finalists(table: Priced, task: Task, alone: str = "", least: float = 0.0) -> NDArray[np.intp]:
-    """Rows of the splits that may be among the best once their loads are looked at closely; ``alone``, ``least`` as in ``priced``.
+def finalists(table: Priced, task: Task, alone: str = "") -> NDArray[np.intp]:
+    """Rows of the splits that may be among the best once their loads are looked at closely; ``alone`` as in ``priced``.
 
     Under limits the last load that keeps them is somewhere below the first that does not: a split is worth at most what it
     does there.
     """
     found = [ranked(table, task, objective, FINALISTS) for objective in ((alone,) if alone else task.objectives)]
-    if not task.limited:
-        return unique(np.concatenate(found if alone else [*found, front(table)]))
-    first_broken = _bounds(table)[1]
-    bound = table["total"][first_broken]
-    most = np.max(table["total"], initial=0.0, where=table["score"] <= 1.0)
-    hopeful = first_broken[(bound >= most)]
-    found.append(hopeful[np.argsort(-table["total"][hopeful])][: 2 * FINALISTS])
-    if not alone:
-        return unique(np.concatenate([*found, front(table)]))
-    rows = unique(np.concatenate(found))
-    return rows[np.isin(table["split"][rows], table["split"][able(table, least)])] if least else rows
-
-
-def able(table: Priced, least: float) -> NDArray[np.intp]:
-    """Rows of the splits that may answer so many tokens/s within the limits, as in ``finalists``."""
-    rows = np.concatenate(_bounds(table))
-    return rows[table["total"][rows] >= least]
-
-
-def _bounds(table: Priced) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows that keep the limits, and of every split with such a row that of the first load above that does not."""
-    order = np.lexsort((table["load"], table["split"]))
-    split, kept = table["split"][order], table["score"][order] <= 1.0
-    after = np.concatenate([[False], kept[:-1] & (split[1:] == split[:-1])])
-    return order[kept], order[~kept & after]
+    if task.limited:
+        order = np.lexsort((table["load"], table["split"]))
+        split, kept = table["split"][order], table["score"][order] <= 1.0
+        after = np.concatenate([[False], kept[:-1] & (split[1:] == split[:-1])])
+        first_broken = order[~kept & after]
+        bound = table["total"][first_broken]
+        least = np.max(table["total"], initial=0.0, where=table["score"] <= 1.0)
+        hopeful = first_broken[(bound >= least)]
+        found.append(hopeful[np.argsort(-table["total"][hopeful])][: 2 * FINALISTS])
+    return unique(np.concatenate(found if alone else [*found, front(table)]))
 
 
 def front(table: Priced) -> NDArray[np.intp]:
