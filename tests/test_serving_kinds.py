@@ -107,11 +107,11 @@ def test_one_kind_in_two_pools_is_priced_as_before() -> None:
     served = Served(model=load_model("llama-8b"), hardware=H100.profile, engine=load_engine("vllm"), precision=Precision())
     pair = ServingLayout(tp=2), ServingLayout(tp=2)
     traffic = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(128), load="rate", value=2.0)
-    plain = pools.estimate(served, *pair, traffic)
-    wide = pools.compared(served, *pair, traffic, None, pools.Across(prompts=served, bandwidth=1e15))
+    plain, prompts = pools.estimate(served, *pair, traffic), pools.prefill_of(served, pair[0], traffic)
+    wide = pools.compared(served, prompts, pair[1], traffic, None, pools.Across(bandwidth=1e15))
     assert float(np.asarray(wide.ttft.mean)) == pytest.approx(float(np.asarray(plain.ttft.mean)), rel=0.05)
     assert float(np.asarray(wide.tpot.mean)) == pytest.approx(float(np.asarray(plain.tpot.mean)), rel=1e-6)
-    far = pools.compared(served, *pair, traffic, None, pools.Across(prompts=served, bandwidth=1e15, latency=0.05))
+    far = pools.compared(served, prompts, pair[1], traffic, None, pools.Across(bandwidth=1e15, latency=0.05))
     assert float(np.asarray(far.ttft.mean)) == pytest.approx(float(np.asarray(wide.ttft.mean)) + 0.25, rel=0.02)
 
 

@@ -14,10 +14,11 @@ from planner.serving import load, pools
 from planner.serving.engine import load_engine
 from planner.serving.engine_facts import Case
 from planner.serving.engine_passes import Engine
-from planner.serving.prefill_queue import Prompts, prompts_of
+from planner.serving.prefill_queue import Prefill, Prompts
 from planner.serving.result import Flow
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.traffic import Lengths, Speculation, Traffic
+from tests.serve_samples import served
 
 QUEUE = Prompts(first=0.2, more=0.05, most=4.0, ranks=2.0)
 """P(n) = 0.2 s and 0.05 s for each further one, up to four on each of two ranks: 8 / 0.35 = 22.9 requests/s."""
@@ -70,9 +71,29 @@ def test_a_pass_by_hand() -> None:
 def test_a_pass_takes_what_fits_its_budget_and_its_batch(name: str, budget: int, batch: int, most: float) -> None:
     """Whole prompts of 1,024 tokens, or cut ones; each further one costs less than the first, and none where one fills the pass."""
     layout = ServingLayout(tp=8, max_batch=batch, max_tokens=budget)
-    queue = prompts_of(Engine(replace(DENSE, engine=load_engine(name)), layout, TRAFFIC))
+    queue = Prefill(Engine(replace(DENSE, engine=load_engine(name)), layout, TRAFFIC)).queue()
     assert float(queue.most) == most
     assert 0.0 < float(queue.more) < float(queue.first) if most > 1.0 else float(queue.more) == 0.0
+
+
+@pytest.mark.parametrize("model", ["llama-70b", "mixtral-8x7b"])
+@pytest.mark.parametrize("priced", [False, True])
+def test_rows_of_workers_for_prompts_are_those_rows(model: str, priced: bool) -> None:
+    """Whether their passes are priced before or after they are taken, at clocks of their own."""
+    layout = ServingLayout(
+        tp=np.array([1, 2, 4, 8]), pp=np.array([2, 1, 1, 1]), ep=np.array([1, 2, 1, 8]), moe_tp=np.array([1, 1, 4, 1]),
+        max_tokens=np.array([8192, 4096, 1024, 512]),
+    )  # fmt: skip
+    rows, busy = np.array([3, 0, 0, 2, 1, 2]), np.array([0.0, 0.2, 0.9, 1.0, 0.5, 0.1])
+    one = served(model)
+    every = Prefill(Engine(one, layout, TRAFFIC))
+    if priced:
+        every.queue(1.0)
+    some, alone = every.take(rows, 3), Prefill(Engine(one, layout.take(rows), TRAFFIC))
+    for name, value in vars(alone.queue(busy)).items():
+        assert np.array_equal(getattr(some.queue(busy), name), value), name
+    assert np.all(np.asarray(some.layout.replicas) == 3)
+    assert some.layout.tp.tolist() == [8, 1, 1, 4, 2, 4]  # type: ignore[union-attr]
 
 
 TRAFFIC = Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(64), value=512.0)
@@ -83,7 +104,7 @@ def test_a_full_pool_of_prompts_is_faster_with_room_for_several() -> None:
     decode = ServingLayout(tp=8, max_batch=512)
     one, eight = (ServingLayout(tp=8, max_tokens=tokens) for tokens in (1024, 8192))
     rates = [float(pools.estimate(DENSE, first, decode, TRAFFIC).requests_per_second) for first in (one, eight)]
-    limits = [float(prompts_of(Engine(DENSE, first, TRAFFIC), 1.0).capacity) for first in (one, eight)]
+    limits = [float(Prefill(Engine(DENSE, first, TRAFFIC)).queue(1.0).capacity) for first in (one, eight)]
     assert rates == pytest.approx(limits, rel=1e-3) and rates[1] > 1.1 * rates[0]
 
 

@@ -153,6 +153,21 @@ def test_pairs_that_are_left_out_are_no_better(monkeypatch: pytest.MonkeyPatch, 
     assert len(some) < 0.8 * len(every) and best > 0.0 and least == pytest.approx(best, rel=0.01)
 
 
+@pytest.mark.parametrize("limits", [{"ttft": "500ms", "tpot": "12ms"}, {"tpot": "8ms"}, {"ttft": "1s"}])
+def test_pairs_that_cannot_reach_what_others_do_are_left_out(limits: dict[str, str]) -> None:
+    """By what workers for prompts finish at most; no other pair."""
+    question = asked(gpus=16, input=4096, disaggregated=True, **limits)
+    one, task = question.served()[0], question.task
+    every = pool_pairs(one, task)
+    reached = np.sort(every["total"][every["score"] <= 1.0])
+    for least in (0.8 * reached[-1], reached[-1]):
+        some = pool_pairs(one, task, least)
+        able = np.sort(some["total"][some["score"] <= 1.0])
+        assert len(some) < 0.8 * len(every) and np.array_equal(able[able >= least], reached[reached >= least])
+    none = pool_pairs(one, task, 100.0 * reached[-1])
+    assert (len(none), none.fitting, none.legal) == (0, every.fitting, every.legal)
+
+
 def test_a_stated_pair_of_pools(tmp_path: Any) -> None:
     said = {**SMALL, "gpus": 8, "tp": 2, "prefill": "tp=2,replicas=2", "rate": "2/s"}
     plan = planner.serve_estimate(**said)

@@ -13,7 +13,7 @@ from planner.serving.linear_layers import LinearLayers
 from planner.serving.result import StepTime
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
-from planner.serving.step import Pass, at_clocks, core_bound
+from planner.serving.step import Pass, Step, core_bound
 from planner.serving.traffic import Traffic
 
 ROUND_POINTS = 64
@@ -50,7 +50,11 @@ class Engine:
 
     def timed(self, work: Pass) -> Callable[[Any], StepTime]:
         """Seconds of one pass through all stages at a clock in place of that of ``work``."""
-        return at_clocks(self.served, self.layout, work, self.linear)
+        return self.step(work).time
+
+    def step(self, work: Pass) -> Step:
+        """One pass through all stages."""
+        return Step(self.served, self.layout, work, self.linear)
 
     def prompt_rate(self) -> Floats:
         """Rate of the kernels of prompts over that of the measured ones."""
@@ -150,7 +154,7 @@ class Engine:
         """``decode`` and ``prompt`` of a batch by ``busy``, whose passes are priced together, as rows of one table."""
         batch, each = np.maximum(batch, 1e-6), np.maximum(packed / self.dp, 1.0)
         mixed, holders = self._mixed(batch), self.holders(batch, packed)
-        number, prompts = self._prompts(mixed, each, holders)
+        number, prompts = self.with_prompts(mixed, each, holders)
         shape = np.broadcast_shapes(np.shape(batch), np.shape(each), np.shape(number), np.shape(holders), np.shape(self.pp))
         timed = self.timed(_stacked((self._decodes(batch), prompts), shape))
         added, rate = self._added(batch, number, each, holders), self.prompt_rate()
@@ -169,7 +173,7 @@ class Engine:
         """A pass that only decodes."""
         return Pass(batch=batch, context=self.context, queries=self.drafted, streamed=self.streamed)
 
-    def _prompts(self, batch: Any, each: Any, holders: Any) -> tuple[Floats, Pass]:
+    def with_prompts(self, batch: Any, each: Any, holders: Any = np.inf) -> tuple[Floats, Pass]:
         """Passes of one prompt, and a mean one mixed with ``batch`` decodes, with prompts on so many attention ranks."""
         number, tokens = self.chunks(batch)
         return number, Pass(
@@ -191,7 +195,7 @@ class Engine:
 
     def passing(self, batch: Any, each: Any = 1.0, holders: Any = np.inf) -> tuple[Floats, Callable[[Any], Floats]]:
         """``passes`` by ``busy``."""
-        number, prompts = self._prompts(batch, each, holders)
+        number, prompts = self.with_prompts(batch, each, holders)
         timed, rate = self.timed(prompts), self.prompt_rate()
         return number, lambda busy: np.asarray(timed(self.clock(batch, busy) * rate).total)
 

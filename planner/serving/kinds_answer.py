@@ -30,8 +30,8 @@ from planner.serving.kinds_rows import (
     row_of,
     score_of_choice,
 )
-from planner.serving.pool_search import decode_splits, prefill_splits
-from planner.serving.pools import Across, cache_bytes
+from planner.serving.pool_search import ENOUGH, decode_splits, prefill_splits
+from planner.serving.pools import Across, cache_bytes, prefill_of
 from planner.serving.priced_table import Choice, Priced, Task, columns_of
 from planner.serving.served import Served
 from planner.serving.serving_answer import best_plans, searched
@@ -154,8 +154,8 @@ def _apart(
         bandwidth, latency, price = link.speed(min(one.count, other.count)), link.latency, link.price
     best: tuple[float, Choice, float] | None = None
     for prompt, answer in _same_engines(prompts, answers):
-        across = Across(prompts=prompt, bandwidth=bandwidth, latency=latency)
-        table = _pairs(across, answer, prompts.task, answers.task)
+        across = Across(bandwidth=bandwidth, latency=latency)
+        table = _pairs(across, (prompt, answer), prompts.task, answers.task)
         rows = ranked(table, answers.task, objective_of(answers.task), 1)
         if len(rows):
             [choice] = chosen(table, answers.task, [int(rows[0])])
@@ -176,13 +176,16 @@ def _same_engines(prompts: Question, answers: Question) -> list[tuple[Served, Se
     ]  # fmt: skip
 
 
-def _pairs(across: Across, answer: Served, mine: Task, theirs: Task) -> Priced:
-    """Splits of both pools on all their GPUs, at the load of the task or at several."""
-    starts = starting(across.prompts, mine), starting(answer, theirs)
+def _pairs(across: Across, served: tuple[Served, Served], mine: Task, theirs: Task) -> Priced:
+    """Splits of both pools, for prompts and answers, on all their GPUs, at the load of the task or at several."""
+    answer, starts = served[1], (starting(served[0], mine), starting(served[1], theirs))
     if not all(len(one) for one in starts):
         return Priced.nothing(answer, starts[1].layout, {"looked_at": 0})
-    first = prefill_splits(across.prompts, mine, starts[0].layout)
-    second = decode_splits(answer, theirs, starts[1], starts[1].layout.row(0))
+    traffic = theirs.traffic if theirs.loaded else replace(theirs.traffic, load="concurrency")
+    prompts = prefill_of(served[0], starts[0].layout, traffic)
+    first = prefill_splits(prompts, mine)
+    never = prefill_of(answer, replace(starts[1].layout.row(0), replicas=ENOUGH), traffic)
+    second = decode_splits(answer, theirs, starts[1], never)
     rows = []
     for a, b in itertools.product(first, second):
         workers = theirs.gpus // int(np.asarray(starts[1].layout.engine_gpus)[b])
@@ -193,14 +196,13 @@ def _pairs(across: Across, answer: Served, mine: Task, theirs: Task) -> Priced:
             each = [max(np.ceil(theirs.traffic.value / workers), 1.0)]
         rows += [(a, b, senders, workers, int(load)) for load in each]
     grid = np.array(rows, dtype=np.int64)
-    prefill = replace(starts[0].layout.take(grid[:, 0]), replicas=grid[:, 2])
+    prefill = prompts.take(grid[:, 0], grid[:, 2])
     decode = replace(starts[1].layout.take(grid[:, 1]), replicas=grid[:, 3])
     if not theirs.loaded or theirs.traffic.load == "concurrency":
         decode = replace(decode, max_batch=np.maximum(decode.max_batch, grid[:, 4]))
     value = np.full(len(grid), theirs.traffic.value) if theirs.loaded else (grid[:, 4] * grid[:, 3]).astype(np.float64)
-    traffic = theirs.traffic if theirs.loaded else replace(theirs.traffic, load="concurrency")
     found = pools.compared(answer, prefill, decode, traffic, value, across)
-    return Priced.of(answer, decode, found, columns_of(found, theirs, value), starts[1].counts, prefill)
+    return Priced.of(answer, decode, found, columns_of(found, theirs, value), starts[1].counts, prefill.layout)
 
 
 def _row_apart(

@@ -16,7 +16,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray, unique
 from planner.serving import pools
 from planner.serving.candidates import loads
-from planner.serving.engine_passes import Engine
+from planner.serving.prefill_queue import Prefill
 from planner.serving.priced_table import Priced, Task, broadcast, columns_of
 from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
@@ -36,35 +36,39 @@ IDLE, WAITED_FOR = 0.5, 3.0
 fewer requests in flight are answered as fast."""
 
 
-def pool_pairs(one: Served, task: Task) -> Priced:
-    """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds."""
+def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
+    """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds; those whose
+    workers for prompts may keep up with ``least`` tokens/s: with full passes, and none before, at the fastest clock."""
     start = starting(one, task)
     layout = start.layout
     nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
     if not len(start) or task.gpus < 2:
         return nothing
-    prefills = prefill_splits(one, task, layout)
-    decodes = decode_splits(one, task, start, layout.row(next(iter(prefills))))
+    traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
+    prompts = pools.prefill_of(one, layout, traffic)
+    prefills = prefill_splits(prompts, task)
+    decodes = decode_splits(one, task, start, prompts.take([next(iter(prefills))], ENOUGH))
     rows = _whole_workers(task, layout, prefills, decodes)
     if not len(rows):
         return nothing
-    prefill = replace(layout.take(rows[:, 0]), replicas=rows[:, 2])
+    if least:
+        rows = rows[rows[:, 2] * prompts.queue().capacity[rows[:, 0]] * task.traffic.output.mean >= least]
+        if not len(rows):
+            return Priced.nothing(one, layout, start.counts)
+    prefill = prompts.take(rows[:, 0], rows[:, 2])
     decode = layout.take(rows[:, 1])
     decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
-    traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
     found = pools.compared(one, prefill, decode, traffic, value)
-    return Priced.of(one, decode, found, columns_of(found, task, value), start.counts, prefill)
+    return Priced.of(one, decode, found, columns_of(found, task, value), start.counts, prefill.layout)
 
 
-def prefill_splits(one: Served, task: Task, layout: ServingLayout) -> dict[int, float]:
+def prefill_splits(prompts: Prefill, task: Task) -> dict[int, float]:
     """Rows that no other beats in time of a prompt and in prompts per GPU, those within the limit on TTFT, and the seconds of a
     worker that a prompt takes in full passes."""
-    service, own = (
-        broadcast(value, int(np.size(layout.tp)))
-        for value in pools.prompt_time(Engine(one, layout, task.traffic), 1.0)
-    )
-    each = 1.0 / (service * np.asarray(layout.engine_gpus))
+    queue, size = prompts.queue(busy=1.0), np.asarray(prompts.layout.engine_gpus)
+    service, own = (broadcast(value, len(size)) for value in (1.0 / queue.capacity, queue.first))
+    each = 1.0 / (service * size)
     rows = front_of(1.0 / own, each)
     quick = rows[own[rows] <= task.limits.ttft]
     return {int(row): float(service[row]) for row in _spread(quick if len(quick) else rows[:1], MOST_PREFILL)}
@@ -86,16 +90,14 @@ class Answering:
         return np.exp(np.interp(np.log(load), np.log(self.loads), np.log(self.rates)))
 
 
-def decode_splits(one: Served, task: Task, start: Starting, prefill: ServingLayout) -> dict[int, Answering]:
-    """Rows that at some load no other beats in tokens/s of a user and of a GPU, where prompts, of ``prefill``, never make them
-    wait."""
+def decode_splits(one: Served, task: Task, start: Starting, prompts: Prefill) -> dict[int, Answering]:
+    """Rows that at some load no other beats in tokens/s of a user and of a GPU, where ``prompts`` never make them wait."""
     layout, most = start.layout, start.most
     grid = loads(float(np.max(most)), 8)
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
     held = layout.take(rows)
     found = pools.compared(
-        one, replace(prefill, replicas=ENOUGH),
-        replace(held, max_batch=np.maximum(held.max_batch, grid[columns])),
+        one, prompts, replace(held, max_batch=np.maximum(held.max_batch, grid[columns])),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
     )  # fmt: skip
     each = np.asarray(found.output_tokens_per_second) / np.asarray(held.engine_gpus)

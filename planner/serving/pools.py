@@ -20,7 +20,7 @@ from planner.record import record
 from planner.serving import load
 from planner.serving.engine_facts import by_card
 from planner.serving.engine_passes import Engine
-from planner.serving.prefill_queue import Prompts, prompts_by, prompts_of
+from planner.serving.prefill_queue import Prefill, Prompts
 from planner.serving.result import Flow, ServingEstimate, ServingMemory
 from planner.serving.served import Served
 from planner.serving.serving_estimate import result, running_at_most
@@ -34,10 +34,8 @@ CONNECTION = 2e-3
 
 @record
 class Across:
-    """Workers for prompts on another kind of GPU than those that decode, and the link between both kinds."""
+    """The link between workers for prompts and those that decode, on two kinds of GPU."""
 
-    prompts: Served
-    """The same model, format and engine on the GPUs that compute prompts."""
     bandwidth: float
     """Bytes/s from prompts to decode, all transfers together."""
     latency: float = 0.0
@@ -50,18 +48,23 @@ def estimate(
     """Two pools of workers (``replicas`` of each layout) under a closed loop or a rate; memory is that of a decode worker."""
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
     sent = transfer_time(served, prefill, decode, traffic, memory)
-    return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=True)
+    return _estimate_of(_pair_of(served, prefill_of(served, prefill, traffic), decode, traffic, sent), memory, value, parts=True)
+
+
+def prefill_of(served: Served, layout: ServingLayout, traffic: Traffic) -> Prefill:
+    """Workers for the prompts of some requests."""
+    return Prefill(Engine(served, layout, replace(traffic, speculation=None)))
 
 
 def compared(
-    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, value: Any, across: Across | None = None
+    served: Served, prefill: Prefill, decode: ServingLayout, traffic: Traffic, value: Any, across: Across | None = None
 ) -> ServingEstimate:  # fmt: skip
     """The same for columns that a search compares: without the parts of the step.
 
     ``across``: the prompts are computed on another kind, and their cache passes the link between, which all transfers share.
     """
     memory = serving_memory(served.model, served.hardware, served.engine, served.precision, decode, traffic)
-    sent = across or transfer_time(served, prefill, decode, traffic, memory)
+    sent = across or transfer_time(served, prefill.layout, decode, traffic, memory)
     return _estimate_of(_pair_of(served, prefill, decode, traffic, sent), memory, value, parts=False)
 
 
@@ -118,7 +121,7 @@ class _Steady:
 class _Pair:
     """Workers of both pools under a kind of requests."""
 
-    prompts: Engine
+    prompts: Prefill
     answers: Engine
     workers: Any
     """Workers for prompts."""
@@ -139,9 +142,8 @@ class _Pair:
     def settled(self, arriving: Any, inside: Any, most: Any) -> _Steady:
         """At ``arriving`` requests/s, or with ``inside`` in flight where it is None; ``most``: requests of a decode worker."""
         batch, busy, rate = np.maximum(0.9 * inside / self.decoders, 1e-6), np.zeros(()), np.zeros(())
-        prompts = prompts_by(self.prompts)
         for _ in range(load.ROUNDS):
-            queue, seconds = prompts(busy), self.answers.decode(batch)
+            queue, seconds = self.prompts.queue(busy), self.answers.decode(batch)
             base = self.sent(rate, queue.own(rate / self.workers)) + seconds
             tokens = self.output * seconds / self.answers.speed
             if arriving is None:
@@ -168,15 +170,15 @@ class _Pair:
 
 
 def _pair_of(
-    served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, link: Across | Any
+    served: Served, prefill: Prefill, decode: ServingLayout, traffic: Traffic, link: Across | Any
 ) -> _Pair:
     """Engines of both pools and what is between them: ``link``, or the exposed seconds of a transfer."""
     cache, far = cache_bytes(served, traffic), isinstance(link, Across)
     over = partial(time_across, link, cache, layers=served.model.num_layers)
     return _Pair(
-        prompts=Engine(link.prompts if far else served, prefill, replace(traffic, speculation=None)),
+        prompts=prefill,
         answers=Engine(served, decode, traffic),
-        workers=np.asarray(prefill.replicas, dtype=np.float64),
+        workers=np.asarray(prefill.layout.replicas, dtype=np.float64),
         decoders=np.asarray(decode.replicas, dtype=np.float64),
         sent=over if far else lambda rate, own: link,
         passing=np.minimum(load.SATURATED * link.bandwidth / cache if far else np.inf, sent_at_most(served, decode, traffic)),
@@ -206,13 +208,6 @@ def arrival_time(served: Served, decode: ServingLayout, size: Any) -> Any:
     """Seconds for which the decodes of a worker stop while the cache of a prompt arrives; 0 where it arrives behind them."""
     bandwidth = by_card(served.engine.shortfall.arrivals, served.hardware, decode.ranks)
     return np.where(bandwidth > 0.0, size / np.maximum(bandwidth, 1.0), 0.0)
-
-
-def prompt_time(engine: Engine, busy: Any) -> tuple[Any, Any]:
-    """Seconds that a prompt takes of a worker without decodes at full load, and of its own passes when it is alone on its rank.
-    ``busy``: share of the time that the worker computes."""
-    queue = prompts_of(engine, busy)
-    return 1.0 / queue.capacity, queue.first
 
 
 def transfer_time(served: Served, prefill: ServingLayout, decode: ServingLayout, traffic: Traffic, memory: Any) -> Any:

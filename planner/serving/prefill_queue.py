@@ -11,7 +11,8 @@ A worker whose pass holds one prompt is the queue of ``load``. Ranks start their
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from planner.arrays import Floats
 from planner.record import record
 from planner.serving import load
 from planner.serving.engine_passes import Engine
+from planner.serving.serving_layout import ServingLayout
 
 
 @record
@@ -65,22 +67,35 @@ class Prompts:
         return np.where(several, rest, load.queue_wait(rate, self.first / workers, requests))
 
 
-def prompts_of(engine: Engine, busy: Any = 0.0) -> Prompts:
-    """Passes of a worker without decodes. ``busy``: share of the time that it computes."""
-    return prompts_by(engine)(busy)
+class Prefill:
+    """Workers without decodes, whose passes are priced once for any rows of their layout."""
 
+    def __init__(self, engine: Engine) -> None:
+        fit = engine.budget / engine.input
+        fit = fit if engine.served.engine.chunked_prefill else np.floor(fit)
+        self.engine = engine
+        self.most = np.maximum(np.minimum(fit, np.asarray(engine.layout.max_batch) / engine.dp), 1.0)
+        self.number, alone = engine.with_prompts(0.0, 1.0)
+        """Passes of one prompt."""
+        self.alone, self.full = engine.step(alone), engine.step(engine.with_prompts(0.0, self.most)[1])
 
-def prompts_by(engine: Engine) -> Callable[[Any], Prompts]:
-    """``prompts_of`` by ``busy``."""
-    fit = engine.budget / engine.input
-    fit = fit if engine.served.engine.chunked_prefill else np.floor(fit)
-    most = np.maximum(np.minimum(fit, np.asarray(engine.layout.max_batch) / engine.dp), 1.0)
-    number, one = engine.passing(0.0)
-    _, several = engine.passing(0.0, most)
+    @property
+    def layout(self) -> ServingLayout:
+        """Columns, or integers."""
+        return self.engine.layout
 
-    def prompts(busy: Any) -> Prompts:
-        alone, full = one(busy), several(busy)
+    def take(self, rows: Any, workers: Any) -> Prefill:
+        """So many workers each of some rows."""
+        found, engine = copy(self), self.engine
+        found.engine = Engine(engine.served, replace(engine.layout.take(rows), replicas=workers), engine.traffic)
+        found.most, found.number = self.most[rows], self.number[rows]
+        found.alone, found.full = self.alone.take(rows), self.full.take(rows)
+        return found
+
+    def queue(self, busy: Any = 0.0) -> Prompts:
+        """Their passes; ``busy``: share of the time that a worker computes."""
+        engine, most = self.engine, self.most
+        clock = engine.clock(0.0, busy) * engine.prompt_rate()
+        alone, full = (np.asarray(one.time(clock).total) for one in (self.alone, self.full))
         more = np.where(most > 1.0, np.maximum(full - alone, 0.0) / np.maximum(most - 1.0, 1e-9), 0.0)
-        return Prompts(first=number * alone, more=number * more, most=most, ranks=engine.dp * engine.pp)
-
-    return prompts
+        return Prompts(first=self.number * alone, more=self.number * more, most=most, ranks=engine.dp * engine.pp)

@@ -103,19 +103,31 @@ def searched(
 ) -> list[Priced]:  # fmt: skip
     """Aggregated deployments, and pools where they are asked for or a limit or a load may speak for them. ``alone``: only what is
     best for this objective is asked for, not what it is compared with."""
-    apart = question.disaggregated
-    chunks = CHUNKS if precision is None else ()
-    searches: list[Callable[[Served, Task], Priced]] = []
-    searches += [] if alone and apart else [lambda one, task: priced(one, task, chunks, alone)]
-    searches += [pool_pairs] if apart or (apart is None and (question.task.limited or question.task.loaded)) else []
-    served, tables = question.served(precision), []
-    for search in searches:
-        found = []
+    apart, task, served = question.disaggregated, question.task, question.served(precision)
+    chunks, reached = CHUNKS if precision is None else (), [0.0, 0.0]
+    bounded = alone and task.limited and not task.loaded
+
+    def of_all(search: Callable[[Served, float], Priced]) -> Priced:
+        """``search``: of an engine, with what a deployment needs to be one of the best two."""
+        found = list[Priced]()
         for one in served:
             progress(f"{one.engine.name} {one.engine.version}, {precision_text(one.precision)}")
-            found.append(search(one, question.task))
-        tables.append(joined(found))
+            found.append(search(one, sorted(reached)[-2]))
+            reached.extend(best_two(found[-1], task, alone) if bounded else ())
+        return joined(found)
+
+    tables = list[Priced]()
+    if not (alone and apart):
+        tables.append(of_all(lambda one, _: priced(one, task, chunks, alone)))
+    if apart or (apart is None and (task.limited or task.loaded)):
+        tables.append(of_all(lambda one, least: pool_pairs(one, task, least)))
     return tables
+
+
+def best_two(table: Priced, task: Task, objective: str) -> list[float]:
+    """Tokens/s of the best two deployments, of those that keep the limits."""
+    rows = ranked(table, task, objective, 2)
+    return [float(one) for one in table["total"][rows[table["score"][rows] <= 1.0]]]
 
 
 Key = tuple[int, int]

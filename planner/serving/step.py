@@ -7,7 +7,7 @@ B sequences, c context, n prompt tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -67,17 +67,12 @@ def step_time(served: Served, layout: ServingLayout, work: Pass, linear: LinearL
 
     ``linear``: the products of the layout, where many passes of it are priced.
     """
-    return at_clocks(served, layout, work, linear or LinearLayers(served, layout))(work.clock)
-
-
-def at_clocks(served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers) -> Callable[[Any], StepTime]:
-    """The same at any clock in place of that of ``work``: kernels are priced once."""
-    return _Step(served, layout, work, linear).time
+    return Step(served, layout, work, linear or LinearLayers(served, layout)).time(work.clock)
 
 
 def rows_of(served: Served, layout: ServingLayout, work: Pass) -> Floats:
     """Rows of the products of one attention rank: those that a graph pads a batch to, and prompts."""
-    return _Step(served, layout, work, LinearLayers(served, layout)).tokens
+    return Step(served, layout, work, LinearLayers(served, layout)).tokens
 
 
 def core_bound(rows: Any) -> Floats:
@@ -86,8 +81,19 @@ def core_bound(rows: Any) -> Floats:
     return np.clip(np.log2(np.maximum(rows, 1.0) / TABLE_ROWS) / JOINED_BY, 0.0, 1.0)
 
 
-class _Step:
-    """One evaluation: sizes per rank that several parts share."""
+def _taken(value: Any, rows: Any) -> Any:
+    """Rows of columns, alone or of a layout, a pass or parts; of all else the same."""
+    if isinstance(value, ServingLayout):
+        return value.take(rows)
+    if isinstance(value, Pass | StepTime):
+        return type(value)(**{name: _taken(one, rows) for name, one in vars(value).items()})
+    if isinstance(value, tuple):
+        return tuple(_taken(one, rows) for one in value)
+    return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+class Step:
+    """One evaluation: sizes per rank that several parts share, and kernels, which are priced once for any clock and any rows."""
 
     def __init__(self, served: Served, layout: ServingLayout, work: Pass, linear: LinearLayers) -> None:
         self.served, self.layout, self.work, self.linear = served, layout, work, linear
@@ -116,6 +122,13 @@ class _Step:
         without = np.maximum(self.attn_dp - np.maximum(np.asarray(work.holders, dtype=np.float64), 1.0), 0.0)
         self.missing = self.prompt_tokens * without
         """Rows of prompts that other attention ranks do not have."""
+
+    def take(self, rows: Any) -> Step:
+        """Some rows; kernels that are priced are not priced again."""
+        found = copy(self)
+        vars(found).update({name: _taken(value, rows) for name, value in vars(self).items()})
+        found.linear = LinearLayers(self.served, found.layout)
+        return found
 
     def time(self, clock: Any) -> StepTime:
         """All parts, with tensor cores at ``clock`` of their rate in a short burst."""
