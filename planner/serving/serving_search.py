@@ -216,8 +216,8 @@ def ranked(table: Priced, task: Task, objective: str, top: int) -> NDArray[np.in
 def finalists(table: Priced, task: Task, alone: str = "") -> NDArray[np.intp]:
     """Rows of the splits that may be among the best once their loads are looked at closely; ``alone`` as in ``priced``.
 
-    Under limits the last load that keeps them is somewhere below the first that does not: a split is worth at most what it
-    does there.
+    Under limits the last load that keeps them is somewhere below the first that does not: a split is taken to be worth at most
+    what it does there, though throughput does not grow with the load everywhere (docs/log/serving.md, 2026-11-29).
     """
     found = [ranked(table, task, objective, FINALISTS) for objective in ((alone,) if alone else task.objectives)]
     if task.limited:
