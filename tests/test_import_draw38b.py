@@ -134,3 +134,35 @@ def test_a_program_that_is_not_there_and_has_no_options_is_asked_about(tmp_path:
 def test_a_name_longer_than_a_file_system_takes_is_no_preset() -> None:
     """Data of a job, in the place of a name, ended in a traceback."""
     assert preset_of("1-" * 400) is None
+
+
+LONG = {
+    "branches": "".join(f"        if inputs[{n}]:\n            x = {n}\n" for n in range(2000)),
+    "frozen": "        self.ref.requires_grad_(False)\n" * 1000,
+}
+OWN_TRAINER = """
+from trl import SFTConfig, SFTTrainer
+%s
+class Own(%s):
+    def compute_loss(self, model, inputs):
+%s        return model(inputs)
+args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, gradient_checkpointing=True, bf16=True)
+Own(model="Qwen/Qwen2.5-7B", args=args, train_dataset=d).train()
+"""
+
+
+@pytest.mark.parametrize("body", LONG.values(), ids=LONG)
+def test_a_step_of_thousands_of_statements_is_read(tmp_path: Path, body: str) -> None:
+    """Without a traceback, and in a time that grows with their number alone."""
+    found = read(_file(tmp_path, OWN_TRAINER % ("", "SFTTrainer", body), "tune.py"), None, Given(num_gpus=1))
+    assert found.fields["micro_batch_size"] == 2 and not {"compute_loss", "requires_grad"} & {*_names(found)}
+
+
+def test_a_trainer_behind_a_thousand_classes_is_one(tmp_path: Path) -> None:
+    """Each made from the one before by two names, which are 2 ** 1000 ways to the first."""
+    classes = "class A0(SFTTrainer): pass\nclass B0(SFTTrainer): pass\n" + "".join(
+        f"class {one}{n}(A{n - 1}, B{n - 1}): pass\n" for n in range(1, 1000) for one in "AB"
+    )
+    body = "        self.other(model(inputs), model(inputs))\n"
+    found = read(_file(tmp_path, OWN_TRAINER % (classes, "A999", body), "tune.py"), None, Given(num_gpus=1))
+    assert "compute_loss" in _names(found)

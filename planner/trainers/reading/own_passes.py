@@ -35,24 +35,27 @@ def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str
                 yield name, part.name, count
 
 
-def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str], depth: int = 0) -> bool:
+def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str]) -> bool:
     """Whether a class is made from one of some trainers, through others of the script."""
-    bases = [last_name(one) for one in classes[name].bases] if name in classes and depth < len(classes) else []
-    return any(one in trainers or _derived(one, classes, trainers, depth + 1) for one in bases)
+    known, waiting = {name}, [name]
+    while waiting:
+        bases = {last_name(one) for one in classes[waiting.pop()].bases}
+        if not bases.isdisjoint(trainers):
+            return True
+        fresh = (bases & classes.keys()) - known
+        known |= fresh
+        waiting += fresh
+    return False
 
 
 def passes(statements: Sequence[ast.stmt]) -> int:
     """Forward passes of some statements: of branches that exclude each other the most, of a loop with one at least two."""
     count = 0
-    for place, one in enumerate(statements):
+    for one in reversed(statements):  # of those behind it, which a branch that leaves does not reach
         if isinstance(one, ast.If):
-            rest = statements[place + 1 :]
-            yes, no = passes(one.body), passes(one.orelse)
-            left = bool(one.body) and isinstance(one.body[-1], LEAVES)
-            other = bool(one.orelse) and isinstance(one.orelse[-1], LEAVES)
-            after = passes(rest)
-            return count + _of(one.test) + max(yes + (0 if left else after), no + (0 if other else after))
-        if isinstance(one, ast.For | ast.While):
+            ways = (one.body, one.orelse)
+            count = _of(one.test) + max(passes(way) + (0 if way and isinstance(way[-1], LEAVES) else count) for way in ways)
+        elif isinstance(one, ast.For | ast.While):
             count += 2 * passes(one.body)
         elif isinstance(one, ast.With):
             count += passes(one.body)

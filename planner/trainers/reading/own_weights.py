@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import deque
 from collections.abc import Iterator
 
 from planner.errors import shown
@@ -29,29 +30,26 @@ def question(script: Running, said: Given) -> Question | None:
 
 
 def _frozen(script: Running) -> Iterator[ast.stmt]:
-    """Statements that may run and take weights out of the training: requires_grad = ..., requires_grad_(False)."""
-    for node in ast.walk(script.tree):
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-        if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and target.attr == NAME:
-            owner, value = target.value, node.value
-        elif isinstance(node, ast.Expr) and call is not None and last_name(call.func) == f"{NAME}_" and call.args:
-            owner, value = getattr(call.func, "value", call), call.args[0]
-        else:
-            continue
-        trains = isinstance(value, ast.Constant) and value.value is not False
-        other = OTHERS.search(f"{ast.unparse(owner)} {_looped(script.tree, node)}") is not None
-        if not (trains or other) and script.may_run(value, _class(script.tree, node)):
-            yield node
+    """Statements that may run and take weights out of the training."""
+    waiting: deque[tuple[ast.AST, str, ast.expr | None]] = deque([(script.tree, "", None)])
+    while waiting:
+        node, home, loop = waiting.popleft()  # with the innermost class around it, and what the innermost loop goes over
+        home, loop = node.name if isinstance(node, ast.ClassDef) else home, node.iter if isinstance(node, ast.For) else loop
+        waiting += ((child, home, loop) for child in ast.iter_child_nodes(node))
+        if isinstance(node, ast.Assign | ast.Expr) and (said := _said(node)) is not None:
+            owner, value = said
+            trains = isinstance(value, ast.Constant) and value.value is not False
+            other = any(OTHERS.search(ast.unparse(one)) for one in (owner, loop) if one is not None)
+            if not (trains or other) and script.may_run(value, home):
+                yield node
 
 
-def _class(tree: ast.Module, node: ast.stmt) -> str:
-    """The class in whose methods a statement stands."""
-    homes = [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and any(inner is node for inner in ast.walk(one))]
-    return homes[-1].name if homes else ""
-
-
-def _looped(tree: ast.Module, node: ast.stmt) -> str:
-    """What the innermost loop that holds a statement goes over."""
-    loops = [one for one in ast.walk(tree) if isinstance(one, ast.For) and any(inner is node for inner in ast.walk(one))]
-    return ast.unparse(loops[-1].iter) if loops else ""
+def _said(node: ast.Assign | ast.Expr) -> tuple[ast.expr, ast.expr] | None:
+    """Of what, and which, in requires_grad = ... and requires_grad_(...)."""
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+        return (target.value, node.value) if isinstance(target, ast.Attribute) and target.attr == NAME else None
+    call = node.value
+    if not isinstance(call, ast.Call) or last_name(call.func) != f"{NAME}_" or not call.args:
+        return None
+    return getattr(call.func, "value", call), call.args[0]
