@@ -187,18 +187,6 @@ def test_the_cheapest_hardware_passes_over_cards_that_the_trainer_cannot_use() -
     assert rows["h100-sxm"].fits and rows["h200-sxm"].fits
 
 
-@pytest.mark.proof
-def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
-    """A batch that nobody said hinders no number of GPUs; one that was said stays."""
-    free = planner.what_if(model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True)
-    said = planner.what_if(
-        model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True, global_batch_size=512
-    )
-    first, second = free.found.rows[-1], said.found.rows[-1]
-    assert first.num_gpus < second.num_gpus and second.global_batch_size == 512
-    assert f"with a global batch of {first.global_batch_size} instead of 512" in first.why
-
-
 @pytest.mark.parametrize(
     ("word", "flag"),
     [("--context", "--sequence-length"), ("--gbs", "--global-batch-size"), ("--world_size", "--gpus"),

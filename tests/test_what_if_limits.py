@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from test_what_if import SMALL, resolved
 
+import planner
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.questions.best_plan import best_of
@@ -189,3 +190,15 @@ def test_cheapest_is_sorted_by_cost_and_meets_the_deadline(run: Any) -> None:
     assert a100["costs"]["usd"] == pytest.approx(1.5 * a100["costs"]["gpu_hours"])
     assert a100["price"]["source"] == "--price"
     assert "Prices come from 3 lists" in json.loads(result.stdout)["warning"]
+
+
+@pytest.mark.proof
+def test_the_fewest_gpus_take_another_batch_and_say_so() -> None:
+    """A batch that nobody said hinders no number of GPUs; one that was said stays."""
+    free = planner.what_if(model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True)
+    said = planner.what_if(
+        model="llama-8b", gpus=64, hardware="h100-sxm", tokens="15T", days=30, fewest_gpus=True, global_batch_size=512
+    )
+    first, second = free.found.rows[-1], said.found.rows[-1]
+    assert first.num_gpus < second.num_gpus and second.global_batch_size == 512
+    assert f"with a global batch of {first.global_batch_size} instead of 512" in first.why

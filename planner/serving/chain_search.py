@@ -130,7 +130,7 @@ class _Rows:
         layout = shapes.layout
         own = (shapes.batch * layout.replicas).astype(np.float64)
         value = np.full(len(own), task.traffic.value) if task.loaded else own
-        traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
+        traffic = task.priced_traffic
         found = estimate_of(ChainEngine(chain, layout, traffic), chain_memory(chain, layout, traffic), value)
         counts: Mapping[str, int] = {"looked_at": len(value), "legal": len(value), "fitting": len(value)}
         table = Priced.of(chain.kinds[0], layout, found, columns_of(found, task, value), counts)

@@ -181,7 +181,7 @@ def _pairs(across: Across, served: tuple[Served, Served], mine: Task, theirs: Ta
     answer, starts = served[1], (starting(served[0], mine), starting(served[1], theirs))
     if not all(len(one) for one in starts):
         return Priced.nothing(answer, starts[1].layout, {"looked_at": 0})
-    traffic = theirs.traffic if theirs.loaded else replace(theirs.traffic, load="concurrency")
+    traffic = theirs.priced_traffic
     prompts = prefill_of(served[0], starts[0].layout, traffic)
     first = prefill_splits(prompts, mine)
     never = prefill_of(answer, replace(starts[1].layout.row(0), replicas=ENOUGH), traffic)

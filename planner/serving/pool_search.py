@@ -44,8 +44,7 @@ def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
     nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
     if not len(start) or task.gpus < 2:
         return nothing
-    traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
-    prompts = pools.prefill_of(one, layout, traffic)
+    prompts = pools.prefill_of(one, layout, task.priced_traffic)
     prefills = prefill_splits(prompts, task)
     decodes = decode_splits(one, task, start, prompts.take([next(iter(prefills))], ENOUGH))
     rows = _whole_workers(task, layout, prefills, decodes)
@@ -59,7 +58,7 @@ def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
     decode = layout.take(rows[:, 1])
     decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
-    found = pools.compared(one, prefill, decode, traffic, value)
+    found = pools.compared(one, prefill, decode, task.priced_traffic, value)
     return Priced.of(one, decode, found, columns_of(found, task, value), start.counts, prefill.layout)
 
 

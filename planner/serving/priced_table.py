@@ -43,6 +43,11 @@ class Task:
         return bool(np.isfinite(self.limits.ttft) or np.isfinite(self.limits.tpot))
 
     @property
+    def priced_traffic(self) -> Traffic:
+        """``traffic``; where no load is asked for, of requests in flight, whose number the rows have."""
+        return self.traffic if self.loaded else replace(self.traffic, load="concurrency")
+
+    @property
     def objectives(self) -> tuple[str, ...]:
         """What rows are compared by: all, or the first where a load or limits say what is best."""
         return OBJECTIVES[:1] if self.loaded or self.limited else OBJECTIVES
@@ -222,8 +227,7 @@ def _joined_layouts(parts: Sequence[tuple[ServingLayout, int]]) -> ServingLayout
 
 def traffic_of(table: Priced, task: Task, row: int) -> Traffic:
     """The traffic of a row, its load included."""
-    load = task.traffic.load if task.loaded else "concurrency"
-    return replace(task.traffic, load=load, value=float(table["load"][row]))
+    return replace(task.priced_traffic, value=float(table["load"][row]))
 
 
 def estimate_row(found: Any, row: int) -> Any:

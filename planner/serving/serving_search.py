@@ -177,8 +177,7 @@ def _table(
     one: Served, task: Task, layout: ServingLayout, load: Any, counts: dict[str, int], split: Any = None
 ) -> Priced:
     """Price rows; those that do not start are left out."""
-    traffic = task.traffic if task.loaded else replace(task.traffic, load="concurrency")
-    found = estimate(one, layout, traffic, load, parts=False)
+    found = estimate(one, layout, task.priced_traffic, load, parts=False)
     return Priced.of(one, layout, found, columns_of(found, task, load, split), counts)
 
 

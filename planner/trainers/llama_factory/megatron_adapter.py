@@ -1,4 +1,4 @@
-"""LLaMA-Factory over Megatron Core (USE_MCA=1): arguments of mcore_adapter beside its own.
+"""LLaMA-Factory over Megatron Core (USE_MCA=1): its own arguments and those of mcore_adapter.
 [alibaba/ROLL, mcore_adapter/training_args.py; LLaMA-Factory, train/mca/workflow.py]"""
 
 import re

@@ -173,7 +173,7 @@ LAYERS = re.compile(r".*(q|k|v|o|qkv|gate|up|down|gate_up|c|in|out)_(proj|attn|f
 
 
 def _trained_whole(given: Settings) -> str:
-    """Which tables are trained as a whole beside adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
+    """Which tables are trained as a whole together with adapters, one of LORA_WHOLE. Raises PlannerError for layers."""
     for name in TRAINED_WHOLE:
         said = given.get(name)
         words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))

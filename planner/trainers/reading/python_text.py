@@ -143,7 +143,7 @@ def last_name(node: ast.AST) -> str:
 
 ENVIRONMENT = ("os.getenv", "os.environ.get", "environ.get", "getenv")
 OWN_READS = re.compile(r"(get_?|read_?)?env(_?(var|int|float|str|bool))?|env\.(int|float|str|bool)|(int|float|str|bool)_env")
-"""Functions of projects that take a variable of the environment, else what they are given beside its name."""
+"""Functions of projects that take a variable of the environment, else the default that they are given."""
 
 
 def of_environment(node: ast.Call, name: str) -> bool:

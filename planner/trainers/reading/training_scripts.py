@@ -157,7 +157,7 @@ def _require_training(script: Script) -> None:
 
 
 def _takes_from_its_project(tree: ast.Module) -> bool:
-    """Whether a class with the name of a trainer, or of its configuration, is imported from beside the script."""
+    """Whether a class with the name of a trainer, or of its configuration, is a relative import."""
     taken = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level)
     return any(one.name in (*TRAINERS, *CONFIGS) for node in taken for one in node.names)
 
