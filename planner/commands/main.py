@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import importlib
 import keyword
 import os
@@ -216,6 +217,7 @@ def main_entry(leave: Any = signal.SIG_DFL) -> NoReturn:
         if not interrupted:
             raise
     signal.signal(signal.SIGINT, leave)
+    gc.freeze()  # Python looks for garbage once more as it ends: 35 ms over all that is imported, and the process goes anyway
     sys.exit(_closed(STOPPED if interrupted else code))
 
 
