@@ -42,6 +42,9 @@ class Engine:
         self.speed = traffic.tokens_per_step
         self.streamed = traffic.client != "process" or traffic.load != "offline"
         """Whether tokens are sent as they come: who asks for throughput alone, inside the engine's process, takes whole answers."""
+        host, outside = served.engine.host, traffic.client != "process" and traffic.load != "static"
+        self.client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
+        """Seconds of a request at the client and the server's process, before its prompt waits for a pass."""
         self.drafted = 1.0 + (traffic.speculation.depth if traffic.speculation else 0.0)
 
     def time(self, work: Pass) -> StepTime:

@@ -56,11 +56,11 @@ def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
         train = train_of(engine, requests, batch)
         decode, added, own = engine.both(batch, train.packed if queued else 1.0)(busy)
         base, least = engine.receive(requests) * decode + own, added * (train.own - 1.0 + train.ahead)
-        rate = closed_rate(requests, base, added, output * decode / engine.speed, train.share, least)
+        rate = closed_rate(requests, base + engine.client, added, output * decode / engine.speed, train.share, least)
         busy = rate * added
         tpot = decode / engine.speed / (1.0 - train.share * rate * added)
         batch = np.clip(rate * output * tpot, 1e-6, requests)
-    rest = requests / rate - base - output * tpot  # of those whose prompts are more than the engine computes
+    rest = requests / rate - base - engine.client - output * tpot  # of those whose prompts are more than the engine computes
     wait = np.maximum(np.maximum(queue_wait(rate, added, requests), least), np.where(busy > SATURATED, rest, 0.0))
     return Flow(
         ttft=base + wait,
@@ -72,6 +72,7 @@ def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
         prompt=added,
         decode=decode,
         chance=np.maximum(busy, -np.expm1(1.0 - train.own - train.ahead)),
+        longest=np.maximum(wait, (requests - 1.0) * added),
     )
 
 
@@ -89,9 +90,10 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
     at_random = (requests - step.size) / np.maximum(requests - 1.0, 1.0)
     wait = np.zeros_like(base)
     for _ in range(2 * ROUNDS):
-        rate = requests / (base + wait + output * tpot)
+        rate = requests / (base + engine.client + wait + output * tpot)
         wait = 0.5 * (wait + at_random * queue_wait(np.minimum(rate, 0.95 / added), added, requests))
-    wait = np.maximum(requests / rate - base - output * tpot, 0.0)  # Little's law, whatever is left of the iteration
+    left = requests / rate - base - engine.client - output * tpot
+    wait = np.maximum(left, 0.0)  # Little's law, whatever is left of the iteration
     return Flow(
         ttft=base + wait,
         tpot=tpot,
@@ -102,6 +104,7 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
         prompt=added,
         decode=decode,
         chance=busy,
+        longest=np.maximum(wait, (requests - 1.0) * added),
     )
 
 

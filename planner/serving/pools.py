@@ -79,7 +79,7 @@ def _estimate_of(pair: _Pair, memory: ServingMemory, value: Any, parts: bool) ->
     if opened:
         wait = found.queue.wait(found.rate, pair.workers, inside)
     else:  # Little's law: what is neither in a pass of its own nor in decode waits for a prefill worker
-        wait = np.maximum(inside / found.rate - found.base - pair.output * found.tpot, 0.0)
+        wait = np.maximum(inside / found.rate - found.base - pair.answers.client - pair.output * found.tpot, 0.0)
     outside = np.zeros_like(wait) if opened else np.maximum(load_value - inside, 0.0) / found.rate
     flow = Flow(
         ttft=found.base + wait + outside,
@@ -147,7 +147,7 @@ class _Pair:
             base = self.sent(rate, queue.own(rate / self.workers)) + seconds
             tokens = self.output * seconds / self.answers.speed
             if arriving is None:
-                rate = self._closed(queue, inside, base, tokens)
+                rate = self._closed(queue, inside, base + self.answers.client, tokens)
             else:
                 rate = np.minimum(arriving, load.SATURATED * self.workers * queue.capacity)
             rate = np.minimum(rate, self.passing)

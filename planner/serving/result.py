@@ -136,6 +136,8 @@ class Flow:
     """The part of wait that all wait alike: for a place, behind those in flight."""
     chance: Any = 1.0
     """Of a request to queue at all."""
+    longest: Any = np.inf
+    """Longest wait without ``late``: of a closed loop, for the prompts of all others."""
     first: Any = 0.0
     """Mean time to first token of the first wave of a short run, which comes at once."""
     start: Any = 0.0
@@ -151,7 +153,8 @@ class Flow:
         queued = np.where(np.isinf(self.wait), 0.0, self.wait - self.late)
         chance = np.clip(self.chance, 1e-9, 1.0)
         rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
-        steady = mean - queued + queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
+        waited = queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
+        steady = mean - queued + np.minimum(waited, self.longest)
         late = self.start + 2.0 * (self.first - self.start) * max(level - (1.0 - share), 0.0) / share if share else 0.0
         return np.where(level > 1.0 - share, np.maximum(steady, late), steady)
 

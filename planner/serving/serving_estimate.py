@@ -70,10 +70,8 @@ def result(
     mean step and the spread of gaps between tokens; a search compares rows without."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    host, outside = served.engine.host, traffic.client != "process" and traffic.load != "static"
-    client = host["first_token"] + host["prompt_token"] * traffic.input.mean if outside else 0.0
-    ttft = flow.ttft + client
-    at = {name: flow.ttft_at(level) + client for name, level in LEVELS.items()}
+    ttft = flow.ttft + engine.client
+    at = {name: flow.ttft_at(level) + engine.client for name, level in LEVELS.items()}
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
     tpot = Quantiles(**dict.fromkeys(("mean", *LEVELS), flow.tpot))
