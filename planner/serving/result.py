@@ -146,15 +146,17 @@ class Flow:
     """Waves of a short run."""
 
     def ttft_at(self, level: float) -> npt.Floats:
-        """The percentile ``level`` of the time to first token: P(wait > t) = c exp(-c t / mean), c the chance to wait, as in M/G/1;
-        requests of the first wave are served at even intervals, after all others have been."""
+        """The percentile ``level`` of the time to first token: P(wait > t) = c exp(-c t / mean), c the chance to wait, as in M/G/1,
+        evenly where the longest wait is below twice the mean; requests of the first wave are served at even intervals, after all others have been."""
         share = 1.0 / self.waves
         mean = self.ttft - np.maximum(self.first - self.ttft, 0.0) * share / (1.0 - share) if share < 1.0 else self.ttft
         queued = np.where(np.isinf(self.wait), 0.0, self.wait - self.late)
         chance = np.clip(self.chance, 1e-9, 1.0)
         rest = np.minimum(level / (1.0 - share), LAST) if share < 1.0 else LAST
         waited = queued / chance * np.maximum(np.log(chance / (1.0 - rest)), 0.0)
-        steady = mean - queued + np.minimum(waited, self.longest)
+        near = np.minimum(self.longest, 2.0 * queued)
+        even = 2.0 * queued - near + 2.0 * rest * (near - queued)  # between twice the mean less the longest, and the longest
+        steady = mean - queued + np.where(near < 2.0 * queued, even, np.minimum(waited, self.longest))
         late = self.start + 2.0 * (self.first - self.start) * max(level - (1.0 - share), 0.0) / share if share else 0.0
         return np.where(level > 1.0 - share, np.maximum(steady, late), steady)
 
