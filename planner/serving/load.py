@@ -23,13 +23,15 @@ import numpy as np
 from planner.arrays import Floats
 from planner.serving.engine_passes import Engine
 from planner.serving.lock_step import bulk_of, train_of
-from planner.serving.result import Flow
+from planner.serving.result import Flow, normal_share
 from planner.serving.step import Pass
 
 ROUNDS = 3
 """Rounds of the fixed point: B settles within a thousandth."""
 MOST_STEPS, EXACT = 60, 1e-12
 """Steps to a root at most, and how near to it they end, as a part of it."""
+LOADS = 9
+"""Loads that are looked at in one go on the way to that of an open loop."""
 SATURATED = 0.995
 """Share of the capacity above which an open loop has no steady state."""
 
@@ -190,34 +192,92 @@ def offline(engine: Engine, requests: Any, most: Any) -> Flow:
 
 
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
-    """``rate`` requests/s arrive at one engine as a Poisson process: M/G/1 on prompts, Little's law on decodes.
+    """``rate`` requests/s x arrive at one engine as a Poisson process; Little's law on decodes, queues for passes and for places.
 
-    Where more arrives than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
+    Prompts that come during a pass share the next: T = D + (1 - e^-n)(A - B) + n B of n = x T prompts, A seconds for the first and B
+    for each further. A request waits for the rest of the pass in progress, E[T^2] / (2 E[T]), for the others of its own, and where
+    a budget of m prompts a pass is used to u = n / m for T u / (2 m (1 - u)), as bulk queues do [Bailey 1954]. Where more arrives
+    than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
     """
     full = closed(engine, most, most, queued=True)
     rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
     over = rate >= full.rate * SATURATED
     output = np.maximum(engine.output - 1.0, 0.0)
-    batch, busy = np.ones_like(full.rate), np.zeros(())
-    for _ in range(2 * ROUNDS):
-        decode, added, own = engine.both(batch)(busy)
-        busy = np.minimum(rate * added, SATURATED)
-        tpot = decode / engine.speed / (1.0 - busy)
-        batch = np.clip(0.5 * (batch + rate * output * tpot), 1e-6, most)
-    second = added**2 * (1.0 + engine.traffic.input.variation)
-    wait = rate * second / (2.0 * (1.0 - busy))
-    ttft = engine.receive(batch) * decode + own + wait
+    batch = _decoding(engine, np.maximum(rate, 1e-12), most)
+    step, decode, first, more, own = _passes(engine, batch, np.maximum(rate, 1e-12), most)
+    n, tpot = rate * step, step / engine.speed
+    some = -np.expm1(-n)
+    # E[T^2] of k prompts, Poisson of mean n: E[(D + a 1(k > 0) + k B)^2], a = A - B
+    squared = (decode + n * more) ** 2 + n * more**2 + (first - more) * (some * (first - more + 2.0 * decode) + 2.0 * n * more)
+    rest = np.maximum(squared / (2.0 * step), 0.5 * decode) - 0.5 * decode  # half of a decode is in what a request is received in
+    fit = np.maximum(engine.room(batch) * engine.dp * engine.pp / engine.input, 1e-9)
+    used = np.minimum(n / fit, SATURATED)
+    wait = rest + rate * squared / step * more + step * used / (2.0 * fit * (1.0 - used))
+    inside = rate * (engine.receive(batch) * decode + own + wait + output * tpot)
+    chance, place = place_wait(rate, inside, full.rate, most, engine.traffic.output.variation)
+    ttft = engine.receive(batch) * decode + own + wait + place
     return Flow(
         ttft=np.where(over, np.inf, ttft),
         tpot=np.where(over, full.tpot, tpot),
-        wait=np.where(over, np.inf, wait),
+        wait=np.where(over, np.inf, wait + place),
         rate=rate,
         running=np.where(over, full.running, batch),
-        waiting=np.where(over, np.inf, rate * wait),
-        prompt=added,
+        waiting=np.where(over, np.inf, rate * place),
+        prompt=np.where(rate > 0.0, (step - decode) / np.maximum(n, 1e-300), first),
         decode=np.where(over, full.decode, decode),
-        chance=busy,
+        chance=1.0 - decode / step * (1.0 - chance),
     )
+
+
+def _passes(engine: Engine, batch: Any, rate: Any, most: Any) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """(T, D, A, B, seconds of a prompt's own passes) with ``batch`` requests that decode at ``rate`` requests/s."""
+    packed = train_of(engine, most, batch).packed
+    alone, shared = engine.both(batch), engine.both(batch, packed)
+    step = batch * engine.speed / (rate * np.maximum(engine.output - 1.0, 1.0))
+    busy = np.clip(1.0 - alone(0.0)[0] / np.maximum(step, 1e-300), 0.0, SATURATED)
+    decode, first, own = alone(busy)
+    more = (packed * shared(busy)[1] - first) / np.maximum(packed - 1.0, 1e-9)
+    more = np.where(packed > 1.0, np.clip(more, 0.0, first), first)
+    return np.maximum(step, decode), decode, first, more, own
+
+
+def _decoding(engine: Engine, rate: Any, most: Any) -> Floats:
+    """B of an open loop: B requests that decode take T = B s / (x (O - 1)) a pass, which is as long as the passes are with what comes in
+    T. An iteration would swing between no prompts and nothing else: two looks at columns of loads find where both are equal."""
+    high = np.asarray(most, dtype=np.float64) + 0.0 * (rate + engine.output + engine.input)
+    low, steps = np.full_like(high, 1e-6), np.linspace(0.0, 1.0, LOADS).reshape(-1, *(1,) * np.ndim(high))
+    for _ in range(2):
+        batch = low * (high / low) ** steps
+        whole = batch * engine.speed / (rate * np.maximum(engine.output - 1.0, 1.0))
+        _, decode, first, more, _ = _passes(engine, batch, rate, most)
+        needed = decode - np.expm1(-rate * whole) * (first - more) + rate * whole * more
+        at = np.clip((whole < needed).sum(axis=0) - 1, 0, LOADS - 2)
+        low, high = _picked(batch, at), _picked(batch, at + 1)
+        below, above = (np.log(_picked(whole, i) / _picked(needed, i)) for i in (at, at + 1))
+    share = np.clip(-below / np.maximum(above - below, 1e-12), 0.0, 1.0)
+    return np.asarray(low * (high / low) ** share)
+
+
+def _picked(values: Any, index: Any) -> Floats:
+    """One value of each column."""
+    return np.asarray(np.take_along_axis(values, index[None], axis=0)[0])
+
+
+def place_wait(rate: Any, inside: Any, capacity: Any, most: Any, variation: Any) -> tuple[Floats, Floats]:
+    """(chance, mean seconds) of an arrival to wait for one of ``most`` K places: x requests/s, n of them ``inside`` on average, the
+    engine finishes C with all places taken.
+
+    Requests inside spread around n with the variance s^2 = x (K - n) / (C - x), those that wait fall off with (C - x) / x = t: both
+    densities meet at K, so that P = 1 / (1 + s t Phi(z) / phi(z)), z = (K - n) / s. The wait is P / (C - x), times (1 + c^2) / 2 as
+    places are held almost equally long.  [Halfin and Whitt 1981, Operations Research 29, 567-588; Allen and Cunneen: Allen 1990]
+    """
+    left = np.maximum(capacity - rate, 1e-9 * np.maximum(capacity, 1e-9))
+    free = np.maximum(most - inside, 0.0)
+    spread = np.sqrt(np.maximum(rate * free / left, 1e-12))
+    z = np.minimum(free / spread, 30.0)
+    density = np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
+    chance = density / (density + spread * left / np.maximum(rate, 1e-300) * normal_share(z))
+    return np.asarray(chance), np.asarray(chance * (1.0 + variation) / (2.0 * left))
 
 
 def burst(engine: Engine, requests: Any, most: Any, flow: Flow) -> Floats:
