@@ -134,8 +134,9 @@ def test_the_law_of_little_holds_where_prompts_are_the_limit(engine: str, value:
         ServingLayout(tp=1, max_batch=64, max_tokens=8192),
     )
     traffic = Traffic(input=Lengths.uniform(6554, 9830), output=Lengths.uniform(13, 19), value=value)
-    flow = load.closed(Engine(what, layout, traffic), value, 64.0)
-    assert float(flow.rate * (flow.ttft + 15.0 * flow.tpot)) == pytest.approx(value, rel=0.02)
+    engine = Engine(what, layout, traffic)
+    flow = load.closed(engine, value, 64.0)
+    assert float(flow.rate * (flow.ttft + engine.client + 15.0 * flow.tpot)) == pytest.approx(value, rel=0.02)
 
 
 def test_a_config_of_drafts_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -205,10 +205,14 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     output = np.maximum(engine.output - 1.0, 0.0)
     batch = _decoding(engine, np.maximum(rate, 1e-12), most)
     step, decode, first, more, own = _passes(engine, batch, np.maximum(rate, 1e-12), most)
+    step = np.clip(step, decode, np.maximum(full.tpot * engine.speed, decode))  # no slower than with all places taken
     n, tpot = rate * step, step / engine.speed
+    batch = np.clip(rate * output * tpot, 1e-6, most)
     some = -np.expm1(-n)
     # E[T^2] of k prompts, Poisson of mean n: E[(D + a 1(k > 0) + k B)^2], a = A - B
     squared = (decode + n * more) ** 2 + n * more**2 + (first - more) * (some * (first - more + 2.0 * decode) + 2.0 * n * more)
+    chained = 1.0 - np.minimum(rate * more, SATURATED) ** 2  # a long pass is followed by another: k hangs on the pass before
+    squared = step**2 + np.maximum(squared - step**2, 0.0) / chained
     rest = np.maximum(squared / (2.0 * step), 0.5 * decode) - 0.5 * decode  # half of a decode is in what a request is received in
     fit = np.maximum(engine.room(batch) * engine.dp * engine.pp / engine.input, 1e-9)
     used = np.minimum(n / fit, SATURATED)
