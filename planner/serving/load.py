@@ -75,6 +75,7 @@ def _mixing(engine: Engine, requests: Any, queued: bool) -> Flow:
         decode=decode,
         chance=np.maximum(busy, -np.expm1(1.0 - train.own - train.ahead)),
         longest=np.maximum(wait, (requests - 1.0) * added),
+        own=own,
     )
 
 
@@ -107,6 +108,7 @@ def _stopping(engine: Engine, requests: Any) -> Flow:
         decode=decode,
         chance=busy,
         longest=np.maximum(wait, (requests - 1.0) * added),
+        own=own,
     )
 
 
@@ -230,6 +232,7 @@ def opened(engine: Engine, rate: Any, most: Any) -> Flow:
         prompt=np.where(rate > 0.0, (step - decode) / np.maximum(n, 1e-300), first),
         decode=np.where(over, full.decode, decode),
         chance=1.0 - decode / step * (1.0 - chance),
+        own=own,
     )
 
 

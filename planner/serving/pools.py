@@ -91,6 +91,7 @@ def _estimate_of(pair: _Pair, memory: ServingMemory, value: Any, parts: bool) ->
         waiting=outside * found.rate,
         prompt=0.0 * wait,
         decode=found.seconds,
+        own=found.queue.own(found.rate / pair.workers),
     )
     if traffic.waves is not None and traffic.load == "concurrency":
         burst = (inside + 1.0) / (2.0 * pair.workers * found.queue.capacity) + found.base

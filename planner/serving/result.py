@@ -25,6 +25,13 @@ def normal_share(deviations: Numbers) -> Numbers:
     return 1.0 / (1.0 + np.exp(-1.5976 * x - 0.07056 * x**3))
 
 
+def apart(*deviations: Numbers) -> Numbers:
+    """Deviations from their means of a percentile of several latencies, as that of their sum: as of normal distributions, squares add
+    up."""
+    squares = sum(np.asarray(one) * np.abs(one) for one in deviations)
+    return np.sign(squares) * np.sqrt(np.abs(squares))
+
+
 @record
 class Quantiles:
     """Figures of one latency, seconds."""
@@ -138,6 +145,8 @@ class Flow:
     """Of a request to queue at all."""
     longest: Any = np.inf
     """Longest wait without ``late``: of a closed loop, for the prompts of all others."""
+    own: Any = 0.0
+    """Seconds of the passes of a request's own prompt, in ttft."""
     first: Any = 0.0
     """Mean time to first token of the first wave of a short run, which comes at once."""
     start: Any = 0.0

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.serving import load
 from planner.serving.engine_passes import Engine
-from planner.serving.result import Flow, Quantiles, ServingEstimate, ServingMemory, StepTime
+from planner.serving.result import Flow, Quantiles, ServingEstimate, ServingMemory, StepTime, apart
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import preemption_chance, serving_memory
@@ -71,7 +71,8 @@ def result(
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
     ttft = flow.ttft + engine.client
-    at = {name: flow.ttft_at(level) + engine.client for name, level in LEVELS.items()}
+    longer = {name: flow.own * traffic.input.beyond(level) for name, level in LEVELS.items()}
+    at = {name: ttft + apart(flow.ttft_at(level) - flow.ttft, longer[name]) for name, level in LEVELS.items()}
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
     tpot = Quantiles(**dict.fromkeys(("mean", *LEVELS), flow.tpot))
@@ -81,7 +82,10 @@ def result(
         ttft=Quantiles(mean=ttft, **at),
         tpot=tpot,
         itl=tpot,
-        e2e=Quantiles(mean=ttft + rest, **{name: first + rest for name, first in at.items()}),
+        e2e=Quantiles(
+            mean=ttft + rest,
+            **{name: ttft + rest + apart(at[name] - ttft, rest * traffic.output.beyond(level)) for name, level in LEVELS.items()},
+        ),
         requests_per_second=rate,
         output_tokens_per_second=rate * output,
         total_tokens_per_second=rate * total,
