@@ -58,8 +58,9 @@ def test_the_wait_for_a_place_is_that_of_requests_one_by_one(places: int, used: 
 
 
 @pytest.mark.parametrize(("engine", "layout"), [
-    ("vllm", ServingLayout(tp=8, max_batch=64)), ("vllm", ServingLayout(tp=4, pp=2, max_batch=64)), ("sglang", ServingLayout(tp=8, max_batch=64)),
-    ("trtllm", ServingLayout(tp=2, pp=4, max_batch=64)), ("sglang", ServingLayout(tp=2, pp=4, max_batch=64)),
+    ("vllm", ServingLayout(tp=8, max_batch=64)), ("vllm", ServingLayout(tp=4, pp=2, max_batch=64)),
+    ("sglang", ServingLayout(tp=8, max_batch=64)), ("trtllm", ServingLayout(tp=2, pp=4, max_batch=64)),
+    ("sglang", ServingLayout(tp=2, pp=4, max_batch=64)),
 ])  # fmt: skip
 def test_more_that_arrives_waits_longer(engine: str, layout: ServingLayout) -> None:
     """Up to the capacity; with stages TTFT may fall by a few percent, as prompts then hold up fewer groups in vain."""
@@ -71,3 +72,27 @@ def test_more_that_arrives_waits_longer(engine: str, layout: ServingLayout) -> N
     assert np.all(token[1:] > 0.999 * token[:-1])
     inside = np.array([float(each.running + each.waiting) for each in found])
     assert np.all(np.array([float(each.running) for each in found]) <= 64.0 + 1e-9) and inside[-1] > 50.0
+
+
+def test_percentiles_follow_the_lengths() -> None:
+    """Of requests that wait for nobody: the percentile of the prompt, and of the answer."""
+    layout = ServingLayout(tp=8, max_batch=64, max_tokens=65536)
+    prompts = Traffic(input=Lengths.uniform(100, 15900), output=Lengths.fixed(64), load="rate", value=0.01)
+    found = estimate(DENSE, layout, prompts)
+    for level, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99")):
+        alone = Traffic(input=Lengths.fixed(100 + level * 15800), output=Lengths.fixed(64), load="rate", value=0.01)
+        assert found.ttft.of(name) == pytest.approx(float(estimate(DENSE, layout, alone).ttft.mean), rel=0.1)
+    answers = Traffic(input=Lengths.fixed(1024), output=Lengths.uniform(10, 1990), load="rate", value=0.01)
+    whole = estimate(DENSE, layout, answers)
+    assert whole.e2e.p99 == pytest.approx(float(whole.ttft.mean) + 1970 * float(whole.tpot.mean), rel=0.02)
+    same = estimate(DENSE, layout, Traffic(input=Lengths.fixed(1024), output=Lengths.fixed(256), load="rate", value=0.01))
+    assert float(same.e2e.p90) == pytest.approx(float(same.e2e.p50), rel=1e-3)
+
+
+def test_answers_meet_unequal_numbers_of_prompts() -> None:
+    """k prompts in the O steps of an answer, Poisson: sd of TPOT = sqrt(k) S / O."""
+    found = estimate(DENSE, ServingLayout(tp=8, max_batch=64), _chat(4.0))
+    each, tokens = float(found.flow.prompt), 256.0
+    met = np.random.default_rng(3).poisson(4.0 * tokens * float(found.tpot.mean), 200_000) * each / tokens
+    assert found.tpot.p99 - found.tpot.mean == pytest.approx(np.quantile(met, 0.99) - met.mean(), rel=0.15)
+    assert found.tpot.p50 == found.tpot.mean

@@ -15,7 +15,6 @@ import planner
 from planner.errors import PlannerError
 from planner.questions.serve.show import number, time
 from planner.serving.candidates import at_loads
-from planner.serving.engine import load_engine
 from planner.serving.priced_table import OBJECTIVES, joined
 from planner.serving.serve_plan import ServePlan, load_serve_plan
 from planner.serving.serving_answer import Answered, answer
@@ -40,11 +39,6 @@ def asked(**more: Any) -> Question:
 @cache
 def answered(**more: Any) -> Answered:
     return answer(asked(**more))
-
-
-def at_client(engine: Any, traffic: Any) -> float:
-    """Seconds of a request before an engine sees it: the closed loops of benchmarks count these too, the engine does not."""
-    return engine.host["first_token"] + engine.host["prompt_token"] * traffic.input.mean  # type: ignore[no-any-return]
 
 
 def best_of(question: Question, objective: str = "offline") -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_serving_search import SMALL, asked, at_client
+from test_serving_search import SMALL, asked
 
 import planner
 from planner.errors import PlannerError

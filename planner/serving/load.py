@@ -196,10 +196,10 @@ def offline(engine: Engine, requests: Any, most: Any) -> Flow:
 def opened(engine: Engine, rate: Any, most: Any) -> Flow:
     """``rate`` requests/s x arrive at one engine as a Poisson process; Little's law on decodes, queues for passes and for places.
 
-    Prompts that come during a pass share the next: T = D + (1 - e^-n)(A - B) + n B of n = x T prompts, A seconds for the first and B
-    for each further. A request waits for the rest of the pass in progress, E[T^2] / (2 E[T]), for the others of its own, and where
-    a budget of m prompts a pass is used to u = n / m for T u / (2 m (1 - u)), as bulk queues do [Bailey 1954]. Where more arrives
-    than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
+    Prompts that come during a pass share the next: T = D + (1 - e^-n)(A - B) + n B of n = x T prompts, A seconds for the first and
+    B for each further. A request waits for the rest of the pass in progress, E[T^2] / (2 E[T]), for the others of its own, and
+    where a budget of m prompts a pass is used to u = n / m for T u / (2 m (1 - u)), as bulk queues do [Bailey 1954]. Where more
+    arrives than the engine finishes with ``most`` in flight, it runs at that capacity and the queue grows without bound.
     """
     full = closed(engine, most, most, queued=True)
     rate = np.minimum(np.asarray(rate, dtype=np.float64), full.rate)
@@ -249,8 +249,9 @@ def _passes(engine: Engine, batch: Any, rate: Any, most: Any) -> tuple[Floats, F
 
 
 def _decoding(engine: Engine, rate: Any, most: Any) -> Floats:
-    """B of an open loop: B requests that decode take T = B s / (x (O - 1)) a pass, which is as long as the passes are with what comes in
-    T. An iteration would swing between no prompts and nothing else: two looks at columns of loads find where both are equal."""
+    """B of an open loop: B requests that decode take T = B s / (x (O - 1)) a pass, as long as the passes are with what comes in T.
+
+    An iteration would swing between no prompts and nothing else: two looks at columns of loads find where both are equal."""
     high = np.asarray(most, dtype=np.float64) + 0.0 * (rate + engine.output + engine.input)
     low, steps = np.full_like(high, 1e-6), np.linspace(0.0, 1.0, LOADS).reshape(-1, *(1,) * np.ndim(high))
     for _ in range(2):

@@ -26,8 +26,9 @@ def normal_share(deviations: Numbers) -> Numbers:
 
 
 def apart(*deviations: Numbers) -> Numbers:
-    """Deviations from their means of a percentile of several latencies, as that of their sum: as of normal distributions, squares add
-    up."""
+    """Deviations of a percentile from the means of several latencies, as that of their sum: squares add up, as of normal ones; of
+    a latency that grows without bound, none."""
+    deviations = tuple(np.where(np.isfinite(one), one, 0.0) for one in deviations)
     squares = sum(np.asarray(one) * np.abs(one) for one in deviations)
     return np.sign(squares) * np.sqrt(np.abs(squares))
 
@@ -156,7 +157,8 @@ class Flow:
 
     def ttft_at(self, level: float) -> npt.Floats:
         """The percentile ``level`` of the time to first token: P(wait > t) = c exp(-c t / mean), c the chance to wait, as in M/G/1,
-        evenly where the longest wait is below twice the mean; requests of the first wave are served at even intervals, after all others have been."""
+        evenly where the longest wait is below twice the mean; requests of the first wave are served at even intervals, after all
+        others have been."""
         share = 1.0 / self.waves
         mean = self.ttft - np.maximum(self.first - self.ttft, 0.0) * share / (1.0 - share) if share < 1.0 else self.ttft
         queued = np.where(np.isinf(self.wait), 0.0, self.wait - self.late)

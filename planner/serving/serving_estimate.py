@@ -17,6 +17,8 @@ from planner.serving.token_gaps import token_gaps
 from planner.serving.traffic import Traffic
 
 NO_PARTS = StepTime(**dict.fromkeys((one.name for one in fields(StepTime)), 0.0))
+NORMAL = {"p50": 0.0, "p90": 1.2816, "p99": 2.3263}
+"""Percentiles of a normal distribution, in standard deviations."""
 LEVELS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
@@ -70,22 +72,15 @@ def result(
     mean step and the spread of gaps between tokens; a search compares rows without."""
     served, layout, traffic = engine.served, engine.layout, engine.traffic
     replicas = np.asarray(layout.replicas, dtype=np.float64)
-    ttft = flow.ttft + engine.client
-    longer = {name: flow.own * traffic.input.beyond(level) for name, level in LEVELS.items()}
-    at = {name: ttft + apart(flow.ttft_at(level) - flow.ttft, longer[name]) for name, level in LEVELS.items()}
     rate = flow.rate * replicas
     output, total = traffic.output.mean, traffic.input.mean + traffic.output.mean
-    tpot = Quantiles(**dict.fromkeys(("mean", *LEVELS), flow.tpot))
-    rest = np.maximum(output - 1.0, 0.0) * flow.tpot
+    ttft, tpot, e2e = _latencies(engine, flow)
     saturated = np.isinf(flow.waiting) if traffic.load == "rate" else flow.waiting > 0.5
     found = ServingEstimate(
-        ttft=Quantiles(mean=ttft, **at),
+        ttft=ttft,
         tpot=tpot,
         itl=tpot,
-        e2e=Quantiles(
-            mean=ttft + rest,
-            **{name: ttft + rest + apart(at[name] - ttft, rest * traffic.output.beyond(level)) for name, level in LEVELS.items()},
-        ),
+        e2e=e2e,
         requests_per_second=rate,
         output_tokens_per_second=rate * output,
         total_tokens_per_second=rate * total,
@@ -100,6 +95,27 @@ def result(
         flow=flow,
     )
     return with_parts(engine, found) if parts else found
+
+
+def _latencies(engine: Engine, flow: Flow) -> tuple[Quantiles, Quantiles, Quantiles]:
+    """Time to first token, per token, and of the whole request.
+
+    Waits and lengths of prompts spread the first, numbers of prompts that fall into its O steps the second, Poisson of mean
+    k = X O TPOT with S seconds each: sqrt(k) S / O; the first and the lengths of answers the third.
+    """
+    traffic, output = engine.traffic, engine.traffic.output.mean
+    met = np.sqrt(np.maximum(flow.rate * output * flow.tpot, 0.0)) * flow.prompt / engine.speed / np.maximum(output, 1.0)
+    rest, waits = np.maximum(output - 1.0, 0.0) * flow.tpot, np.where(np.isinf(flow.ttft), 0.0, flow.ttft)
+    first, whole = {}, {}
+    for name, level in LEVELS.items():
+        late = apart(flow.ttft_at(level) - waits, flow.own * traffic.input.beyond(level))
+        first[name] = flow.ttft + engine.client + late
+        whole[name] = flow.ttft + engine.client + rest + apart(late, rest * traffic.output.beyond(level))
+    return (
+        Quantiles(mean=flow.ttft + engine.client, **first),
+        Quantiles(mean=flow.tpot, **{name: flow.tpot + NORMAL[name] * met for name in LEVELS}),
+        Quantiles(mean=flow.ttft + engine.client + rest, **whole),
+    )
 
 
 def with_parts(engine: Engine, found: ServingEstimate) -> ServingEstimate:

@@ -44,7 +44,7 @@ class Lengths:
         return np.maximum(self.squared / self.mean**2 - 1.0, 0.0)
 
     def beyond(self, level: float) -> float:
-        """The percentile ``level`` over the mean, less one: of a uniform distribution with this variance, not beyond the longest."""
+        """The percentile ``level`` over the mean, less one: of an even distribution with this variance, not beyond the longest."""
         even = np.sqrt(3.0 * self.variation) * (2.0 * level - 1.0)
         return np.clip(even, -1.0, self.longest / self.mean - 1.0)
 
