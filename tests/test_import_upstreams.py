@@ -99,7 +99,7 @@ MEGATRON = (
 
 
 def test_arguments_that_megatron_makes_of_its_configurations_are_known(tmp_path: Path) -> None:
-    """Most are fields of TransformerConfig and its like, of which its parser is built.  [megatron/training/arguments.py, 2026-08]"""
+    """Most are fields of TransformerConfig and its like, of which its parser is built.  [training/arguments.py, 2026-08]"""
     words = " --moe-token-drop-policy probs --muon-momentum 0.95 --no-rope-freq 4 --disable-jit-fuser --most-recent-k 2"
     found = read(_file(tmp_path, f"{MEGATRON}{words}\n", "run.sh"), None, Given())
     assert (_names(found), found.unread) == ([], ("--disable-jit-fuser",))
@@ -114,7 +114,10 @@ def test_reinforcement_learning_of_megatron_is_no_pre_training(tmp_path: Path) -
 
 PREFERENCES = """
 # tune run --nnodes 1 --nproc_per_node 2 lora_dpo_distributed --config job
-model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj, v_proj], lora_rank: 8}
+model:
+  _component_: torchtune.models.llama3_1.lora_llama3_1_8b
+  lora_attn_modules: [q_proj, v_proj]
+  lora_rank: 8
 tokenizer:
   _component_: torchtune.models.llama3.llama3_tokenizer
   max_seq_len: 1024
@@ -130,6 +133,58 @@ dtype: bf16
 
 
 def test_preferences_of_torchtune_are_torchtunes(tmp_path: Path) -> None:
-    text = PREFERENCES.replace("{_component_: torchtune", "\n  _component_: torchtune").replace(", lora_", "\n  lora_").replace("8}", "8")
-    found = read(_file(tmp_path, text), None, Given(num_gpus=2))
+    found = read(_file(tmp_path, PREFERENCES), None, Given(num_gpus=2))
     assert (found.trainer, found.objective, found.lora_rank, found.global_batch_size) == ("torchtune", "dpo", 8, 64)
+
+
+EXPERIMENT = """
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: MODEL.yaml
+    overrides:
+      global_batch_size: 256
+      seq_length: 4096
+      MORE
+"""
+
+
+def _experiment(folder: Path, model: str, more: str, said: Given | None = None) -> Reading:
+    text = EXPERIMENT.replace("MODEL", model).replace("MORE", more)
+    (folder / "examples").mkdir(exist_ok=True)
+    return read(_file(folder / "examples", text), None, said or Given(num_gpus=16))
+
+
+def test_what_primus_says_in_the_files_of_its_trainers_and_models(tmp_path: Path) -> None:
+    """Experts of a model's file lie on 8 ranks, a pre-trainer's micro batch is 2.  [trainer_base.yaml, deepseek_v3.yaml]"""
+    found = _experiment(tmp_path, "deepseek_v2_lite", "pipeline_model_parallel_size: 2")
+    assert [found.fields[one] for one in ("ep", "micro_batch_size", "pp")] == [8, 2, 2]
+    said = _experiment(tmp_path, "deepseek_v2_lite", "expert_model_parallel_size: 4\n      micro_batch_size: 1")
+    assert [said.fields[one] for one in ("ep", "micro_batch_size")] == [4, 1]
+
+
+def test_adapters_of_primus(tmp_path: Path) -> None:
+    more = "lora: {enabled: true, dim: 16, alpha: 32, target_modules: [linear_qkv, linear_proj]}"
+    text = EXPERIMENT.replace("MODEL", "llama3_8B").replace("MORE", more).replace("pre_trainer.yaml", "sft_trainer.yaml")
+    file = _file(tmp_path, text.replace("      seq_length: 4096\n", ""))
+    found = read(file, None, Given(num_gpus=8))
+    assert (found.lora_rank, found.lora_targets, found.frozen_weights, found.sequence_length) == (16, "attention", "bf16", 2048)
+    assert read(file, None, Given(num_gpus=8, settings={"lora": "false"})).lora_rank == 0
+    with pytest.raises(PlannerError, match="these adapters of Primus are not read"):
+        read(_file(tmp_path, text.replace("alpha: 32", "kind: dora")), None, Given(num_gpus=8))
+
+
+def test_models_of_primus_that_are_no_presets(tmp_path: Path) -> None:
+    """Sizes stand in the model's file of the checkout around an experiment, and in the files that it extends."""
+    folder = tmp_path / "primus/configs/models/megatron"
+    folder.mkdir(parents=True)
+    _file(folder, "swiglu: true\nnormalization: RMSNorm\nadd_bias_linear: false\nposition_embedding_type: rope\n", "base.yaml")
+    sizes = "num_layers: 10\nhidden_size: 1024\nnum_attention_heads: 8\nffn_hidden_size: 4096\nvocab_size: 32000\n"
+    _file(folder, f"extends: [base.yaml]\n{sizes}bias_gelu_fusion: false\n", "own_1B.yaml")
+    found = _experiment(tmp_path, "own_1B", "micro_batch_size: 4")
+    assert found.model is not None
+    assert (found.model.num_layers, found.model.activation, found.unread) == (10, "silu", ())
+    _file(folder, "extends: [own_1B.yaml]\n", "base.yaml")
+    with pytest.raises(PlannerError, match="at most 8 files"):
+        _experiment(tmp_path, "own_1B", "micro_batch_size: 4")

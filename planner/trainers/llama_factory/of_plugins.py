@@ -58,7 +58,8 @@ def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
     micro, batch = given.size("micro_batch_size", 1), given.number("global_batch_size")
     steps: int | None = 1
     if batch is not None and num_gpus is not None:
-        steps = quotient(batch * split.fields.get("cp", 1), num_gpus * micro, f"{given.where('global_batch_size')} by micro batches")
+        cp = split.fields.get("cp", 1)
+        steps = quotient(batch * cp, num_gpus * micro, f"{given.where('global_batch_size')} by micro batches")
     elif batch is not None:
         steps = None
     options = {"adapter_dropout": "on"} if kind == "lora" and peft.above_zero("lora_dropout", 0.05) else {}
@@ -82,7 +83,8 @@ def _objective(given: Settings, command: str) -> tuple[str, tuple[Question, ...]
         raise PlannerError(f"{given.path}: llamafactory-cli {said} is not modelled; a plan knows sft, dpo")
     if COMMANDS[said] == "dpo" and str(given.get("pref_loss", "sigmoid")) != "sigmoid":
         raise PlannerError(f"{given.where('pref_loss')} has no reference model, which is not modelled; sigmoid is")
-    speaks = any(PREFERENCES.fullmatch(one) for one in given.data) or "dpo" in f"{given.get('train_dataset')} {given.path.name}".lower()
+    called = f"{given.get('train_dataset')} {given.path.name}".lower()
+    speaks = "dpo" in called or any(PREFERENCES.fullmatch(one) for one in given.data)
     if command or "stage" in given.data or not speaks:
         return COMMANDS[said], ()
     about = "the word behind llamafactory-cli, which no setting says"
