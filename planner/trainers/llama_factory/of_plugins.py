@@ -32,7 +32,7 @@ QUIET = re.compile(
 
 def in_sections(data: dict[str, Any]) -> bool:
     """Whether settings have this form."""
-    return "model_name_or_path" not in data and bool(data.keys() & SECTIONS or ("model" in data and data.keys() & OWN))
+    return isinstance(data.get("model"), str) and "model_name_or_path" not in data and bool(data.keys() & (SECTIONS | OWN))
 
 
 def parse(given: Settings, num_gpus: int | None, command: str = "") -> Reading:
