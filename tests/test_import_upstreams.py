@@ -188,3 +188,28 @@ def test_models_of_primus_that_are_no_presets(tmp_path: Path) -> None:
     _file(folder, "extends: [own_1B.yaml]\n", "base.yaml")
     with pytest.raises(PlannerError, match="at most 8 files"):
         _experiment(tmp_path, "own_1B", "micro_batch_size: 4")
+
+
+MLPERF = "export DGXNNODES=4\nexport DGXNGPU=8\nexport MINIBS=8\nexport TP=4\nexport FP8=True\n"
+
+
+@pytest.mark.parametrize(("says", "frozen"), [
+    ("fp8_params: ${oc.decode:${oc.env:FP8,False}}", "fp8"), ("fp8_params: ${oc.decode:${oc.env:FP8_PARAMS,False}}", "bf16"),
+    ("fp8_params: True", "fp8"),
+])  # fmt: skip
+def test_frozen_weights_of_mlperf_are_as_the_settings_beside_say(tmp_path: Path, says: str, frozen: str) -> None:
+    folder = tmp_path / "llama2_70b_lora"
+    (folder / "conf").mkdir(parents=True)
+    file = _file(folder, MLPERF, "config_DGXH100_4x8x1.sh")
+    with pytest.raises(OpenQuestionsError, match="FP8_PARAMS"):
+        read(file, None, Given())
+    _file(folder / "conf", f"model:\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
+    found = read(file, None, Given())
+    assert (found.lora_rank, found.frozen_weights, found.precision) == (16, frozen, "fp8")
+
+
+def test_pre_training_of_mlperf_gathers_weights_in_fp8(tmp_path: Path) -> None:
+    (tmp_path / "gpt3").mkdir()
+    text = MLPERF.replace("DGXNNODES=4", "DGXNNODES=16") + "export FP8_PARAMS=True\nexport PP=2\n"
+    found = read(_file(tmp_path / "gpt3", text, "config_DGXH100_16x8x1.sh"), None, Given())
+    assert "fp8_param_gather=on" in found.trainer and found.fields["zero"] == 1
