@@ -9,6 +9,7 @@ from samples import TRAINERS, job
 
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
 from planner.rules import Job
+from planner.trainer import load_trainer
 
 
 @dataclass(frozen=True, kw_only=True)
