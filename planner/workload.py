@@ -26,6 +26,8 @@ PRECISIONS: dict[str, str] = {
 }
 LOW_PRECISIONS = ("fp8", "fp8_row", "fp8_block", "mxfp8", "nvfp4")
 """Precisions whose linear layers run in 8 or 4 bits."""
+FP8_WEIGHTS = ("fp8", "fp8_block", "mxfp8")
+"""Those in which trained weights can lie as they are multiplied."""
 OPTIMIZERS: dict[str, str] = {
     "adam": "Adam, fp32 master weights and both moments in fp32",
     "adam_bf16": "Adam, fp32 master weights, both moments in bf16",

@@ -9,6 +9,7 @@ from samples import TRAINERS, job
 
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
 from planner.rules import Job
+from planner.trainer import load_trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,12 @@ class Broken:
 SP = {"sequence_parallel": 1}
 PIPE = {"pp": 4, "dp": 2, "num_microbatches": 16}
 CASES = [
+    Broken(
+        rule="weights in 8 bits",
+        layout={"dp": 8, "num_microbatches": 4, "zero": 0},
+        job={"trainer": load_trainer("megatron+fp8_param_gather=on"), "precision": "fp8"},
+        says=("fp8_param_gather with zero 0 in fp8", "zero 1", "--option fp8_param_gather=off"),
+    ),
     Broken(
         rule="GPUs", layout={"dp": 4, "num_microbatches": 8}, says=("dp 4", "= 4 GPUs", "job has 8", "product is 8")
     ),

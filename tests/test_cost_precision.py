@@ -9,10 +9,15 @@ import pytest
 from samples import HARDWARE, TRAINERS, job
 from test_cost_layers import shard_of
 
+from planner.cluster import Cluster
+from planner.cost.estimate import Estimate, estimate
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Gemm, MemoryBound, Shard
+from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.cost.price.compute import price
 from planner.layout import Layout
+from planner.rules.table import RULES
+from planner.trainer import load_trainer
 
 
 @pytest.mark.parametrize(
@@ -92,3 +97,47 @@ def test_a_layer_norm_is_one_kernel_where_an_rms_norm_is_many() -> None:
         assert isinstance(one, MemoryBound)
         size = float(shard.tokens) * shard.model.hidden_size * 2
         assert (one.forward, one.backward, one.launches[0]) == (2 * size * passes, 3 * size * passes, passes)
+
+
+def _with_weights(kind: str, precision: str, layout: Layout, name: str = "gqa") -> Estimate:
+    asked = job(name, precision=precision)
+    trainer = load_trainer(f"megatron+fp8_param_gather={kind}+gradient_overlap=off")
+    return estimate(asked.workload, Cluster(hardware=HARDWARE["h100-sxm"], num_gpus=layout.num_gpus), trainer, layout)
+
+
+@pytest.mark.parametrize(("precision", "gathered"), [("fp8", 1.0), ("fp8_block", 1.0), ("mxfp8", 2.0)])
+def test_weights_in_fp8_lie_twice_and_are_gathered_in_what_they_are(precision: str, gathered: float) -> None:
+    """Linear weights of the layers: 1 byte by rows and 1 by columns for bf16 and a copy, 3; tables and norms stay."""
+    layout = Layout(dp=8, num_microbatches=2, zero=1)
+    plain, quantised = (_with_weights(kind, precision, layout) for kind in ("off", "on"))
+    held = stage_parameters(job("gqa").workload, layout, split_stages(job("gqa").model, layout), TRAINERS["megatron"].kernels)
+    linear = float(held.linear[0, 0])
+    assert linear == pytest.approx(8 * (1024 * 1024 * 2 + 2 * 1024 * 1024 * 4 // 16 + 3 * 1024 * 4096), rel=1e-6)
+    assert plain.memory["weights"][0] - quantised.memory["weights"][0] == pytest.approx(linear)
+    for part in ("gradients", "optimizer_states", "activations"):
+        assert quantised.memory[part] == pytest.approx(plain.memory[part])
+    saved = plain.time["data_communication"][0] - quantised.time["data_communication"][0]
+    assert (saved > 0.0) == (gathered < 2.0)
+    assert plain.step_time[0] - quantised.step_time[0] == pytest.approx(saved)
+
+
+def test_experts_in_fp8_lie_twice_too() -> None:
+    layout = Layout(dp=8, ep=4, num_microbatches=2, zero=1)
+    plain, quantised = (_with_weights(kind, "fp8", layout, "moe") for kind in ("off", "on"))
+    held = stage_parameters(job("moe").workload, layout, split_stages(job("moe").model, layout), TRAINERS["megatron"].kernels)
+    saved = plain.memory["weights"][0] - quantised.memory["weights"][0]
+    assert saved == pytest.approx(float(held.linear[0, 0] + held.expert[0, 0])) and held.expert[0, 0] > held.linear[0, 0]
+
+
+@pytest.mark.parametrize(("precision", "layout", "more", "legal"), [
+    ("fp8", Layout(dp=8, zero=1), {}, True), ("fp8", Layout(zero=0), {}, True), ("fp8", Layout(dp=8, zero=0), {}, False),
+    ("bf16", Layout(dp=8, zero=1), {}, False), ("nvfp4", Layout(dp=8, zero=1), {}, False),
+    ("fp8", Layout(dp=8, zero=1), {"lora_rank": 8}, False),
+])  # fmt: skip
+def test_weights_in_fp8_need_the_distributed_optimizer(
+    precision: str, layout: Layout, more: dict[str, int], legal: bool
+) -> None:
+    asked = job("gqa", precision=precision, **more)
+    asked = dataclasses.replace(asked, trainer=load_trainer("megatron+fp8_param_gather=on"))
+    rule = next(one for one in RULES if one.name == "weights in 8 bits")
+    assert bool(np.all(rule.holds(asked, layout))) == legal

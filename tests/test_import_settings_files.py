@@ -198,12 +198,16 @@ def test_values_that_a_script_asks_of_a_file(tmp_path: Path) -> None:
     assert unknown[-1] != "24"
 
 
-def test_weights_in_fp8_are_refused_where_they_are_trained_in_fp8(tmp_path: Path) -> None:
+def test_weights_in_fp8_are_refused_without_the_distributed_optimizer(tmp_path: Path) -> None:
     sizes = ("--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 "
              "--micro-batch-size 1 --global-batch-size 8 --vocab-size 32000 --swiglu --bf16 --fp8-param-gather")  # fmt: skip
     (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --fp8-format hybrid\n")
     with pytest.raises(Exception, match="--set fp8_param_gather=False imports the job without it"):
         read(tmp_path / "a.sh", None, Given())
+    whole = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --fp8-format hybrid --use-distributed-optimizer\n"
+    (tmp_path / "a.sh").write_text(whole)
+    found = read(tmp_path / "a.sh", None, Given())
+    assert ("fp8_param_gather=on" in found.trainer, found.precision, found.fields["zero"]) == (True, "fp8", 1)
     (tmp_path / "a.sh").write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes}\n")
     assert read(tmp_path / "a.sh", None, Given()).precision == "bf16"
 

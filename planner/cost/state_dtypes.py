@@ -5,7 +5,7 @@ and moments have the dtype of the parameters, whoever allocates them.  [torch.op
 """
 
 from planner.trainer import Trainer
-from planner.workload import LOW_PRECISIONS, Workload
+from planner.workload import FP8_WEIGHTS, LOW_PRECISIONS, Workload
 
 EIGHT_BIT = 1.0 + 4.0 / 256.0
 """Bytes of a moment in 8 bits: one fp32 scale per block of 256.  [bitsandbytes, optim/optimizer.py: Optimizer2State, blocksize]"""
@@ -18,6 +18,12 @@ PURE_STATES = {
 }  # fmt: skip
 """Bytes per parameter of optimizer states in pure bf16. Paged states are those of bitsandbytes, whose 32-bit optimizers keep
 fp32 moments of bf16 weights.  [bitsandbytes, optim/optimizer.py: get_state_buffer(p, dtype=torch.float32)]"""
+FP8_GATHERED = {"fp8": 1.0, "fp8_block": 1.0, "mxfp8": 2.0}
+"""Bytes per parameter in which weights that lie in fp8 are gathered: mxfp8 in bf16, into the gradient buffer, and quantised after.
+[megatron/core/distributed, distributed_data_parallel_config.py: reuse_grad_buf_for_mxfp8_param_ag]"""
+BOTH_LAYOUTS = 2.0
+"""Bytes of such a parameter where it lies: by rows, and by columns for the backward pass. Blackwell needs the second for scales of
+blocks alone: counted there too.  [Transformer Engine, Float8Tensor: _data and _transpose; MXFP8Tensor: rowwise and columnwise]"""
 NF4_BLOCK, SCALE_BLOCK = 64.0, 256.0
 MASTER_BYTES = 4.0
 """Of fp32 master weights, which states of trainers count that keep weights in half precision."""
@@ -83,6 +89,11 @@ def whole_bytes(workload: Workload, trainer: Trainer) -> tuple[float, float, flo
     else:
         each = 4.0 if dequantised(workload) else frozen_other(workload)
     return each, each, PURE_STATES[workload.optimizer] * each / 2.0
+
+
+def quantised_weights(workload: Workload, trainer: Trainer) -> bool:
+    """Trained linear weights of layers lie in fp8, the master weights beside them as ever."""
+    return "parameters" in trainer.kernels.fp8 and workload.precision in FP8_WEIGHTS and not workload.lora_rank
 
 
 def frozen_element(workload: Workload) -> float:

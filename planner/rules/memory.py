@@ -10,6 +10,7 @@ from planner.model import ModelSpec
 from planner.rules.jobs import LEAN_OPTIMIZERS
 from planner.rules.rule import Job, chosen, divides, known, rule
 from planner.trainer import Trainer
+from planner.workload import FP8_WEIGHTS
 
 
 @rule("sharding")
@@ -29,6 +30,18 @@ def _shard_group(job: Job, x: Any) -> Iterator[Any]:
     fits = divides(x.shard, x.dp) & (x.shard <= x.dp)
     yield fits & ((x.shard == x.dp) | job.legal.hsdp)
     yield f"dp_shard {x.dp_shard} must divide dp {x.dp}{remedy}"
+
+
+@rule("weights in 8 bits")
+def _quantised_weights(job: Job, x: Any) -> Iterator[Any]:
+    """[megatron/training/arguments.py: fp8-param-gather only supported with distributed optimizer]"""
+    asked, precision = "parameters" in job.trainer.kernels.fp8, job.workload.precision
+    held = (x.zero == 1) | ((x.zero == 0) & (x.dp * x.cp == 1))
+    yield held & (precision in FP8_WEIGHTS) & (not job.workload.lora_rank) | (not asked)
+    yield (
+        f"option fp8_param_gather with zero {x.zero} in {precision}: weights lie in fp8 with zero 1 and precisions "
+        f"{', '.join(FP8_WEIGHTS)}, without adapters; change them, or --option fp8_param_gather=off"
+    )
 
 
 @rule("recompute")
@@ -169,6 +182,7 @@ def _offload_with_split_experts(job: Job, x: Any) -> Iterator[Any]:
 
 
 MEMORY = (
+    _quantised_weights,
     _sharding, _shard_group, _recompute, _recompute_modules, _recompute_layers, _host_optimizer, _offload, _offload_activations,
     _offload_parameters, _partial_offload, _offload_with_split_experts,
 )  # fmt: skip

@@ -176,7 +176,7 @@ def state_parts(
     are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies; and of ``_further_parts``.
     """
     model = workload.model
-    gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload), column(layout.dp) * column(layout.cp)
+    gathered, layer, ranks = gathered_bytes(workload), layer_bytes(workload, trainer), column(layout.dp) * column(layout.cp)
     plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
     alone = (column(layout.num_gpus) == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
     new = trainer.traffic.gradient_reduce_bytes
@@ -207,7 +207,7 @@ def state_parts(
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
-        "gathered": (gathered_parameters(workload, parameters) - outside * parameters.expert * layer) * on,
+        "gathered": (gathered_parameters(workload, trainer, parameters) - outside * parameters.expert * layer) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
         "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
         "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),

@@ -172,15 +172,15 @@ def workspace_bytes(
     weight, whole = gathered_bytes(workload), float(workload.lora_rank == 0)
     tables = float(workload.trains("embedding") or workload.trains("head"))
     units = 2.0 + sum(term.prefetched_units() for term in trainer.terms)
-    one_by_one = units * unit * layer_bytes(workload) + whole * unit * trainer.traffic.gradient_reduce_bytes
+    one_by_one = units * unit * layer_bytes(workload, trainer) + whole * unit * trainer.traffic.gradient_reduce_bytes
     one_by_one = one_by_one + 2.0 * copied_shard(workload, trainer, layout, unit)
     at_ends = table * (weight + tables * trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
     dense, expert = parameters.trained(workload)
     learned = dense + expert
-    outside = experts_outside(layout, trainer) * parameters.expert * layer_bytes(workload)
-    everything = gathered_parameters(workload, parameters) - outside + whole * unit * trainer.traffic.gradient_reduce_bytes
+    outside = experts_outside(layout, trainer) * parameters.expert * layer_bytes(workload, trainer)
+    everything = gathered_parameters(workload, trainer, parameters) - outside + whole * unit * trainer.traffic.gradient_reduce_bytes
     reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go
     everything = everything + (learned - reduced) * trainer.stored.gradient_bytes * pipelined
     if trainer.stored.whole_table_gradient:  # ``learned`` holds 1 / t of it
@@ -196,7 +196,7 @@ def workspace_bytes(
 
 def copied_shard(workload: Workload, trainer: Trainer, layout: Layout, parameters: Floats) -> Floats:
     """Shard of a unit that is copied from the host before the unit is gathered, (N, 3)."""
-    each = layer_bytes(workload) if workload.lora_rank else trainer.stored.weight_bytes
+    each = layer_bytes(workload, trainer) if workload.lora_rank else trainer.stored.weight_bytes
     return column(layout.offload_parameters) * parameters / shard_groups(layout)[0] * each
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
-from planner.cost.state_dtypes import frozen_element, frozen_other
+from planner.cost.state_dtypes import BOTH_LAYOUTS, FP8_GATHERED, frozen_element, frozen_other, quantised_weights
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
@@ -308,16 +308,18 @@ def gathered_bytes(workload: Workload) -> float:
     return 4.0 if workload.precision == "fp32" else 2.0
 
 
-def layer_bytes(workload: Workload) -> float:
+def layer_bytes(workload: Workload, trainer: Trainer) -> float:
     """Bytes per parameter of layers that are gathered: a frozen base as it lies in memory, cast before where that is fp32."""
+    if quantised_weights(workload, trainer):
+        return FP8_GATHERED[workload.precision]
     whole = gathered_bytes(workload)
     return min(frozen_element(workload), whole) if workload.lora_rank else whole
 
 
-def gathered_parameters(workload: Workload, parameters: StageParameters) -> Floats:
+def gathered_parameters(workload: Workload, trainer: Trainer, parameters: StageParameters) -> Floats:
     """Bytes of all weights of a stage, gathered, (N, 3)."""
     layers = parameters.linear + parameters.expert
-    return layers * layer_bytes(workload) + (parameters.all - layers) * gathered_bytes(workload)
+    return layers * layer_bytes(workload, trainer) + (parameters.all - layers) * gathered_bytes(workload)
 
 
 def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters) -> tuple[Floats, Floats]:
@@ -328,6 +330,9 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
     itself is fp8.
     """
     copies = ("weight_copies" in trainer.kernels.fp8) * (workload.precision in LOW_PRECISIONS)
+    share = parameters.linear / np.maximum(parameters.dense, 1.0)
+    if quantised_weights(workload, trainer):
+        return share * BOTH_LAYOUTS + (1.0 - share) * (trainer.stored.weight_bytes + copies), np.full((1, 1), BOTH_LAYOUTS)
     if not workload.lora_rank:
         each = trainer.stored.weight_bytes + copies
         if workload.precision == "fp32":
@@ -335,7 +340,6 @@ def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters
         return np.full((1, 1), each), np.full((1, 1), each)
     linear, other = frozen_element(workload), frozen_other(workload)
     linear = linear + copies * (workload.frozen_weights != "fp8")
-    share = parameters.linear / np.maximum(parameters.dense, 1.0)
     return share * linear + (1.0 - share) * other, np.full((1, 1), linear if trainer.kernels.linear_experts else other)
 
 

@@ -192,8 +192,8 @@ def _parts(
         reductions[0] = np.maximum(stages.dense + stages.moe, 1.0)
         ends = [learned[0] / reductions[0], learned[1]]
     tiny = np.finfo(float).tiny
-    mean = gathered_parameters(workload, parameters) - parameters.expert * layer_bytes(workload)
-    each = mean / np.maximum(parameters.dense, tiny), np.full_like(ones, layer_bytes(workload))
+    mean = gathered_parameters(workload, trainer, parameters) - parameters.expert * layer_bytes(workload, trainer)
+    each = mean / np.maximum(parameters.dense, tiny), np.full_like(ones, layer_bytes(workload, trainer))
     whole = column(layout.dp) / column(layout.shard)
     replicas = whole, np.where(experts_outside(layout, trainer) > 0, column(layout.edp), whole)
     dense, expert = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.trainers.llama_factory import megatron_adapter
+from planner.trainers.llama_factory import megatron_adapter, of_plugins
 from planner.trainers.reading import fine_tuning
 from planner.trainers.reading.commands import Launch, launched, with_files
 from planner.trainers.reading.configuration import Reading
@@ -49,10 +49,16 @@ WORDS = {"stage", "finetuning_type", "template", "cutoff_len", "dataset_dir", "l
 """Of which a command that starts src/train.py has one, where that is the program of LLaMA-Factory."""
 
 
+STARTED = ("train", "sft", "dpo", "rm")
+"""Words behind llamafactory-cli that train."""
+
+
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         data = _own_section(file_settings(path, "a configuration of LLaMA-Factory"))
+        if of_plugins.in_sections(data):
+            return of_plugins.parse(Settings(path, said.filled(data), said=said), said.num_gpus)
         _require_own(path, data)
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
     found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
@@ -60,6 +66,9 @@ def read(path: Path, said: Given) -> Reading:
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer
     settings = with_files(path, found, said)
+    if of_plugins.in_sections(dict(settings.data)):
+        reading = of_plugins.parse(settings, _gpus(said, found), next((one for one in found.words if one in STARTED), "sft"))
+        return dataclasses.replace(reading, notes=(*found.notes, *reading.notes))
     if found.program.endswith("train.py") and not WORDS & settings.data.keys():
         what = f"its program {found.program[:200]} is given no word of LLaMA-Factory"
         raise PlannerError(f"{path}: {what}: {', '.join(sorted(WORDS))}")

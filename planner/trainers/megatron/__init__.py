@@ -9,7 +9,7 @@ SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, tra
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
 OPTIONS = (
     "expert_dispatch", "expert_overlap", "fused_experts", "router_dtype", "cuda_graphs", "tp_overlap", "gradient_overlap",
-    "gradient_dtype", "loss_fusion", "attention_kernel", "dropout",
+    "gradient_dtype", "loss_fusion", "attention_kernel", "dropout", "fp8_param_gather",
 )  # fmt: skip
 FORM = (
     "any",

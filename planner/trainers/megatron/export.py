@@ -4,6 +4,7 @@ import shlex
 from typing import Any
 
 from planner import library
+from planner.cost.state_dtypes import quantised_weights
 from planner.layout import Order
 from planner.trainers.bundle.quoting import comment, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
@@ -121,6 +122,7 @@ def _precision(job: ExportJob) -> mcore.Fields:
     return {
         "fp16": precision == "fp16", "bf16": precision not in ("fp16", "fp32"), "accumulate_allreduce_grads_in_fp32": wide,
         "grad_reduce_in_bf16": not wide and precision != "fp16", f"{kind}_format": form or None, f"{kind}_recipe": recipe or None,
+        "fp8_param_gather": quantised_weights(job.workload, job.trainer),
     }  # fmt: skip
 
 

@@ -28,7 +28,8 @@ NOT_PRICED = (
     "num_layers_teacher", "mos", "peft_type", "moe_data_distributed", "expert_interval", "full_attention_interval",
     "partition_activations", "checkpoint_in_cpu", "distribute_saved_activations", "num_zero_experts", "fp32_residual_connection",
     "activation_func_fp8_input_store", "mtp_use_repeated_layer", "embedding_weights_in_fp32", "logits_load_dir", "moe_paged_stash",
-    "enable_mhc_connections", "standalone_embedding_stage",
+    "enable_mhc_connections", "standalone_embedding_stage", "perform_rl_step",
+    "num_microbatches_with_partial_activation_checkpoints",
     "enable_dsa_indexer", "enable_mhc", "kv_compress", *RECOMPUTED,
 )  # fmt: skip
 DECIDES = re.compile(

@@ -8,6 +8,7 @@ from planner.trainer_options import spell
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
+from planner.workload import FP8_WEIGHTS
 
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
@@ -65,6 +66,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
         "gradient_dtype": gradient_type(found),
         "loss_fusion": "on" if fused else "off",
         "cuda_graphs": "layers" if graphs else "none",
+        "fp8_param_gather": "on" if gathers_fp8(found) else "off",
     }
     if model.is_moe:
         said |= {
@@ -93,6 +95,7 @@ def zero_of(found: Arguments) -> int:
     """State sharding: the distributed optimizer's, what Megatron-FSDP shards, by default all, or DeepSpeed's stage."""
     for name, usual in NOT_PRICED.items():
         still = name.endswith("_param_gather") and (found.dumped or precision_of(found) in ("bf16", "fp16", "fp32"))
+        still = still or (name == "fp8_param_gather" and gathers_fp8(found))
         if not still and str(found.get(name, usual)).lower() != usual.lower():
             said = f"{found.spelled(name)} changes what states take on a GPU, which is not priced"
             raise PlannerError(f"{found.where}: {said}; --set {name}={usual} imports the job without it")
@@ -107,6 +110,12 @@ def zero_of(found: Arguments) -> int:
     if found.get("deepspeed") or found.get("zero_stage") is not None:
         return _deepspeed_stage(found)
     return int(bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer")))
+
+
+def gathers_fp8(found: Arguments) -> bool:
+    """Whether weights lie in fp8 between the steps of the distributed optimizer."""
+    sharded = found.get("use_distributed_optimizer") and not (found.get("use_megatron_fsdp") or found.get("use_custom_fsdp"))
+    return bool(sharded and found.get("fp8_param_gather") and precision_of(found) in FP8_WEIGHTS and not found.number("lora_r"))
 
 
 def _deepspeed_stage(found: Arguments) -> int:

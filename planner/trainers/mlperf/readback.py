@@ -42,6 +42,8 @@ TEXTS = {
 """Variables whose texts are the arguments, where they say something."""
 FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
 """Whether the frozen weights lie in the low precision: until 5.0, and since."""
+FP8_PARAMS = re.compile(r"^[ \t]*fp8_params:[ \t]*(?:\$\{oc\.decode:\$\{oc\.env:(\w+),(\w+)\}\}|(\w+))[ \t]*$", re.MULTILINE)
+"""The same in settings of NeMo, by a variable of the environment with its default.  [llama2_70b_lora, conf/*.yaml]"""
 OTHER_NAMES = {"NNODES": "DGXNNODES", "GPUS_PER_NODE": "DGXNGPU", "SIZE": "MODEL_SIZE"}
 """AMD's names for NVIDIA's."""
 RANK = 16
@@ -59,6 +61,8 @@ def read(path: Path, given: Given) -> Reading:
     for name, usual in OTHER_NAMES.items():
         if name in values:
             values.setdefault(usual, values[name])
+    if not values.keys() & set(FROZEN):
+        values |= _frozen_by_its_settings(path, values)
     place = next((one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower()) in one.split("|")), "")
     place = place or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
     model, length = BENCHMARKS.get(place, ("", 0))
@@ -106,6 +110,17 @@ def read(path: Path, given: Given) -> Reading:
     return dataclasses.replace(
         reading, trainer="nemo", lora_rank=RANK, lora_targets="attention", frozen_weights=frozen, unread=unread
     )
+
+
+def _frozen_by_its_settings(path: Path, values: dict[str, str]) -> dict[str, str]:
+    """Whether the frozen weights lie in fp8 by NeMo's settings beside a configuration, mostly as FP8 says; {} = none are there."""
+    places = [folder / "conf" for folder in list(path.resolve().parents)[:3]]
+    texts = [read_text(one) for folder in places if folder.is_dir() for one in sorted(folder.glob("*.yaml"))[:20]]
+    found = {match for text in texts for match in FP8_PARAMS.findall(text)}
+    if len(found) != 1:
+        return {}
+    name, usual, plain = found.pop()
+    return {"FP8_PARAMS": plain or values.get(name, usual)}
 
 
 def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:

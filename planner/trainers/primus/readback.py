@@ -14,8 +14,9 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.model import load_model
 from planner.model_names import preset_of
-from planner.trainers.megatron.arguments import ask_for_gaps, of_mapping
+from planner.trainers.megatron.arguments import ask_for_gaps, decides, of_mapping
 from planner.trainers.megatron.readback import reading_of as megatron_reading
+from planner.trainers.megatron.sizes import NOTHING, OTHER_MODELS
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
 from planner.trainers.reading.values import read_text
@@ -24,14 +25,24 @@ from planner.trainers.torchtitan.readback import reading_of as torchtitan_readin
 
 DEFAULTS: dict[str, Any] = {
     "use_distributed_optimizer": True, "sequence_parallel": True, "bf16": True, "seq_length": 1024, "global_batch_size": 16,
-    "cp_comm_type": "p2p",
+    "cp_comm_type": "p2p", "micro_batch_size": 2,
 }  # fmt: skip
 """Of a pre-trainer on Megatron-LM, in addition to Megatron's own."""
+OF_SFT: dict[str, Any] = {"seq_length": 2048, "global_batch_size": 128, "micro_batch_size": 1}
+"""Of sft_trainer.yaml, where they differ."""
+EXPERT_RANKS = re.compile(r"deepseek_v2(_lite)?|deepseek_v3|glm5|gpt_oss_(20|120)B|llama4_\w+|minimax_m2\.5")
+"""Models whose files say expert_model_parallel_size 8."""
 NO_DROPOUT = re.compile(r"(llama|qwen2\.5|qwen3_235B|glm|minimax|lfm)")
 """Families whose files switch dropout off; others inherit 0.1."""
 QUIET = re.compile(r"(.*sink_level|log_avg_.*|disable_(wandb|tensorboard|last_saving)|wandb_.*|enable_primus_turbo|use_turbo_.*|"
                    r"auto_continue_train|gradient_accumulation_fusion|turbo_.*|moe_use_.*|patch_.*|pp_warmup|mlflow.*|dump_.*|"
-                   r"use_rocm_.*|trainable|micro_?batch_.*warmup.*|.*rmsnorm.*|add_position_embedding)")  # fmt: skip
+                   r"use_rocm_.*|trainable|micro_?batch_.*warmup.*|.*rmsnorm.*|add_position_embedding|conv_(L_cache|bias)|model_type|"
+                   r"stage|sft_\w+|enable_packed_sequences|use_packed_attention|hf_path|use_sink_attention|sink_\w+|\w+_softcapping|"
+                   r"generate_\w+|disable_(mlflow|compile_dependencies|primus_topk_router|profiler_activity_cpu)|weight_deosc\w*|"
+                   r"wall_clock_step_timer|disable_delayed_scaling_patches)")  # fmt: skip
+ADAPTER = {"enabled", "dim", "alpha", "dropout", "dropout_position", "lora_A_init_method", "lora_B_init_method", "target_modules"}
+"""Settings of its LoRA."""
+MOST_BASES = 8
 PLACE = re.compile(r".*(path|dir|folder)|tokenizer_model|save|load|workspace|exp_name|user_name|work_group")
 """Keys that decide neither time nor memory: a variable there needs no value."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^${}]*))?\}")
@@ -51,38 +62,76 @@ def read(path: Path, given: Given) -> Reading:
     if open_:
         ask(str(path), [Question(name=name, about="a variable without a default") for name in dict.fromkeys(open_)])
     called, framework = str(trainer.get("model", "")).removesuffix(".yaml"), str(trainer.get("framework"))
+    known = _model_file(path, framework, called)
     preset = preset_of(re.sub(r"^(llama)(?=\d)", r"\1-", re.sub(r"[-_](fp8|bf16)$", "", called, flags=re.IGNORECASE)))
     said = given if given.model or preset is None else _with_model(given, preset)
-    adapters = overrides.get("lora") or overrides.get("peft")
-    if adapters and not (isinstance(adapters, dict) and adapters.get("enabled") is False):
-        raise PlannerError(
-            f"{path}: adapters of Primus are not read: --set lora=false imports the training of all weights"
-        )
+    adapters = {} if given.setting("lora") == "false" else _adapters(path, framework, overrides)
     if framework == "torchtitan":
         model = load_model(preset) if preset and not given.model else None
         overrides = given.filled(overrides)
         own = overrides.setdefault("model", {})
+        if preset is None and isinstance(own, dict) and isinstance(known.get("model"), dict):
+            overrides["model"] = own = {**known["model"], **own}
         if called.lower().endswith("fp8") and isinstance(own, dict):  # what the model's file says
             own.setdefault("converters", ["quantize.linear.float8"])
         overrides.setdefault("activation_checkpoint", {"mode": "none"})  # pre_trainer.yaml of torchtitan
         overrides.setdefault("compile", {"enable": True})
         found = tables(path, overrides)
-        found["other"].update({"model": model.name if model else "", "optimizer": "AdamW"})
+        found["other"].update({"optimizer": "AdamW"} | ({"model": model.name} if model else {}))
         return torchtitan_reading(path, found, given)
     if framework != "megatron":
         raise PlannerError(f"{path}: framework {framework} of Primus is not read; megatron and torchtitan are")
     if said.model is None:
         sizes = {"num_layers", "hidden_size", "num_attention_heads"}
-        if not sizes <= overrides.keys():
+        if not sizes <= known.keys() | overrides.keys():
             missing = [] if given.num_gpus else [NEEDED["num_gpus"]]
             ask(str(path), [Question(name="--model NAME", about=f"{called or 'its model'} is no preset"), *missing])
-    return _megatron(path, overrides, said, called)
+    usual = OF_SFT if str(trainer.get("config")) == "sft_trainer.yaml" else {}
+    return _megatron(path, overrides | adapters, usual | known, said, called)
 
 
-def _megatron(path: Path, overrides: Mapping[str, Any], said: Given, called: str) -> Reading:
+def _adapters(path: Path, framework: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA of its trainer on Megatron in the words of Megatron's reader. Raises PlannerError for other adapters.
+    [primus/backends/megatron, sft_trainer.yaml, 2026-08]"""
+    said = overrides.get("lora") or overrides.get("peft")
+    if not said or (isinstance(said, dict) and said.get("enabled") is False):
+        return {}
+    known = isinstance(said, dict) and said.keys() <= ADAPTER and said.get("enabled") is True and "peft" not in overrides
+    if framework != "megatron" or not known:
+        raise PlannerError(f"{path}: these adapters of Primus are not read: --set lora=false imports the training of all weights")
+    return {"lora_r": str(said.get("dim", 32)), "lora_target_modules": said.get("target_modules") or ["all"]}
+
+
+def _model_file(path: Path, framework: str, called: str) -> dict[str, Any]:
+    """What the model's file in the checkout around an experiment says, with the files that it extends; {} = it is not there."""
+    if framework not in ("megatron", "torchtitan") or not re.fullmatch(r"[\w.-]{1,100}", called):
+        return {}
+    places = (one / "primus/configs/models" / framework / f"{called}.yaml" for one in list(path.resolve().parents)[:8])
+    file = next((one for one in places if one.is_file()), None)
+    found = {} if file is None else _extended(file, MOST_BASES)
+    if framework == "torchtitan":
+        return found
+    return {name: value for name, value in found.items() if decides(name) or (name in OTHER_MODELS and value not in NOTHING)}
+
+
+def _extended(file: Path, most: int) -> dict[str, Any]:
+    data = library.parse_yaml(read_text(file), str(file))
+    bases = data.pop("extends", None) or data.pop("bases", None) or []
+    if not most or not isinstance(bases, list):
+        raise PlannerError(f"{file}: extends {shown(bases)}; a list of at most {MOST_BASES} files after each other is understood")
+    found: dict[str, Any] = {}
+    for one in bases:
+        if re.fullmatch(r"[\w.-]{1,100}", str(one)) and (file.parent / str(one)).is_file():
+            found |= _extended(file.parent / str(one), most - 1)
+    return found | data
+
+
+def _megatron(path: Path, overrides: Mapping[str, Any], usual: Mapping[str, Any], said: Given, called: str) -> Reading:
+    """``usual``: what its trainer's and its model's files say."""
     drop = 0.0 if NO_DROPOUT.match(called) else 0.1
     overrides = {name: value for name, value in overrides.items() if name not in ("lora", "peft")}
-    data = {**DEFAULTS, "hidden_dropout": drop, "attention_dropout": drop, **overrides}
+    ranks = {"expert_model_parallel_size": 8} if EXPERT_RANKS.fullmatch(called) else {}
+    data = {**DEFAULTS, **ranks, "hidden_dropout": drop, "attention_dropout": drop, **usual, **overrides}
     if data.pop("use_turbo_deepep", False) and data.get("enable_primus_turbo"):
         data |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
     quiet = [name for name in data if QUIET.fullmatch(name)]

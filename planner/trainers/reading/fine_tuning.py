@@ -28,7 +28,7 @@ OPTIMIZERS = {
     "lion": "lion", "lion_32bit": "lion", "sgd": "sgd", "muon": "muon",
 }  # fmt: skip
 """Optimizers by their names in transformers, DeepSpeed, torch and bitsandbytes.  [transformers, training_args.py]"""
-LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd", "muon")
+LIKE_IT = ("adamw_torch", "adamw_8bit", "adafactor", "lion", "sgd")
 """Names that stand for what states take."""
 ATTENTION = {"qkv": ("q", "k", "v"), "attention": ("q", "k", "v", "o"), "qv": ("q", "v")}
 JOINT = {

@@ -1,6 +1,6 @@
 """torchtune."""
 
-PLACE = 106
+PLACE = 104
 TITLE = "torchtune (YAML for its recipes, started with tune run)"
 TRAINERS = ("torchtune",)
 OPTIONS = ("compile", "optimizer_in_backward")
