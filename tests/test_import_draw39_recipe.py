@@ -66,3 +66,37 @@ def test_virtual_stages_of_mlperf_that_no_script_sets(tmp_path: Path) -> None:
     _file(tmp_path / "gpt3", file.name, f"{text}export FP8_PARAM_GATHER=True\n")
     with pytest.raises(PlannerError, match="--fp8-param-gather changes what states take"):
         _read(file)
+
+
+NEMO_1 = "python /opt/NeMo/examples/nlp/language_modeling/{} trainer.devices=$GPUS trainer.num_nodes=$NODES \\\n    {}\n"
+
+
+def test_a_job_whose_name_has_another_ending_and_keeps_its_command(tmp_path: Path) -> None:
+    command = NEMO_1.format(
+        "tuning/megatron_gpt_finetuning.py",
+        "model.restore_from_path=/models/llama3-70b.nemo model.tensor_model_parallel_size=4 model.micro_batch_size=1 "
+        'model.global_batch_size=8 model.peft.peft_scheme="lora" ++model.optim.name="fused_adam"',
+    )
+    text = f"#!/bin/bash\n#SBATCH --nodes=1\nGPUS=4\nNODES=1\nread -r -d '' cmd <<EOF\n  {command}\nEOF\n"
+    found = _read(_file(tmp_path, "sft.slrm", f"{text}srun singularity run --nv nemo.simg $cmd\n"))
+    assert _values(found, "tp", "num_gpus", "global_batch_size", "lora_rank", "lora_targets") == [4, 4, 8, 32, "qkv"]
+    assert "tp_overlap=off" in found.trainer  # ub_tp_comm_overlap of NeMo 1 is false
+
+
+def test_overlap_of_nemo_1_where_its_yaml_says_so(tmp_path: Path) -> None:
+    overrides = "model.tensor_model_parallel_size=2 model.sequence_parallel=true model.ub_tp_comm_overlap=true"
+    text = f"GPUS=8 NODES=1\n{NEMO_1.format('megatron_gpt_pretraining.py', overrides)}"
+    assert "tp_overlap" not in _read(_file(tmp_path, "pretrain.sh", f"{text}\n")).trainer
+
+
+def test_a_variable_of_a_nemo_1_job_can_be_answered(tmp_path: Path) -> None:
+    text = NEMO_1.format("megatron_gpt_pretraining.py", "model.micro_batch_size=2").replace("$NODES", "$NNODE")
+    file = _file(tmp_path, "gpt.sh", f"GPUS=8\n{text}")
+    assert "NNODE" in [one.name for one in _read(file).questions]
+    assert _read(file, NNODE="2").num_gpus == 16
+
+
+def test_dpo_of_nemo_aligner_asks_for_all_at_once(tmp_path: Path) -> None:
+    text = "python NeMo-Aligner/examples/nlp/gpt/train_gpt_dpo.py trainer.devices=8 trainer.num_nodes=1 ++model.global_batch_size=8\n"
+    with pytest.raises(OpenQuestionsError, match=r"--model NAME .*--sequence-length S"):
+        _read(_file(tmp_path, "dpo.sh", text))

@@ -164,6 +164,8 @@ def _open(found: Arguments, given: Given, gpus: int | None, early: bool = False)
     """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide; ``early``:
     before the model was read, so that its vocabulary is asked for with the rest."""
     questions = [*found.questions, *([NEEDED["num_gpus"]] if found.questions and not gpus else [])]
+    if questions and not (given.sequence_length or found.get("seq_length") or found.get("encoder_seq_length")):
+        questions.append(NEEDED["sequence_length"])
     degrees = math.prod(_degrees(found)) if gpus and all(str(found.get(one, 1)).isdigit() for one in DEGREES) else 1
     if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
         questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))

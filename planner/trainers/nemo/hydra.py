@@ -81,15 +81,17 @@ def of_command(path: Path, said: Given) -> Reading:
         names = ", ".join(known)
         raise PlannerError(f"{path}: its configuration {shown(named or program)} is neither in its folder nor one of {names}")
     base = file_settings(file, "a configuration of NeMo") if file is not None else known[named]
-    words = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
+    pairs = (one.partition("=") for one in found.words if "=" in one)
+    words = {key.lstrip("+~"): parsed(re.sub(r"""^(["'])(.*)\1$""", r"\2", value)) for key, _, value in pairs}  # Hydra's quotes
     reading = parse(path, program, override(base, words), said)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
 def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
     """The job of a configuration; ``name`` of its file or program. Raises PlannerError."""
+    followed = set(said.used)  # variables of a script
     given = Settings(path, resolved(said.filled(data)), said=said)
-    said.used.difference_update(one for one in said.settings if "." not in one and one not in data)  # arguments of Megatron-LM
+    said.used.difference_update(one for one in said.settings if "." not in one and one not in data and one not in followed)
     name = f"{name} {given.data.get('name', '')}".lower()
     if (other := FOREIGN.search(name)) is not None:
         word = other[1].strip("_")
@@ -167,6 +169,8 @@ def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     low = str(model.section("optim").get("grad_sync_dtype", "")) in ("bf16", "bfloat16")
     options["gradient_dtype"] = "bf16" if low else "fp32"
     options.pop("gradient_overlap", None)  # a habit of NeMo, unless it says no
+    if found.fields["tp"] > 1 and not model.flag("ub_tp_comm_overlap"):  # a habit of its recipes, not of its YAML
+        options["tp_overlap"] = "off"
     if model.section("optim").get("overlap_grad_sync") is False:
         options["gradient_overlap"] = "off"
     peft = model.section("peft")

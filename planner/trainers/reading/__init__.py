@@ -49,7 +49,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
 
 def _counted(path: Path, text: str, said: Given) -> Given:
     """What is said, with the number of GPUs for the variable that a script of one node takes it from: its branches follow."""
-    named = OWN_NUMBER.search(text) if said.num_gpus and path.suffix.removeprefix(".").lower() in SHELL else None
+    named = OWN_NUMBER.search(text) if said.num_gpus and _ending(path, text) in SHELL else None
     if named is None or named[1] in said.settings or NODES.search(text):
         return said
     said.used.add(named[1])
@@ -70,7 +70,7 @@ MOST_WORDS, MOST_ARGUMENTS = 12, 400
 
 def _run(path: Path, text: str, said: Given, most: int = MOST_WORDS) -> str:
     """The commands of a script with the values of its variables, one a line, ``most`` words of each; '' for what is no script."""
-    if path.suffix.removeprefix(".").lower() not in SHELL:
+    if _ending(path, text) not in SHELL:
         return ""
     try:
         commands = evaluate(text, str(path), said.settings, path.parent).commands
@@ -136,8 +136,13 @@ SHELL = ("sh", "bash", "slurm", "sbatch")
 """Endings of shell scripts: what reads one reads all."""
 
 
+def _ending(path: Path, text: str) -> str:
+    """The ending of a file's name; 'sh' of one whose first line says that a shell runs it, like job.slrm."""
+    return "sh" if re.match(r"#!.{0,40}\b(ba|z|k)?sh\b", text) else path.suffix.removeprefix(".").lower()
+
+
 def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:
     endings, expression = form[0].split(), form[1]
-    ending = path.suffix.removeprefix(".").lower()
+    ending = _ending(path, text)
     fits = "any" in endings or ending in endings or (ending in SHELL and "sh" in endings)
     return fits and re.search(expression, text, re.MULTILINE) is not None
