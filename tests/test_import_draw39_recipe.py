@@ -97,6 +97,26 @@ def test_a_variable_of_a_nemo_1_job_can_be_answered(tmp_path: Path) -> None:
 
 
 def test_dpo_of_nemo_aligner_asks_for_all_at_once(tmp_path: Path) -> None:
-    text = "python NeMo-Aligner/examples/nlp/gpt/train_gpt_dpo.py trainer.devices=8 trainer.num_nodes=1 ++model.global_batch_size=8\n"
+    text = "python Aligner/examples/nlp/gpt/train_gpt_dpo.py trainer.devices=8 trainer.num_nodes=1 +model.global_batch_size=8\n"
     with pytest.raises(OpenQuestionsError, match=r"--model NAME .*--sequence-length S"):
         _read(_file(tmp_path, "dpo.sh", text))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "@dataclass\nclass Small(llm.Llama3Config8B):\n    num_layers: int = 4\n\n\nmodel = llm.LlamaModel(Small())\n",
+        "model = run.Config(llm.LlamaModel, config=run.Config(llm.Llama3Config8B, num_layers=4))\n",
+    ],
+)
+def test_sizes_of_its_own_in_a_script_of_nemo_2(tmp_path: Path, config: str) -> None:
+    text = (
+        f"from nemo import lightning as nl\nfrom nemo.collections import llm\nimport nemo_run as run\n{config}"
+        "strategy = nl.MegatronStrategy(tensor_model_parallel_size=1)\ntrainer = nl.Trainer(devices=1, strategy=strategy)\n"
+        "data = llm.SquadDataModule(seq_length=2048, micro_batch_size=2, global_batch_size=8)\n"
+        "llm.finetune(model=model, data=data, trainer=trainer)\n"
+    )
+    file = _file(tmp_path, "ft.py", text)
+    assert [one.name for one in _read(file).questions] == ["--model NAME"]
+    whole = _file(tmp_path, "whole.py", text.replace("num_layers: int = 4", "seed: int = 4").replace("num_layers=4", ""))
+    assert not _read(whole).questions
