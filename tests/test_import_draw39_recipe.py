@@ -120,3 +120,32 @@ def test_sizes_of_its_own_in_a_script_of_nemo_2(tmp_path: Path, config: str) -> 
     assert [one.name for one in _read(file).questions] == ["--model NAME"]
     whole = _file(tmp_path, "whole.py", text.replace("num_layers: int = 4", "seed: int = 4").replace("num_layers=4", ""))
     assert not _read(whole).questions
+
+
+def _bridge(folder: Path, text: str, recipe: str = "llama3_8b_pretrain_config") -> Reading:
+    file = _file(folder, "override.yaml", f"train: {{train_iters: 10}}\n{text}")
+    return read(file, "megatron-bridge", Given(num_gpus=8, settings={"recipe": recipe}))
+
+
+def test_what_a_yaml_over_a_recipe_of_megatron_bridge_says_as_a_whole(tmp_path: Path) -> None:
+    text = "dataset: {sequence_length: 4096}\nmixed_precision: bf16_with_fp8_current_scaling_mixed\n"
+    found = _bridge(tmp_path, text)
+    assert _values(found, "sequence_length", "precision", "lora_rank") == [4096, "fp8", 0]
+    text = "peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 8}\nmixed_precision: {grad_reduce_in_fp32: false}\n"
+    found = _bridge(tmp_path, text)
+    assert _values(found, "lora_rank", "frozen_weights") == [8, "bf16"]
+    assert "gradient_dtype=bf16" in found.trainer
+    assert _bridge(tmp_path, "peft: null\n", "llama3_8b_peft_config").lora_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dist: {use_megatron_fsdp: true}\n", "dist.use_megatron_fsdp"),
+        ("ConfigContainer:\n  train: {micro_batch_size: 1}\n", "its section 'ConfigContainer' is none of Megatron-Bridge's"),
+        ("perf_matrix:\n  h100: {num_gpus_8: {tp: 2}}\n", "its section 'perf_matrix' is none of Megatron-Bridge's"),
+    ],
+)
+def test_sections_of_a_yaml_over_a_recipe_that_no_plan_has(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(PlannerError, match=says):
+        _bridge(tmp_path, text)

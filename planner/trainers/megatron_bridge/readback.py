@@ -36,7 +36,7 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
 from planner.trainers.reading.values import quotient, read_text, stage_ends
 
-OVERRIDES = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "peft")
+OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
 """Sections of a YAML that go over a recipe and decide a plan."""
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 MATTERS = re.compile(
@@ -79,7 +79,31 @@ def read(path: Path, said: Given) -> Reading:
         about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
         said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
     base = known.get(name, {"model.hf": ""})
-    return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+    return parse(path, said, {**base, **_flags(found.settings), **_of_one_length(words)}, said.num_gpus or found.num_gpus)
+
+
+def _of_one_length(words: dict[str, Any]) -> dict[str, Any]:
+    """Overrides in which the length of the data, once called sequence_length, is that of the model, as Megatron-Bridge insists."""
+    found = {name.replace("dataset.sequence_length", "dataset.seq_length"): value for name, value in words.items()}
+    length = found.get("dataset.seq_length")
+    return {"model.seq_length": length, **found} if length is not None else found
+
+
+def _of_its_own(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises PlannerError for a section that Megatron-Bridge does not have and that holds what decides a plan: the program of a
+    project makes of it what it likes."""
+    names = {one.rpartition(".")[2] for one in DECISIVE} - {"hf", "dim"} | {"tp", "pp", "cp", "ep", "vp", "gbs", "mbs"}
+
+    def held(value: Any, depth: int = 0) -> bool:
+        inner = value.items() if isinstance(value, Mapping) and depth < 8 else ()
+        return any(str(key) in names or held(one, depth + 1) for key, one in inner)
+
+    own = next((str(one) for one in data if one not in (*OVERRIDES, "recipe", "run", "mixed_precision") and held(data[one])), None)
+    if own is not None:
+        raise PlannerError(
+            f"{path}: its section {shown(own)} is none of Megatron-Bridge's, and a program of the project reads it in a way of its "
+            "own; import the recipe that it starts from"
+        )
 
 
 def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
@@ -87,6 +111,7 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     data = resolved(said.filled(extended(path, "overrides of a recipe of Megatron-Bridge")))
     if saved.is_saved(data):
         return parse(path, said, saved.settings(path, data), said.num_gpus)
+    _of_its_own(path, data)
     call = data.get("recipe")
     if call is None:
         said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))
@@ -100,9 +125,10 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
     sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
     over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    over |= saved.whole(data)
     named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
-    settings = {"model.hf": "", **known.get(target, {}), **words, **over}
+    settings = {"model.hf": "", **known.get(target, {}), **words, **_of_one_length(over)}
     run = Settings(path, data, said=said).section("run")
     nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
     return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
@@ -154,8 +180,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
     model = _with_tables(given, model)
-    if given.flag("ddp.use_megatron_fsdp"):
-        raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
+    for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
+        if given.flag(name):
+            raise PlannerError(f"{path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
     fields = _layout(given, said.spec() or model)
