@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
 
 MLPERF = (
@@ -149,3 +149,49 @@ def test_what_a_yaml_over_a_recipe_of_megatron_bridge_says_as_a_whole(tmp_path: 
 def test_sections_of_a_yaml_over_a_recipe_that_no_plan_has(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(PlannerError, match=says):
         _bridge(tmp_path, text)
+
+
+FORK = (
+    "from megatron.bridge.training.config import ConfigContainer, TrainingConfig, GPTDatasetConfig\n\n\n"
+    "def pretrain_config(tensor_parallelism: int = 4, seq_length: int = 2048, global_batch_size: int = 64):\n"
+    "    model_cfg = Llama3ModelProvider8B(tensor_model_parallel_size=tensor_parallelism)\n"
+    "    return ConfigContainer(model=model_cfg, mixed_precision='bf16_mixed',\n"
+    "        train=TrainingConfig(global_batch_size=global_batch_size, micro_batch_size=2),\n"
+    "        dataset=GPTDatasetConfig(sequence_length=seq_length))\n"
+)
+
+
+def test_a_recipe_that_a_fork_of_megatron_bridge_holds(tmp_path: Path) -> None:
+    text = (
+        "from megatron.bridge.recipes.llama.llama3_8b import pretrain_config\n\n\ndef check_config(cfg):\n    assert cfg\n\n\n"
+        "def main():\n    cfg: ConfigContainer = pretrain_config()\n    cfg.dataset.sequence_length = 4096\n"
+        "    cfg.train.micro_batch_size = 1\n"
+    )
+    file = _file(tmp_path, "examples/own/pretrain_own.py", text)
+    with pytest.raises(PlannerError, match="a function of another module that is not there makes it"):
+        _read(file)
+    _file(tmp_path, "src/megatron/bridge/recipes/llama/llama3_8b.py", FORK)
+    read_ = read(file, None, Given(model="llama-3-8b", num_gpus=8))
+    assert _values(read_, "tp", "dp", "sequence_length", "global_batch_size", "micro_batch_size") == [4, 2, 4096, 64, 1]
+    file.write_text(f"{text}    cfg = OmegaConf.merge(cfg, OmegaConf.load(args.config_file or 'own.yaml'))\n")
+    _file(tmp_path, "examples/own/conf/own.yaml", "model: {tensor_model_parallel_size: 2}\ntrain: {global_batch_size: 16}\n")
+    assert _values(read(file, None, Given(model="llama-3-8b", num_gpus=8)), "tp", "global_batch_size") == [2, 16]
+
+
+def test_a_program_that_names_arguments_of_megatron_is_no_shell_script(tmp_path: Path) -> None:
+    text = 'HELP = """\n    --tensor-model-parallel-size 4 --num-layers 32\n"""\nprint((1))\n'
+    with pytest.raises(PlannerError, match="a Python program that names arguments of Megatron"):
+        _read(_file(tmp_path, "launch.py", text))
+
+
+def test_the_update_of_torchtune_is_in_the_backward_pass_where_its_yaml_says_so(tmp_path: Path) -> None:
+    text = (
+        "model: {_component_: torchtune.models.llama3.llama3_8b}\ntokenizer: {max_seq_len: 2048}\nbatch_size: 1\ndtype: bf16\n"
+        "optimizer: {_component_: torch.optim.AdamW}\ngradient_accumulation_steps: 1\nloss: {_component_: torchtune.loss.X}\n"
+        "dataset: {_component_: torchtune.datasets.alpaca_dataset}\n"
+    )
+    found = []
+    for said in ("", "optimizer_in_bwd: true\n"):
+        reading = read(_file(tmp_path, "full.yaml", text + said), None, Given(num_gpus=4))
+        found.append(to_plan(reading).prediction.memory_gib["gradients"])
+    assert found[0] > found[1] == 0

@@ -66,6 +66,8 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         found = of_mapping(of_sections(mapping_of(text, where)), where, given)
         ask_for_gaps(found, None)
         return found
+    if where.endswith((".py", ".ipynb")):
+        raise PlannerError(f"{where}: a Python program that names arguments of Megatron; import the script or file that gives them")
     return of_script(text, where, given, directory)
 
 

@@ -33,7 +33,7 @@ from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, parsed
+from planner.trainers.reading.settings import Settings, beside, parsed
 from planner.trainers.reading.values import quotient, read_text, stage_ends
 
 OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
@@ -82,6 +82,24 @@ def read(path: Path, said: Given) -> Reading:
     return parse(path, said, {**base, **_flags(found.settings), **_of_one_length(words)}, said.num_gpus or found.num_gpus)
 
 
+def _over(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What the sections of a YAML say over a recipe."""
+    sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
+    over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return _of_one_length(over | saved.whole(data))
+
+
+def _merged(path: Path, tree: ast.Module) -> dict[str, Any]:
+    """What the YAML says that a script merges over its recipe by itself, where it lies in its folder."""
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(one, ast.Attribute) and ast.unparse(one) == "OmegaConf.load" for one in nodes):
+        return {}
+    texts = (one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    files = (beside(path, place) for one in texts if re.fullmatch(r"[\w./-]{1,100}\.ya?ml", one) for place in (one, f"conf/{one}"))
+    file = next((one for one in files if one is not None), None)
+    return _over(resolved(extended(file, "overrides of a recipe of Megatron-Bridge"))) if file is not None else {}
+
+
 def _of_one_length(words: dict[str, Any]) -> dict[str, Any]:
     """Overrides in which the length of the data, once called sequence_length, is that of the model, as Megatron-Bridge insists."""
     found = {name.replace("dataset.sequence_length", "dataset.seq_length"): value for name, value in words.items()}
@@ -123,12 +141,9 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
         about = f"{shown(target)} is not among the published ones that are known: one like it"
         said.questions.append(Question(name="recipe._target_", about=about, choices=tuple(nearest_first(target, known)[:3])))
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
-    sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
-    over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    over |= saved.whole(data)
     named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
-    settings = {"model.hf": "", **known.get(target, {}), **words, **_of_one_length(over)}
+    settings = {"model.hf": "", **known.get(target, {}), **words, **_over(data)}
     run = Settings(path, data, said=said).section("run")
     nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
     return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
@@ -150,7 +165,10 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
 
 def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[str, Any]:
     """Settings of the one recipe of a module, or of the one that is named."""
-    recipes = [name for name in functions(tree) if name.endswith("_config") and not name.startswith("_")]
+    recipes = [
+        name for name, one in functions(tree).items() if name.endswith("_config") and not name.startswith("_")
+        and any(isinstance(node, ast.Return) and node.value for node in ast.walk(one))  # not one that checks it
+    ]  # fmt: skip
     if "pretrain_config" in recipes:  # the first recipes, whose parts are functions of their own
         recipes = [name for name in recipes if name in ("pretrain_config", "finetune_config")]
     asked = said.setting("recipe")
@@ -160,7 +178,7 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
         needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
-        return script_settings(tree, known)
+        return script_settings(tree, with_modules_beside(path, tree, known)) | _merged(path, tree)
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
 
 
@@ -184,7 +202,8 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         if given.flag(name):
             raise PlannerError(f"{path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
-        raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
+        why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
+        raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file: {why}")
     fields = _layout(given, said.spec() or model)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
     fields["micro_batch_size"] = micro
