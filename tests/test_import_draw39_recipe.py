@@ -217,3 +217,23 @@ def test_the_sft_trainer_of_a_renamed_verl(tmp_path: Path) -> None:
     words = "data.micro_batch_size_per_gpu=4 ulysses_sequence_parallel_size=2"
     found = _read(_file(tmp_path, "run.sh", SFT.format("own_verl", words)))
     assert _values(found, "trainer", "cp", "micro_batch_size", "num_gpus") == ["verl", 2, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("said", "compiled"),
+    [
+        ("", False), ("compile=CompileConfig(),", False), ("compile=CompileConfig(enable=True),", True),
+        ("compile=CompileConfig(enable=True, components=['loss']),", False), ("compile=held,", True),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_torchtitan_compiles_what_it_says(tmp_path: Path, said: str, compiled: bool) -> None:
+    text = (
+        f"def llama3_8b():\n    held = CompileConfig(enable=True)\n    return Trainer.Config({said}\n"
+        "        hf_assets_path='./assets/hf/Llama-3.1-8B', model_spec=model_registry('8B'),\n"
+        "        training=TrainingConfig(local_batch_size=1, seq_len=8192),\n"
+        "        parallelism=ParallelismConfig(data_parallel_shard_degree=4, tensor_parallel_degree=2))\n"
+    )
+    assert ("compile=off" not in _read(_file(tmp_path, "llama3/config_registry.py", text)).trainer) == compiled
+    text = text.replace(f"return Trainer.Config({said}", "config = Trainer.Config(").replace("_degree=2))", "_degree=2))\n    ")
+    changed = _file(tmp_path, "llama3/config_registry.py", f"{text}config.compile.enable = {compiled}\n    return config\n")
+    assert ("compile=off" not in _read(changed).trainer) == compiled
