@@ -234,6 +234,16 @@ def test_a_configuration_of_torchtitan_compiles_what_it_says(tmp_path: Path, sai
         "        parallelism=ParallelismConfig(data_parallel_shard_degree=4, tensor_parallel_degree=2))\n"
     )
     assert ("compile=off" not in _read(_file(tmp_path, "llama3/config_registry.py", text)).trainer) == compiled
-    text = text.replace(f"return Trainer.Config({said}", "config = Trainer.Config(").replace("_degree=2))", "_degree=2))\n    ")
-    changed = _file(tmp_path, "llama3/config_registry.py", f"{text}config.compile.enable = {compiled}\n    return config\n")
+    text = text.replace(f"return Trainer.Config({said}", "config = Trainer.Config(")
+    changed = _file(tmp_path, "llama3/config_registry.py", f"{text}    config.compile.enable = {compiled}\n    return config\n")
     assert ("compile=off" not in _read(changed).trainer) == compiled
+
+
+def test_nemo_rl_over_megatron_overlaps_no_tensor_parallelism(tmp_path: Path) -> None:
+    text = (
+        "policy:\n  model_name: Qwen/Qwen3-8B\n  train_global_batch_size: 32\n  train_micro_batch_size: 1\n"
+        "  max_total_sequence_length: 2048\n  precision: bfloat16\n  dtensor_cfg: {enabled: false}\n"
+        "  megatron_cfg: {enabled: true, tensor_model_parallel_size: 2, sequence_parallel: true}\n"
+        "sft: {max_num_steps: 10}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
+    )
+    assert "tp_overlap=off" in _read(_file(tmp_path, "sft.yaml", text)).trainer
