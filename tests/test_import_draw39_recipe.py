@@ -247,3 +247,24 @@ def test_nemo_rl_over_megatron_overlaps_no_tensor_parallelism(tmp_path: Path) ->
         "sft: {max_num_steps: 10}\ncluster: {gpus_per_node: 8, num_nodes: 1}\n"
     )
     assert "tp_overlap=off" in _read(_file(tmp_path, "sft.yaml", text)).trainer
+
+
+def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
+    text = (
+        "python3 ${HERE}/launcher_scripts/main.py training=own/small \\\n  stages=[training] training.trainer.num_nodes=2 \\\n"
+        '  training.model.tokenizer.model=${TOK} training.model.global_batch_size=64 training.run.name="own"\n'
+    )
+    job = _file(tmp_path, "examples/run.sh", text)
+    with pytest.raises(PlannerError, match="launcher_scripts/conf/training/'own/small'.yaml is not there"):
+        _read(job)
+    config = (
+        "trainer: {num_nodes: 1, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 2\n  global_batch_size: 8\n"
+        "  tensor_model_parallel_size: 4\n  pipeline_model_parallel_size: 1\n  encoder_seq_length: 2048\n  num_layers: 12\n"
+        "  hidden_size: 768\n  num_attention_heads: 12\n  ub_tp_comm_overlap: true\n  tokenizer: {type: GPT2BPETokenizer}\n"
+    )
+    _file(tmp_path, "launcher_scripts/conf/training/own/small.yaml", config)
+    found = _read(job)
+    assert _values(found, "tp", "num_gpus", "global_batch_size", "micro_batch_size") == [4, 16, 64, 2]
+    assert "tp_overlap" not in found.trainer and not found.questions
+    with pytest.raises(PlannerError, match="it starts no stage of NeMo's launcher that trains"):
+        _read(_file(tmp_path, "examples/convert.sh", text.replace("[training]", "[conversion]")))

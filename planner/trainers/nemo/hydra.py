@@ -19,6 +19,7 @@ from planner.trainers.reading.given import Given
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
+from planner.trainers.reading.shell import is_open
 
 SAME = (
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
@@ -43,6 +44,9 @@ FOREIGN = re.compile(
 )
 """Words in the name of a file or of a job whose training is another one."""
 PROGRAM = r"\S*(megatron_gpt_(pretraining|continue_training|finetuning|peft_tuning|sft)|train_gpt_(sft|dpo))\.py"
+LAUNCHER = r"\S*launcher_scripts/main\.py"
+STAGES = ("training", "peft", "fine_tuning")
+"""Stages of NeMo's launcher that train a model, each with a folder of configurations of its own."""
 USUAL = {
     "megatron_gpt_pretraining": "megatron_gpt_config", "megatron_gpt_continue_training": "megatron_gpt_config",
     "megatron_gpt_finetuning": "megatron_gpt_finetuning_config", "megatron_gpt_peft_tuning": "megatron_gpt_finetuning_config",
@@ -84,6 +88,28 @@ def of_command(path: Path, said: Given) -> Reading:
     pairs = (one.partition("=") for one in found.words if "=" in one)
     words = {key.lstrip("+~"): parsed(re.sub(r"""^(["'])(.*)\1$""", r"\2", value)) for key, _, value in pairs}  # Hydra's quotes
     reading = parse(path, program, override(base, words), said)
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def of_launcher(path: Path, said: Given) -> Reading:
+    """The job of NeMo's launcher: launcher_scripts/main.py training=llama/llama3_8b training.trainer.num_nodes=8. Raises
+    PlannerError."""
+    found = launched(path, said, LAUNCHER)
+    words = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
+    stages = words.get("stages", ["training"])
+    stage = next((one for one in STAGES if one in (stages if isinstance(stages, list) else [str(stages)])), None)
+    named = str(words.get(stage or "") or "")
+    if stage is None or not named:
+        why = "training=llama/llama3_8b stages=[training] would be one"
+        raise PlannerError(f"{path}: it starts no stage of NeMo's launcher that trains, by its name: {why}")
+    file = beside(path, f"launcher_scripts/conf/{stage}/{named}.yaml")
+    if file is None:
+        raise PlannerError(f"{path}: its configuration launcher_scripts/conf/{stage}/{shown(named)}.yaml is not there")
+    over = {
+        key.removeprefix(f"{stage}."): value for key, value in words.items()
+        if key.startswith(f"{stage}.") and not ("tokenizer" in key and is_open(str(value)))  # its place on the author's machine
+    }  # fmt: skip
+    reading = parse(path, file.stem, override(file_settings(file, "a configuration of NeMo"), over), said)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 

@@ -46,8 +46,10 @@ def read(path: Path, said: Given) -> Reading:
         return hydra.read(path, said)
     if suffix in (".py", ".ipynb"):
         settings, notes = _of_script(path, said)
-    elif re.search(hydra.PROGRAM, read_text(path)):
+    elif re.search(hydra.PROGRAM, text := read_text(path)):
         return hydra.of_command(path, said)
+    elif re.search(hydra.LAUNCHER, text):
+        return hydra.of_launcher(path, said)
     else:
         settings, notes = _of_command(path, said), ()
     return _reading(path, said, settings, notes)
