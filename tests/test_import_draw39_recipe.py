@@ -268,3 +268,15 @@ def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
     assert "tp_overlap" not in found.trainer and not found.questions
     with pytest.raises(PlannerError, match="it starts no stage of NeMo's launcher that trains"):
         _read(_file(tmp_path, "examples/convert.sh", text.replace("[training]", "[conversion]")))
+
+
+@pytest.mark.parametrize(
+    ("words", "added", "overlaps"),
+    [
+        ("", "", False), ("performance_mode=True", "", True),
+        ("", "recipe.trainer.callbacks.append(run.Config(MegatronCommOverlapCallback, tp_comm_overlap=True))\n", True),
+    ],
+)  # fmt: skip
+def test_overlap_of_nemo_2_is_a_callback(tmp_path: Path, words: str, added: str, overlaps: bool) -> None:
+    text = f"from nemo.collections import llm\nimport nemo_run as run\nrecipe = llm.llama3_70b.pretrain_recipe({words})\n{added}"
+    assert ("tp_overlap=off" not in _read(_file(tmp_path, "train.py", f"{text}run.run(recipe)\n")).trainer) == overlaps

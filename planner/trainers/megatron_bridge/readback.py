@@ -318,9 +318,11 @@ def _trainer(given: Settings, trainer: str) -> str:
         "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
         "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
     }  # fmt: skip
-    if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
+    if trainer == "nemo":  # what its profile does not know by itself
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
         options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
+        if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
+            options["tp_overlap"] = "off"
         if given.above_zero("peft.dropout") and given.get("peft"):
             options["adapter_dropout"] = "on"
     return spell(trainer, options)

@@ -14,7 +14,7 @@ PLACES = (
     (r"trainer\.(?P<name>precision)", "plugin.{name}"), (r"(trainer\.)?plugins\.(?P<name>\w+)", "plugin.{name}"),
     (r"(trainer\.)?strategy\.ddp\.(?P<name>\w+)", "ddp.{name}"),
     (r"optim\.config\.(?P<name>use_distributed_optimizer)", "ddp.{name}"), (r"optim\.config\.(?P<name>\w+)", "optimizer.{name}"),
-    (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
+    (r"(?P<name>comm_overlap\.tp_comm_overlap)", "{name}"), (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
 )  # fmt: skip
 """Places below a recipe, and the settings that they are."""
 NAMES = (
