@@ -122,9 +122,9 @@ def test_sizes_of_its_own_in_a_script_of_nemo_2(tmp_path: Path, config: str) -> 
     assert not _read(whole).questions
 
 
-def _bridge(folder: Path, text: str, recipe: str = "llama3_8b_pretrain_config") -> Reading:
+def _bridge(folder: Path, text: str, recipe: str = "llama3_8b_pretrain_config", gpus: int = 8) -> Reading:
     file = _file(folder, "override.yaml", f"train: {{train_iters: 10}}\n{text}")
-    return read(file, "megatron-bridge", Given(num_gpus=8, settings={"recipe": recipe}))
+    return read(file, "megatron-bridge", Given(num_gpus=gpus, settings={"recipe": recipe}))
 
 
 def test_what_a_yaml_over_a_recipe_of_megatron_bridge_says_as_a_whole(tmp_path: Path) -> None:
@@ -280,3 +280,18 @@ def test_a_job_of_nemos_launcher(tmp_path: Path) -> None:
 def test_overlap_of_nemo_2_is_a_callback(tmp_path: Path, words: str, added: str, overlaps: bool) -> None:
     text = f"from nemo.collections import llm\nimport nemo_run as run\nrecipe = llm.llama3_70b.pretrain_recipe({words})\n{added}"
     assert ("tp_overlap=off" not in _read(_file(tmp_path, "train.py", f"{text}run.run(recipe)\n")).trainer) == overlaps
+
+
+def test_stages_of_nemo_2_that_count_the_embedding_and_the_loss(tmp_path: Path) -> None:
+    text = "from nemo.collections import llm\nrecipe = llm.llama31_405b.pretrain_recipe(num_nodes=72)\n"
+    found = _read(_file(tmp_path, "train.py", text))
+    assert _values(found, "first_stage_layers", "last_stage_layers") == [15, 15]
+    changed = f"{text}recipe.trainer.strategy.account_for_loss_in_pipeline_split = False\nrecipe.model.config.mtp_num_layers = 2\n"
+    with pytest.raises(PlannerError, match="model.mtp_num_layers is 2"):
+        _read(_file(tmp_path, "other.py", changed))
+
+
+def test_layers_of_megatron_bridge_that_predict_more_tokens(tmp_path: Path) -> None:
+    found = _bridge(tmp_path, "model: {mtp_num_layers: 0}\n", "deepseek_v3_pretrain_config", 2048)
+    usual = _bridge(tmp_path, "model: {}\n", "deepseek_v3_pretrain_config", 2048)
+    assert [one.model.mtp_layers for one in (found, usual) if one.model is not None] == [0, 1]

@@ -198,6 +198,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
     model = _with_tables(given, model)
+    if trainer == "nemo" and (ahead := given.number("model.mtp_num_layers", 0, 0)):
+        where = given.where("model.mtp_num_layers")
+        raise PlannerError(f"{where} is {ahead}: layers that predict more tokens are not priced in NeMo; 0 imports the job")
     for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
         if given.flag(name):
             raise PlannerError(f"{path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
@@ -234,6 +237,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
 
 def _with_tables(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
     """The model with one table for embedding and head, or with two, where a script says so over the model of its recipe."""
+    if model is not None and "model.mtp_num_layers" in given.data:  # layers that predict more tokens, over those of the weights
+        ahead = given.number("model.mtp_num_layers", 0, 0) or 0
+        model = model if model.mtp_layers == ahead else dataclasses.replace(model, mtp_layers=ahead, published_parameters=0.0)
     if model is None or (tied := given.get("model.share_embeddings_and_output_weights")) not in (True, False):
         return model
     return model if model.tied_embeddings == tied else dataclasses.replace(model, tied_embeddings=tied, published_parameters=0.0)

@@ -7,7 +7,8 @@ from typing import Any
 from planner.model_names import preset_of
 
 PLACES = (
-    (r"(trainer\.)?strategy\.(?P<name>\w+_parallel_size|sequence_parallel|num_layers_in_\w+_pipeline_stage)", "model.{name}"),
+    (r"(trainer\.)?strategy\.(?P<name>\w+_parallel_size|sequence_parallel|num_layers_in_\w+_pipeline_stage"
+     r"|account_for_\w+_in_pipeline_split)", "model.{name}"),
     (r"(trainer\.)?num_nodes", "nodes"), (r"(trainer\.)?devices", "devices"),
     (r"data\.(?P<name>global_batch_size|micro_batch_size)", "train.{name}"), (r"data\.seq_length", "dataset.seq_length"),
     (r"model\.config\.(?P<name>\w+)", "model.{name}"),

@@ -37,8 +37,6 @@ CLASSES = {
     "MegatronCommOverlapCallback": "comm_overlap",
 }  # fmt: skip
 """Classes, and the places of a recipe where their arguments stand."""
-OVERLAP = "comm_overlap.tp_comm_overlap"
-"""A callback that performance_mode adds, or the script: none by itself."""
 WORDS = {"pretrain": "pretrain", "finetune": "lora"}
 
 
@@ -64,7 +62,6 @@ def _reading(path: Path, said: Given, settings: dict[str, Any], notes: tuple[str
     known = [one for one in (nodes, devices) if isinstance(one, int) and one > 0]
     gpus = said.num_gpus or (known[0] * known[1] if len(known) == 2 else None)
     settings.setdefault("model.hf", "")
-    settings.setdefault(OVERLAP, False)
     if settings.get("dataset.seq_length") is not None:  # what a sample holds, whatever the model could take
         settings.pop("model.seq_length", None)
     return parse(path, said, settings, gpus, "nemo", notes)
@@ -93,7 +90,7 @@ def _published(path: Path, said: Given, name: str, start: str, given: Mapping[st
     fast = given.get("performance_mode") is True
     found = dict(known[name].get(f"{kind}_fast", known[name][kind]) if fast else known[name][kind])
     called = {place: given[word] for word, place in ARGUMENTS.items() if given.get(word) is not None}
-    return {"nodes": 1, "devices": 8, OVERLAP: fast, **found, **called}
+    return {"nodes": 1, "devices": 8, **found, **called}
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
