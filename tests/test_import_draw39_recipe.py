@@ -295,3 +295,9 @@ def test_layers_of_megatron_bridge_that_predict_more_tokens(tmp_path: Path) -> N
     found = _bridge(tmp_path, "model: {mtp_num_layers: 0}\n", "deepseek_v3_pretrain_config", 2048)
     usual = _bridge(tmp_path, "model: {}\n", "deepseek_v3_pretrain_config", 2048)
     assert [one.model.mtp_layers for one in (found, usual) if one.model is not None] == [0, 1]
+
+
+def test_a_program_of_a_library_without_a_reader_is_named(tmp_path: Path) -> None:
+    file = _file(tmp_path, "OLMo2-1B.py", "from olmo_core.config import DType\n\n\ndef build():\n    return DType\n")
+    with pytest.raises(PlannerError, match="it trains with OLMo-core, and such programs of it are not read"):
+        _read(file)

@@ -10,7 +10,7 @@ from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
-from planner.trainers.reading.programs import starts_a_trainer
+from planner.trainers.reading.programs import starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -44,6 +44,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         return found
     if (own := _through_its_program(path, said)) is not None:
         return own
+    if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
+        raise PlannerError(f"{path}: it trains with {trained}, and such programs of it are not read; say its job with 'plan estimate'")
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
 
 
