@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
+from planner.model import ModelSpec
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
@@ -301,3 +302,23 @@ def test_a_program_of_a_library_without_a_reader_is_named(tmp_path: Path) -> Non
     file = _file(tmp_path, "OLMo2-1B.py", "from olmo_core.config import DType\n\n\ndef build():\n    return DType\n")
     with pytest.raises(PlannerError, match="it trains with OLMo-core, and such programs of it are not read"):
         _read(file)
+
+
+NANOTRON = (
+    "general: {project: own}\ntokens: {micro_batch_size: 2, batch_accumulation_per_replica: 4, sequence_length: 2048}\n"
+    "optimizer: {zero_stage: 0}\nmodel:\n  dtype: bfloat16\n  model_config: {is_qwen2_config: true, _use_qk_norm: true,\n"
+    "    vocab_size: 4096, hidden_size: 512, num_attention_heads: 8, num_key_value_heads: 8, num_hidden_layers: 8,\n"
+    "    intermediate_size: 1024, max_position_embeddings: 2048, tie_word_embeddings: false,\n"
+    "    hidden_act: silu, rms_norm_eps: 1.0e-6, rope_theta: 10000.0}\n"
+    "parallelism: {dp: 1, pp: 2, pp_engine: 1f1b, tp: 2, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: "
+)
+
+
+def test_words_of_nanotron_that_decide_a_layout(tmp_path: Path) -> None:
+    found = _read(_file(tmp_path, "run.yaml", f"{NANOTRON}true}}\n"))
+    assert found.trainer == "nanotron" and isinstance(found.model, ModelSpec) and found.model.qk_norm
+    assert _read(_file(tmp_path, "run.yaml", f"{NANOTRON}false}}\n")).trainer == "nanotron+tp_overlap=off"
+    file = _file(tmp_path, "run.yaml", f"{NANOTRON}true, pp_layer_partition: [3, 5]}}\n")
+    with pytest.raises(PlannerError, match="parallelism.pp_layer_partition is no setting of nanotron's"):
+        _read(file)
+    assert _read(file, **{"parallelism.pp_layer_partition": "null"}).fields["pp"] == 2
