@@ -322,3 +322,18 @@ def test_words_of_nanotron_that_decide_a_layout(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="parallelism.pp_layer_partition is no setting of nanotron's"):
         _read(file)
     assert _read(file, **{"parallelism.pp_layer_partition": "null"}).fields["pp"] == 2
+
+
+def test_experts_that_are_padded_to_their_capacity(tmp_path: Path) -> None:
+    sizes = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048"
+    words = "--vocab-size 4096 --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --micro-batch-size 1 --bf16"
+    padded = "--global-batch-size 16 --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity"
+    start = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} {words}"
+    found = _read(_file(tmp_path, "moe.sh", f"{start} {padded}\n"))
+    assert found.expert_imbalance == 1.25 and not found.unread
+    dropped = _read(_file(tmp_path, "moe.sh", f"{start} {padded.rpartition(' ')[0]}\n"))
+    assert dropped.expert_imbalance is None and dropped.unread == ("--moe-expert-capacity-factor 1.25",)
+    plan = to_plan(found)
+    assert plan.workload.expert_imbalance == 1.25
+    text = "model: {moe_expert_capacity_factor: 1.0, moe_pad_expert_input_to_capacity: true}\n"
+    assert _bridge(tmp_path, text, "deepseek_v3_pretrain_config", 2048).expert_imbalance == 1.0

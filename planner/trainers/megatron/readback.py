@@ -28,12 +28,14 @@ from planner.trainers.megatron.sizes import OTHER_MODELS, model_of, own_layers, 
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.megatron_degrees import padded_experts
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
 OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ds_sequence_parallel_size")
+CAPACITY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
@@ -112,6 +114,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         batch = layout["micro_batch_size"] * gpus // degrees * found.number("gas", 1)
     if not batch:
         ask(found.where, [NEEDED["num_gpus"]])
+    evenly = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
+    for name in CAPACITY if evenly is not None else ():
+        del found[name]
     unread, noise = _unread(found, model)
     rank, targets = adapters(found)
     return Reading(
@@ -119,7 +124,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, vocab_size=found.rows,
-        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
+        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None, expert_imbalance=evenly,
     )  # fmt: skip
 
 

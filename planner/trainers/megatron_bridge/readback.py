@@ -31,7 +31,7 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
-from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
+from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, parsed
 from planner.trainers.reading.values import quotient, read_text, stage_ends
@@ -45,6 +45,7 @@ MATTERS = re.compile(
     r"|optimizer\.(main_\w+|exp_avg_sq_dtype|overlap_\w+)|ddp\.(fsdp\w*|outer\w*|num_distributed\w+)|comm_overlap\.\w+"
 )
 """Overrides that may change time or memory and are not read."""
+CAPACITY = ("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity")
 PRECISIONS = (
     ("mxfp8", "mxfp8"), ("fp8_mx", "mxfp8"), ("fp8_sc", "fp8_block"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"),
     ("blockwise", "fp8_block"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16"),
@@ -223,6 +224,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     adapters = peft in ("lora", "LoRA")
     for name in ("dim", "target_modules", "dropout"):
         settings.setdefault(f"peft.{name}", None)
+    evenly = padded_experts(given.data.get(CAPACITY[0]), given.data.get(CAPACITY[1]), fields["ep"])
+    for name in CAPACITY if evenly is not None else ():
+        given.get(name)
     length = given.number("model.seq_length") or given.number("dataset.seq_length")
     given.get("dataset.seq_length")
     return Reading(
@@ -230,7 +234,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         sequence_length=length, precision=_precision(given), optimizer=_optimizer(given),
         lora_rank=given.size("peft.dim", 32) if adapters else 0,
         lora_targets=_targets(given) if adapters else "all",
-        frozen_weights="bf16" if adapters else None,
+        frozen_weights="bf16" if adapters else None, expert_imbalance=evenly,
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=(*noted, *notes),
     )  # fmt: skip
 

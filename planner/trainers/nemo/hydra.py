@@ -26,6 +26,7 @@ SAME = (
     "expert_model_parallel_size", "expert_tensor_parallel_size", "max_position_embeddings", "num_layers", "hidden_size",
     "ffn_hidden_size", "num_attention_heads", "kv_channels", "hidden_dropout", "attention_dropout", "position_embedding_type",
     "sequence_parallel", "moe_router_topk", "moe_grouped_gemm", "make_vocab_size_divisible_by",
+    "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
 )  # fmt: skip
 """Keys that Megatron-LM calls the same."""
 OTHER = {
