@@ -82,12 +82,12 @@ def read(path: Path, given: Given) -> Reading:
     if staged and not lora and not (conf and not script.missing) and not values.keys() & {"INTERLEAVED_PIPELINE", "VP"}:
         about = "virtual stages of a rank; 12 in the YAML of NVIDIA's implementations where it is not set"
         questions.append(Question(name="INTERLEAVED_PIPELINE", about=about))
+    unknown = [name for name in (*NAMES, *TEXTS) if is_open(values.get(name, ""))]
+    questions += [Question(name=one, about=name) for name in unknown for one in roots(values[name]) or [name]]
     found = _switches(path, values, lora)
     for name, argument in NAMES.items():
         if re.fullmatch(r"\d{1,6}", values.get(name, "")):
             found[argument] = values[name]
-        elif is_open(values.get(name, "")):
-            questions += [Question(name=one, about=name) for one in roots(values[name]) or [name]]
     if not staged or found.get("num_virtual_stages_per_pipeline_rank") in ("0", "1"):
         found.pop("num_virtual_stages_per_pipeline_rank", None)
     found.setdefault("micro_batch_size", "1")
