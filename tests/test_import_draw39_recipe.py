@@ -150,6 +150,8 @@ def test_what_a_yaml_over_a_recipe_of_megatron_bridge_says_as_a_whole(tmp_path: 
 def test_sections_of_a_yaml_over_a_recipe_that_no_plan_has(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(PlannerError, match=says):
         _bridge(tmp_path, text)
+    with pytest.raises(PlannerError, match=says):  # before a recipe is asked for
+        read(_file(tmp_path, "own.yaml", text), "megatron-bridge", Given())
 
 
 FORK = (
@@ -300,7 +302,7 @@ def test_layers_of_megatron_bridge_that_predict_more_tokens(tmp_path: Path) -> N
 
 def test_a_program_of_a_library_without_a_reader_is_named(tmp_path: Path) -> None:
     file = _file(tmp_path, "OLMo2-1B.py", "from olmo_core.config import DType\n\n\ndef build():\n    return DType\n")
-    with pytest.raises(PlannerError, match="it trains with OLMo-core, and such programs of it are not read"):
+    with pytest.raises(PlannerError, match="a program of OLMo-core, of whose programs this one is not read"):
         _read(file)
 
 

@@ -83,6 +83,13 @@ def read(path: Path, said: Given) -> Reading:
     return parse(path, said, {**base, **_flags(found.settings), **_of_one_length(words)}, said.num_gpus or found.num_gpus)
 
 
+def _no_fsdp(given: Settings) -> None:
+    """Raises PlannerError for states that Megatron-FSDP or torch's FSDP shards."""
+    for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
+        if given.flag(name):
+            raise PlannerError(f"{given.path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
+
+
 def _over(data: Mapping[str, Any]) -> dict[str, Any]:
     """What the sections of a YAML say over a recipe."""
     sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
@@ -131,6 +138,8 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     if saved.is_saved(data):
         return parse(path, said, saved.settings(path, data), said.num_gpus)
     _of_its_own(path, data)
+    over = _over(data)
+    _no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
     call = data.get("recipe")
     if call is None:
         said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))
@@ -144,7 +153,7 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
     named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
-    settings = {"model.hf": "", **known.get(target, {}), **words, **_over(data)}
+    settings = {"model.hf": "", **known.get(target, {}), **words, **over}
     run = Settings(path, data, said=said).section("run")
     nodes, each = (run.number(one) or run.section("env").number(one) for one in ("nodes", "gpus_per_node"))
     return parse(path, said, {**settings, **({"model.hf": str(named)} if named else {})},
@@ -202,9 +211,7 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     if trainer == "nemo" and (ahead := given.number("model.mtp_num_layers", 0, 0)):
         where = given.where("model.mtp_num_layers")
         raise PlannerError(f"{where} is {ahead}: layers that predict more tokens are not priced in NeMo; 0 imports the job")
-    for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
-        if given.flag(name):
-            raise PlannerError(f"{path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
+    _no_fsdp(given)
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
         raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file: {why}")

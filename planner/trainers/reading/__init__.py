@@ -45,7 +45,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
     if (own := _through_its_program(path, said)) is not None:
         return own
     if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
-        raise PlannerError(f"{path}: it trains with {trained}, and such programs of it are not read; 'plan estimate' takes its job")
+        raise PlannerError(f"{path}: a program of {trained}, of whose programs this one is not read; 'plan estimate' takes its job")
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
 
 
