@@ -339,3 +339,11 @@ def test_experts_that_are_padded_to_their_capacity(tmp_path: Path) -> None:
     assert plan.workload.expert_imbalance == 1.25
     text = "model: {moe_expert_capacity_factor: 1.0, moe_pad_expert_input_to_capacity: true}\n"
     assert _bridge(tmp_path, text, "deepseek_v3_pretrain_config", 2048).expert_imbalance == 1.0
+
+
+def test_frozen_weights_of_nemo_1_in_fp32(tmp_path: Path) -> None:
+    words = "model.restore_from_path=/llama2-7b.nemo model.peft.peft_scheme=lora model.megatron_amp_O2=false trainer.precision=bf16"
+    command = NEMO_1.format("tuning/megatron_gpt_finetuning.py", words)
+    file = _file(tmp_path, "lora.sh", f"GPUS=8 NODES=1\n{command}")
+    assert [one.name for one in _read(file).questions] == ["model.megatron_amp_O2"]
+    assert _read(file, **{"model.megatron_amp_O2": "true"}).frozen_weights == "bf16"

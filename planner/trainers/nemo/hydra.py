@@ -15,7 +15,7 @@ from planner.trainers.nemo.places import preset_of_recipe
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
@@ -212,7 +212,11 @@ def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     known = load_trainer("nemo").choices.options
     trainer = spell("nemo", {name: value for name, value in options.items() if value in known.get(name, ())})
     notes = found.notes
-    if not model.flag("megatron_amp_O2") and found.precision in ("bf16", "fp16") and "megatron_amp_O2" in model.data:
+    wide = not model.flag("megatron_amp_O2") and found.precision in ("bf16", "fp16") and "megatron_amp_O2" in model.data
+    if wide and adapters:
+        about = "false keeps the frozen weights in fp32, which is not modelled; true takes 2 bytes less for each"
+        model.ask(Question(name="model.megatron_amp_O2", about=about, choices=("true",)))
+    elif wide:
         notes = (*notes, "megatron_amp_O2 is false: autocast over fp32 weights, priced like 16-bit weights with an fp32 copy")
     for name in (*SAME, *OTHER):
         model.get(name)
