@@ -195,7 +195,6 @@ MLPERF = "export DGXNNODES=4\nexport DGXNGPU=8\nexport MINIBS=8\nexport TP=4\nex
 
 @pytest.mark.parametrize(("says", "frozen"), [
     ("fp8_params: ${oc.decode:${oc.env:FP8,False}}", "fp8"), ("fp8_params: ${oc.decode:${oc.env:FP8_PARAMS,False}}", "bf16"),
-    ("fp8_params: True", "fp8"),
 ])  # fmt: skip
 def test_frozen_weights_of_mlperf_are_as_the_settings_beside_say(tmp_path: Path, says: str, frozen: str) -> None:
     folder = tmp_path / "llama2_70b_lora"
@@ -203,7 +202,7 @@ def test_frozen_weights_of_mlperf_are_as_the_settings_beside_say(tmp_path: Path,
     file = _file(folder, MLPERF, "config_DGXH100_4x8x1.sh")
     with pytest.raises(OpenQuestionsError, match="FP8_PARAMS"):
         read(file, None, Given())
-    _file(folder / "conf", f"model:\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
+    _file(folder / "conf", f"model:\n  tensor_model_parallel_size: ${{oc.decode:${{oc.env:TP,1}}}}\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
     found = read(file, None, Given())
     assert (found.lora_rank, found.frozen_weights, found.precision) == (16, frozen, "fp8")
 

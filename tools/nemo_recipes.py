@@ -41,7 +41,8 @@ USUAL = {
         "tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor", "virtual_pipeline_model")},
     "model.sequence_parallel": False, "ddp.grad_reduce_in_fp32": True, "mixed_precision": "bf16", "optimizer.optimizer": "adam",
     "ddp.use_distributed_optimizer": True, "ddp.data_parallel_sharding_strategy": "optim_grads_params", "devices": 8, "nodes": 1,
-    "optimizer.use_precision_aware_optimizer": False, "model.moe_token_dispatcher_type": "alltoall",
+    "optimizer.use_precision_aware_optimizer": False, "comm_overlap.tp_comm_overlap": False,
+    **dict.fromkeys((f"model.account_for_{one}_in_pipeline_split" for one in ("embedding", "loss")), False), "model.moe_token_dispatcher_type": "alltoall",
 }  # fmt: skip
 """What the reader takes where nothing is said."""
 
@@ -128,6 +129,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def flat(value: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """(dotted place, value) of everything that a recipe holds."""
     for name, one in vars(value).items():
+        for inner in one if isinstance(one, list) else ():
+            if isinstance(inner, Config) and inner.built == "MegatronCommOverlapCallback":
+                yield from flat(inner, "comm_overlap.", depth + 1)
         if isinstance(one, Config) and depth < 8:
             yield from flat(one, f"{place}{name}.", depth + 1)
         elif isinstance(one, bool | int | float | str) or (isinstance(one, list) and all(isinstance(word, str) for word in one)):

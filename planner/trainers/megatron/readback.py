@@ -28,12 +28,14 @@ from planner.trainers.megatron.sizes import OTHER_MODELS, model_of, own_layers, 
 from planner.trainers.megatron.trainer_words import STATE_TYPES, optimizer_of, precision_of, trainer_of, zero_of
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask
+from planner.trainers.reading.megatron_degrees import padded_experts
 from planner.trainers.reading.values import percent, read_text, stage_ends
 
 OWN_LENGTH = re.compile(r"(train|sft|tune)\w*_seq(uence)?_?len(gth)?|seq(uence)?_?len(gth)?_(train|sft|tune)\w*")
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
 DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "ds_sequence_parallel_size")
+CAPACITY = ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity")
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
 MODULES = {name: module for module, name in core_settings.MODULES.items()}
@@ -66,6 +68,8 @@ def _arguments(text: str, where: str, given: Given, directory: Path | None) -> A
         found = of_mapping(of_sections(mapping_of(text, where)), where, given)
         ask_for_gaps(found, None)
         return found
+    if where.endswith((".py", ".ipynb")):
+        raise PlannerError(f"{where}: a Python program that names arguments of Megatron; import the script or file that gives them")
     return of_script(text, where, given, directory)
 
 
@@ -110,6 +114,9 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         batch = layout["micro_batch_size"] * gpus // degrees * found.number("gas", 1)
     if not batch:
         ask(found.where, [NEEDED["num_gpus"]])
+    evenly = padded_experts(found.get(CAPACITY[0]), found.get(CAPACITY[1]), layout.get("ep", 1))
+    for name in CAPACITY if evenly is not None else ():
+        del found[name]
     unread, noise = _unread(found, model)
     rank, targets = adapters(found)
     return Reading(
@@ -117,7 +124,7 @@ def reading_of(found: Arguments, given: Given, header: re.Match[str] | None = No
         global_batch_size=batch or None, fields=layout, precision=precision_of(found), optimizer=optimizer_of(found),
         num_gpus=gpus, hardware=header.group(2) if header else None, unread=unread, noise=noise,
         notes=tuple(dict.fromkeys(found.notes)), lora_rank=rank, vocab_size=found.rows,
-        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None,
+        lora_targets=targets if rank else "all", frozen_weights="bf16" if rank else None, expert_imbalance=evenly,
     )  # fmt: skip
 
 
@@ -164,6 +171,8 @@ def _open(found: Arguments, given: Given, gpus: int | None, early: bool = False)
     """Raises OpenQuestionsError for all that is not known, GPUs included, and for GPUs that the degrees do not divide; ``early``:
     before the model was read, so that its vocabulary is asked for with the rest."""
     questions = [*found.questions, *([NEEDED["num_gpus"]] if found.questions and not gpus else [])]
+    if questions and not (given.sequence_length or found.get("seq_length") or found.get("encoder_seq_length")):
+        questions.append(NEEDED["sequence_length"])
     degrees = math.prod(_degrees(found)) if gpus and all(str(found.get(one, 1)).isdigit() for one in DEGREES) else 1
     if gpus and gpus % degrees and given.num_gpus is None and not found.dumped:
         questions.append(_too_few(gpus, f"tp x pp x cp = {degrees}"))

@@ -31,12 +31,12 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
 from planner.trainers.reading.given import Given, Question, ask
 from planner.trainers.reading.interpolation import extended, resolved
-from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
+from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
-from planner.trainers.reading.settings import Settings, parsed
+from planner.trainers.reading.settings import Settings, beside, parsed
 from planner.trainers.reading.values import quotient, read_text, stage_ends
 
-OVERRIDES = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "peft")
+OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
 """Sections of a YAML that go over a recipe and decide a plan."""
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 MATTERS = re.compile(
@@ -45,6 +45,7 @@ MATTERS = re.compile(
     r"|optimizer\.(main_\w+|exp_avg_sq_dtype|overlap_\w+)|ddp\.(fsdp\w*|outer\w*|num_distributed\w+)|comm_overlap\.\w+"
 )
 """Overrides that may change time or memory and are not read."""
+CAPACITY = ("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity")
 PRECISIONS = (
     ("mxfp8", "mxfp8"), ("fp8_mx", "mxfp8"), ("fp8_sc", "fp8_block"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"),
     ("blockwise", "fp8_block"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16"),
@@ -79,7 +80,56 @@ def read(path: Path, said: Given) -> Reading:
         about = f"{shown(name)} is not among the published ones that are known: one like it; or import its Python file"
         said.questions.append(Question(name="recipe", about=about, choices=tuple(nearest_first(name, known)[:3])))
     base = known.get(name, {"model.hf": ""})
-    return parse(path, said, {**base, **_flags(found.settings), **words}, said.num_gpus or found.num_gpus)
+    return parse(path, said, {**base, **_flags(found.settings), **_of_one_length(words)}, said.num_gpus or found.num_gpus)
+
+
+def _no_fsdp(given: Settings) -> None:
+    """Raises PlannerError for states that Megatron-FSDP or torch's FSDP shards."""
+    for name in ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2"):
+        if given.flag(name):
+            raise PlannerError(f"{given.path}: {name}: import this as arguments of Megatron, with --trainer megatron-fsdp")
+
+
+def _over(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What the sections of a YAML say over a recipe."""
+    sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
+    over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return _of_one_length(over | saved.whole(data))
+
+
+def _merged(path: Path, tree: ast.Module) -> dict[str, Any]:
+    """What the YAML says that a script merges over its recipe by itself, where it lies in its folder."""
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(one, ast.Attribute) and ast.unparse(one) == "OmegaConf.load" for one in nodes):
+        return {}
+    texts = (one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    files = (beside(path, place) for one in texts if re.fullmatch(r"[\w./-]{1,100}\.ya?ml", one) for place in (one, f"conf/{one}"))
+    file = next((one for one in files if one is not None), None)
+    return _over(resolved(extended(file, "overrides of a recipe of Megatron-Bridge"))) if file is not None else {}
+
+
+def _of_one_length(words: dict[str, Any]) -> dict[str, Any]:
+    """Overrides in which the length of the data, once called sequence_length, is that of the model, as Megatron-Bridge insists."""
+    found = {name.replace("dataset.sequence_length", "dataset.seq_length"): value for name, value in words.items()}
+    length = found.get("dataset.seq_length")
+    return {"model.seq_length": length, **found} if length is not None else found
+
+
+def _of_its_own(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises PlannerError for a section that Megatron-Bridge does not have and that holds what decides a plan: the program of a
+    project makes of it what it likes."""
+    names = {one.rpartition(".")[2] for one in DECISIVE} - {"hf", "dim"} | {"tp", "pp", "cp", "ep", "vp", "gbs", "mbs"}
+
+    def held(value: Any, depth: int = 0) -> bool:
+        inner = value.items() if isinstance(value, Mapping) and depth < 8 else ()
+        return any(str(key) in names or held(one, depth + 1) for key, one in inner)
+
+    own = next((str(one) for one in data if one not in (*OVERRIDES, "recipe", "run", "mixed_precision") and held(data[one])), None)
+    if own is not None:
+        raise PlannerError(
+            f"{path}: its section {shown(own)} is none of Megatron-Bridge's, and a program of the project reads it in a way of its "
+            "own; import the recipe that it starts from"
+        )
 
 
 def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) -> Reading:
@@ -87,6 +137,9 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
     data = resolved(said.filled(extended(path, "overrides of a recipe of Megatron-Bridge")))
     if saved.is_saved(data):
         return parse(path, said, saved.settings(path, data), said.num_gpus)
+    _of_its_own(path, data)
+    over = _over(data)
+    _no_fsdp(Settings(path, {name: value for name, value in over.items() if "fsdp" in name}))  # whatever recipe it goes over
     call = data.get("recipe")
     if call is None:
         said.questions.append(Question(name="recipe", about="the recipe that these settings go over"))
@@ -98,8 +151,6 @@ def _of_yaml(path: Path, said: Given, known: Mapping[str, Mapping[str, Any]]) ->
         about = f"{shown(target)} is not among the published ones that are known: one like it"
         said.questions.append(Question(name="recipe._target_", about=about, choices=tuple(nearest_first(target, known)[:3])))
     words = {f"{SECTIONS.get(key, 'model')}.{key}": value for key, value in call.items()}
-    sections = {name: data[name] for name in OVERRIDES if isinstance(data.get(name), Mapping)}
-    over = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     named = data.get("hf_model_path") or call.get("hf_path") or _by_checkpoint(data, known.get(target, {}))
     words = {key: value for key, value in words.items() if key in DECISIVE}
     settings = {"model.hf": "", **known.get(target, {}), **words, **over}
@@ -124,7 +175,10 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
 
 def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[str, Any]:
     """Settings of the one recipe of a module, or of the one that is named."""
-    recipes = [name for name in functions(tree) if name.endswith("_config") and not name.startswith("_")]
+    recipes = [
+        name for name, one in functions(tree).items() if name.endswith("_config") and not name.startswith("_")
+        and any(isinstance(node, ast.Return) and node.value for node in ast.walk(one))  # not one that checks it
+    ]  # fmt: skip
     if "pretrain_config" in recipes:  # the first recipes, whose parts are functions of their own
         recipes = [name for name in recipes if name in ("pretrain_config", "finetune_config")]
     asked = said.setting("recipe")
@@ -134,7 +188,7 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
         needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
-        return script_settings(tree, known)
+        return script_settings(tree, with_modules_beside(path, tree, known)) | _merged(path, tree)
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
 
 
@@ -154,10 +208,13 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
     model = _with_tables(given, model)
-    if given.flag("ddp.use_megatron_fsdp"):
-        raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
+    if trainer == "nemo" and (ahead := given.number("model.mtp_num_layers", 0, 0)):
+        where = given.where("model.mtp_num_layers")
+        raise PlannerError(f"{where} is {ahead}: layers that predict more tokens are not priced in NeMo; 0 imports the job")
+    _no_fsdp(given)
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
-        raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file")
+        why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
+        raise PlannerError(f"{path}: no recipe of Megatron-Bridge was found in this file: {why}")
     fields = _layout(given, said.spec() or model)
     batch, micro = given.size("train.global_batch_size", 32), given.size("train.micro_batch_size", 1)
     fields["micro_batch_size"] = micro
@@ -174,6 +231,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     adapters = peft in ("lora", "LoRA")
     for name in ("dim", "target_modules", "dropout"):
         settings.setdefault(f"peft.{name}", None)
+    evenly = padded_experts(given.data.get(CAPACITY[0]), given.data.get(CAPACITY[1]), fields["ep"])
+    for name in CAPACITY if evenly is not None else ():
+        given.get(name)
     length = given.number("model.seq_length") or given.number("dataset.seq_length")
     given.get("dataset.seq_length")
     return Reading(
@@ -181,13 +241,16 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
         sequence_length=length, precision=_precision(given), optimizer=_optimizer(given),
         lora_rank=given.size("peft.dim", 32) if adapters else 0,
         lora_targets=_targets(given) if adapters else "all",
-        frozen_weights="bf16" if adapters else None,
+        frozen_weights="bf16" if adapters else None, expert_imbalance=evenly,
         unread=tuple(one for one in given.left() if MATTERS.fullmatch(one.split(" = ")[0])), notes=(*noted, *notes),
     )  # fmt: skip
 
 
 def _with_tables(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
     """The model with one table for embedding and head, or with two, where a script says so over the model of its recipe."""
+    if model is not None and "model.mtp_num_layers" in given.data:  # layers that predict more tokens, over those of the weights
+        ahead = given.number("model.mtp_num_layers", 0, 0) or 0
+        model = model if model.mtp_layers == ahead else dataclasses.replace(model, mtp_layers=ahead, published_parameters=0.0)
     if model is None or (tied := given.get("model.share_embeddings_and_output_weights")) not in (True, False):
         return model
     return model if model.tied_embeddings == tied else dataclasses.replace(model, tied_embeddings=tied, published_parameters=0.0)
@@ -272,9 +335,11 @@ def _trainer(given: Settings, trainer: str) -> str:
         "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
         "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
     }  # fmt: skip
-    if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
+    if trainer == "nemo":  # what its profile does not know by itself
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
         options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
+        if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
+            options["tp_overlap"] = "off"
         if given.above_zero("peft.dropout") and given.get("peft"):
             options["adapter_dropout"] = "on"
     return spell(trainer, options)

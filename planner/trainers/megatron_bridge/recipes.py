@@ -10,6 +10,7 @@ from planner import library
 from planner.trainers.reading.shell.text import gap
 from planner.trainers.reading.values import read_text
 
+PACKAGE = "megatron.bridge.recipes."
 COMMON: dict[str, dict[str, Any]] = {
     "_pretrain_common": {"train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096},
     "_sft_common": {"train.global_batch_size": 128, "train.micro_batch_size": 1, "dataset.seq_length": 2048},
@@ -45,6 +46,7 @@ DECISIVE = (
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
     "comm_overlap.overlap_moe_expert_parallel_comm", "model.fine_grained_activation_offloading", "model.moe_paged_stash",
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
+    "model.mtp_num_layers",
 )  # fmt: skip
 """Settings that decide a plan."""
 
@@ -64,7 +66,8 @@ def published() -> Mapping[str, Mapping[str, Any]]:
 
 
 def with_modules_beside(path: Path, tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """``known`` and the recipes of modules in the same folder that a module imports, as module.function."""
+    """``known`` and the recipes of modules in the same folder that a module imports, as module.function; those of Megatron-Bridge
+    itself that it imports, where the project holds it."""
     found = dict(known)
     imported = {name.name for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) for name in one.names}
     for name in sorted(imported):
@@ -72,6 +75,12 @@ def with_modules_beside(path: Path, tree: ast.Module, known: Mapping[str, Mappin
         if file != path and library.is_file(file):
             module = library.parse_python(read_text(file), str(file))
             found |= {f"{name}.{one}": settings_of(module, one, known) for one in functions(module) if one.endswith("_config")}
+    for node in (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and (one.module or "").startswith(PACKAGE)):
+        place = f"src/{(node.module or '').replace('.', '/')}.py"
+        file = next((one / place for one in path.absolute().parents[:6] if library.is_file(one / place)), path)
+        module = library.parse_python(read_text(file), str(file))
+        own = [one for one in node.names if file != path and one.name.endswith("_config") and one.name in functions(module)]
+        found |= {one.asname or one.name: settings_of(module, one.name, known) for one in own}
     return found
 
 
@@ -99,7 +108,7 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
 
 def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign)]
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign | ast.AnnAssign)]
     return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
 
 
@@ -206,6 +215,8 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
     if isinstance(value, ast.Call) and place in ("train", "dataset"):
         named = {f"{place}.{(one.arg or '').replace('sequence_length', 'seq_length')}": one.value for one in value.keywords}
         return {name: _value(node, constants, name) for name, node in named.items() if name in DECISIVE}
+    if place in ("dataset.seq_length", "dataset.sequence_length"):  # that of the model, as Megatron-Bridge insists
+        return {one: _value(value, constants, one) for one in ("dataset.seq_length", "model.seq_length")}
     return {place: _value(value, constants, place)} if place in DECISIVE else {}
 
 

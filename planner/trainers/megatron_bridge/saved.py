@@ -32,6 +32,22 @@ def settings(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **_precision(data), **_adapters(data.get("peft"))}
 
 
+def whole(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a YAML says of precision and adapters as a whole, over those of a recipe."""
+    found: dict[str, Any] = {}
+    mixed = data.get("mixed_precision")
+    if isinstance(mixed, str) or (isinstance(mixed, Mapping) and mixed.keys() & {"fp8", "fp16", "bf16"}):
+        found |= _precision(data)
+    if isinstance(mixed, Mapping) and isinstance(mixed.get("grad_reduce_in_fp32"), bool):
+        found["ddp.grad_reduce_in_fp32"] = mixed["grad_reduce_in_fp32"]
+    adapters = data.get("peft")
+    if isinstance(adapters, Mapping) and TARGET in adapters:
+        found |= _adapters(adapters)
+    elif "peft" in data and not isinstance(adapters, Mapping):
+        found["peft"] = adapters
+    return found
+
+
 def _value(value: Any) -> Any:
     """What a reference to Python stands for, by its last name: torch.float32 is float32."""
     if isinstance(value, Mapping) and TARGET in value:

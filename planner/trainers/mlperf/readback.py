@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from planner.hardware.names import profile_named
+from planner.trainer_options import spell
 from planner.trainers.megatron.arguments import Arguments, take_settings
 from planner.trainers.megatron.readback import reading_of
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -18,7 +19,7 @@ from planner.trainers.reading.values import read_text, whole_number
 
 BENCHMARKS = {
     r"llama31_405b|llama3\.1.405b": ("llama-3.1-405b", 8192), r"llama31_8b": ("llama-3.1-8b", 8192),
-    r"llama2_70b_lora|lora": ("llama-2-70b", 8192), r"gpt3|large_language_model": ("gpt3-175b", 2048),
+    r"llama2_70b|lora": ("llama-2-70b", 8192), r"gpt3|large_language_model": ("gpt3-175b", 2048),
 }  # fmt: skip
 """Part of the path -> model and tokens per sequence of the benchmark."""
 SIZES = {"405b": r"llama31_405b", "175b": r"gpt3", "530b": "", "8b": r"llama31_8b"}
@@ -27,27 +28,30 @@ NAMES = {
     "CONTEXT_PARALLEL": "context_parallel_size", "INTERLEAVED_PIPELINE": "num_virtual_stages_per_pipeline_rank",
     "MICRO_BATCH_SIZE": "micro_batch_size", "MBS": "micro_batch_size", "EXPERT_MODEL_PARALLEL": "expert_model_parallel_size",
     "TP": "tensor_model_parallel_size", "PP": "pipeline_model_parallel_size", "CP": "context_parallel_size",
+    "VP": "num_virtual_stages_per_pipeline_rank",
 }  # fmt: skip
 FLAGS = {
     "TP_COMM_OVERLAP": "tp_comm_overlap", "ASYM_PP_EMBED": "account_for_embedding_in_pipeline_split",
     "ASYM_PP_LOSS": "account_for_loss_in_pipeline_split", "OVERLAP_GRAD_REDUCE": "overlap_grad_reduce",
-    "FP8_PARAMS": "fp8_param_gather", "TP_PP_DP_MAPPING": "use_tp_pp_dp_mapping", "FP4": "fp4", "FSDP": "use_torch_fsdp2",
+    "FP8_PARAMS": "fp8_param_gather", "FP8_PARAM_GATHER": "fp8_param_gather", "TP_PP_DP_MAPPING": "use_tp_pp_dp_mapping",
+    "FP4": "fp4", "FSDP": "use_torch_fsdp2", "MCORE_CUDA_GRAPH": "enable_cuda_graph", "LAYER_CUDA_GRAPH": "external_cuda_graph",
 }  # fmt: skip
 TEXTS = {
     "RECOMPUTE_GRANULARITY": "recompute_granularity", "RECOMPUTE_METHOD": "recompute_method",
     "RECOMPUTE_NUM_LAYERS": "recompute_num_layers", "ACT_CKPT_GRANULARITY": "recompute_granularity",
     "ACT_CKPT_METHOD": "recompute_method", "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
     "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers",
+    "ACG": "recompute_granularity", "ACM": "recompute_method", "ACL": "recompute_num_layers",
 }  # fmt: skip
 """Variables whose texts are the arguments, where they say something."""
 FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
 """Whether the frozen weights lie in the low precision: until 5.0, and since."""
-FP8_PARAMS = re.compile(r"^[ \t]*fp8_params:[ \t]*(?:\$\{oc\.decode:\$\{oc\.env:(\w+),(\w+)\}\}|(\w+))[ \t]*$", re.MULTILINE)
-"""The same in settings of NeMo, by a variable of the environment with its default.  [llama2_70b_lora, conf/*.yaml]"""
+CONF = re.compile(r"^ *(\w+): *\"?\$\{oc\.decode:\$\{oc\.env:([A-Z][A-Z0-9_]*)(?:,([^${}]*))?\}\}", re.MULTILINE)
+"""A key of the implementation's YAML, the variable that decides it, and what it is where that is unset."""
 OTHER_NAMES = {"NNODES": "DGXNNODES", "GPUS_PER_NODE": "DGXNGPU", "SIZE": "MODEL_SIZE"}
 """AMD's names for NVIDIA's."""
 RANK = 16
-GPUS = "A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
+GPUS = "L40S|A100|H100|H200|GB200|B200|GB300|B300|MI300X|MI325X|MI350X|MI355X"
 """GPUs in the names of configurations."""
 
 
@@ -61,20 +65,31 @@ def read(path: Path, given: Given) -> Reading:
     for name, usual in OTHER_NAMES.items():
         if name in values:
             values.setdefault(usual, values[name])
-    if not values.keys() & set(FROZEN):
-        values |= _frozen_by_its_settings(path, values)
+    conf = _conf(path)
+    if not script.missing:
+        values = {name: usual for _, name, usual in conf if usual not in ("", "null")} | values
+    if "CPU_OFFLOADING" in values and not _true(values["CPU_OFFLOADING"]):
+        values.pop("CPU_OFFLOADING_NUM_LAYERS", None)
     place = next((one for one in BENCHMARKS if SIZES.get(values.get("MODEL_SIZE", "").lower()) in one.split("|")), "")
     place = place or next((one for one in BENCHMARKS if re.search(one, str(path.absolute()), re.IGNORECASE)), "")
     model, length = BENCHMARKS.get(place, ("", 0))
     lora = _true(values.get("LORA")) or "lora" in place
     said = given if given.model or not model else dataclasses.replace(given, model=model)
+    if lora and not values.keys() & set(FROZEN):
+        values |= {"FP8_PARAMS": values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
     questions = _questions(script, values, said, length, lora)
+    staged = values.get("PIPELINE_MODEL_PARALLEL", "1") not in ("", "1")
+    if staged and not lora and not (conf and not script.missing) and not values.keys() & {"INTERLEAVED_PIPELINE", "VP"}:
+        about = "virtual stages of a rank; 12 in the YAML of NVIDIA's implementations where it is not set"
+        questions.append(Question(name="INTERLEAVED_PIPELINE", about=about))
+    unknown = [name for name in (*NAMES, *TEXTS) if is_open(values.get(name, ""))]
+    questions += [Question(name=one, about=name) for name in unknown for one in roots(values[name]) or [name]]
     found = _switches(path, values, lora)
     for name, argument in NAMES.items():
         if re.fullmatch(r"\d{1,6}", values.get(name, "")):
             found[argument] = values[name]
-        elif is_open(values.get(name, "")):
-            questions += [Question(name=one, about=name) for one in roots(values[name]) or [name]]
+    if not staged or found.get("num_virtual_stages_per_pipeline_rank") in ("0", "1"):
+        found.pop("num_virtual_stages_per_pipeline_rank", None)
     found.setdefault("micro_batch_size", "1")
     found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name)) and not (lora and name in FROZEN)}
     found |= {
@@ -107,20 +122,38 @@ def read(path: Path, given: Given) -> Reading:
         return reading
     frozen = "fp8" if any(_true(values.get(name)) for name in FROZEN[:2]) else "bf16"
     unread = tuple(one for one in reading.unread if "fp8-param" not in one)
+    rank = values.get("LORA_DIM", "")
     return dataclasses.replace(
-        reading, trainer="nemo", lora_rank=RANK, lora_targets="attention", frozen_weights=frozen, unread=unread
-    )
+        reading, trainer=_of_adapters(reading, values), lora_rank=int(rank) if re.fullmatch(r"\d{1,4}", rank) else RANK,
+        lora_targets="attention", frozen_weights=frozen, unread=unread,
+    )  # fmt: skip
 
 
-def _frozen_by_its_settings(path: Path, values: dict[str, str]) -> dict[str, str]:
-    """Whether the frozen weights lie in fp8 by NeMo's settings beside a configuration, mostly as FP8 says; {} = none are there."""
-    places = [folder / "conf" for folder in list(path.resolve().parents)[:3]]
-    texts = [read_text(one) for folder in places if folder.is_dir() for one in sorted(folder.glob("*.yaml"))[:20]]
-    found = {match for text in texts for match in FP8_PARAMS.findall(text)}
-    if len(found) != 1:
-        return {}
-    name, usual, plain = found.pop()
-    return {"FP8_PARAMS": plain or values.get(name, usual)}
+def _conf(path: Path) -> list[tuple[str, str, str]]:
+    """What the YAML of the implementation, conf/custom.yaml or conf/megatron_gpt_peft_tuning_config.yaml, takes of variables, where
+    it lies next to the configuration or above it."""
+    for folder in (path.absolute().parent, *path.absolute().parents[1:3]):
+        for place in ("conf", "src/conf"):
+            for file in sorted((folder / place).glob("*.yaml"))[:20]:
+                text = read_text(file)
+                if "tensor_model_parallel_size" in text and "oc.env" in text:
+                    return CONF.findall(text)
+    return []
+
+
+def _of_adapters(reading: Reading, values: dict[str, str]) -> str:
+    """NeMo with what the benchmark of adapters runs with: dropout next to them, attention in fp8, graphs, and without the overlap
+    of tensor parallelism unless it is said."""
+    options = {}
+    if values.get("LORA_DROPOUT", "0.1").strip("0.") != "":
+        options["adapter_dropout"] = "on"
+    if _true(values.get("FP8_DPA")) and _true(values.get("FP8")):
+        options["fp8_attention"] = "on"
+    if "cuda_graphs=layers" in reading.trainer:
+        options["cuda_graphs"] = "layers"
+    if reading.fields["tp"] > 1 and not _true(values.get("TP_COMM_OVERLAP")):
+        options["tp_overlap"] = "off"
+    return spell("nemo", options)
 
 
 def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
@@ -132,7 +165,8 @@ def _switches(path: Path, values: dict[str, str], lora: bool) -> Arguments:
         found |= {"fp8": "hybrid", **({"fp8_recipe": values["FP8_RECIPE"]} if values.get("FP8_RECIPE") else {})}
     if values.get("USE_DIST_OPTIMIZER", "").lower() in ("false", "0"):
         del found["use_distributed_optimizer"]
-    if "false" in (values.get("SEQ_PARALLEL", "").lower(), values.get("SP", "").lower()):
+    off = {values.get(name, "False" if lora else "").lower() for name in (("SP",) if lora else ("SEQ_PARALLEL", "SP"))}
+    if off & {"false", "0"}:  # the benchmark of adapters has it where SP says so, the others unless they say no
         del found["sequence_parallel"]
     return found
 

@@ -9,6 +9,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec, from_hugging_face
+from planner.trainer_options import spell
 from planner.trainers.reading.configuration import Reading, known_model
 from planner.trainers.reading.given import Given
 from planner.trainers.reading.values import left_over, whole_number
@@ -48,8 +49,14 @@ def read(path: Path, given: Given) -> Reading:
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
     factory = optimizer.get("optimizer_factory") or {}
+    own = next((name for name, value in parallel.items() if name not in PARALLELISM and value not in (None, False)), None)
+    if own is not None:
+        sets = f"--set parallelism.{own}=null imports the job without it"
+        raise PlannerError(f"{path}: parallelism.{own} is no setting of nanotron's, and it may change the layout; {sets}")
+    waits = split and tp > 1 and not parallel.get("tp_linear_async_communication")
     return Reading(
-        trainer="nanotron", fields=fields, num_gpus=dp * pp * tp, global_batch_size=micro * steps * dp,
+        trainer=spell("nanotron", {"tp_overlap": "off"} if waits else {}), fields=fields, num_gpus=dp * pp * tp,
+        global_batch_size=micro * steps * dp,
         sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
         precision=PRECISIONS.get(str(model.get("dtype", "bfloat16")), "bf16"),
         optimizer="sgd" if factory.get("name") == "sgd" else "adam", model=_model(model, path),
@@ -78,7 +85,10 @@ def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
         return None
     bias = bool(sizes.get("is_qwen2_config") and sizes.get("attention_bias"))
     if not sizes.get("moe_config"):
-        return known_model(from_hugging_face({**sizes, "model_type": "qwen2" if bias else "llama"}, source=str(path)))
+        kind = "qwen3" if sizes.get("_use_qk_norm") else "qwen2" if bias else "llama"
+        heads = whole_number(sizes.get("num_attention_heads"), f"{path}: model_config.num_attention_heads")
+        head = {"head_dim": whole_number(sizes.get("hidden_size"), f"{path}: model_config.hidden_size") // heads}
+        return known_model(from_hugging_face({**head, **sizes, "model_type": kind}, source=str(path)))
     mixed = from_hugging_face({**sizes, "model_type": "qwen2_moe", **_experts(sizes, path)}, source=str(path))
     return known_model(dataclasses.replace(mixed, qkv_bias=bias))
 

@@ -15,16 +15,18 @@ from planner.trainers.nemo.places import preset_of_recipe
 from planner.trainers.reading.commands import launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.interpolation import override, resolved
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
+from planner.trainers.reading.shell import is_open
 
 SAME = (
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "max_position_embeddings", "num_layers", "hidden_size",
     "ffn_hidden_size", "num_attention_heads", "kv_channels", "hidden_dropout", "attention_dropout", "position_embedding_type",
     "sequence_parallel", "moe_router_topk", "moe_grouped_gemm", "make_vocab_size_divisible_by",
+    "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
 )  # fmt: skip
 """Keys that Megatron-LM calls the same."""
 OTHER = {
@@ -43,6 +45,9 @@ FOREIGN = re.compile(
 )
 """Words in the name of a file or of a job whose training is another one."""
 PROGRAM = r"\S*(megatron_gpt_(pretraining|continue_training|finetuning|peft_tuning|sft)|train_gpt_(sft|dpo))\.py"
+LAUNCHER = r"\S*launcher_scripts/main\.py"
+STAGES = ("training", "peft", "fine_tuning")
+"""Stages of NeMo's launcher that train a model, each with a folder of configurations of its own."""
 USUAL = {
     "megatron_gpt_pretraining": "megatron_gpt_config", "megatron_gpt_continue_training": "megatron_gpt_config",
     "megatron_gpt_finetuning": "megatron_gpt_finetuning_config", "megatron_gpt_peft_tuning": "megatron_gpt_finetuning_config",
@@ -81,15 +86,39 @@ def of_command(path: Path, said: Given) -> Reading:
         names = ", ".join(known)
         raise PlannerError(f"{path}: its configuration {shown(named or program)} is neither in its folder nor one of {names}")
     base = file_settings(file, "a configuration of NeMo") if file is not None else known[named]
-    words = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
+    pairs = (one.partition("=") for one in found.words if "=" in one)
+    words = {key.lstrip("+~"): parsed(re.sub(r"""^(["'])(.*)\1$""", r"\2", value)) for key, _, value in pairs}  # Hydra's quotes
     reading = parse(path, program, override(base, words), said)
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def of_launcher(path: Path, said: Given) -> Reading:
+    """The job of NeMo's launcher: launcher_scripts/main.py training=llama/llama3_8b training.trainer.num_nodes=8. Raises
+    PlannerError."""
+    found = launched(path, said, LAUNCHER)
+    words = {key.lstrip("+~"): parsed(value) for key, mark, value in (one.partition("=") for one in found.words) if mark}
+    stages = words.get("stages", ["training"])
+    stage = next((one for one in STAGES if one in (stages if isinstance(stages, list) else [str(stages)])), None)
+    named = str(words.get(stage or "") or "")
+    if stage is None or not named:
+        why = "training=llama/llama3_8b stages=[training] would be one"
+        raise PlannerError(f"{path}: it starts no stage of NeMo's launcher that trains, by its name: {why}")
+    file = beside(path, f"launcher_scripts/conf/{stage}/{named}.yaml")
+    if file is None:
+        raise PlannerError(f"{path}: its configuration launcher_scripts/conf/{stage}/{shown(named)}.yaml is not there")
+    over = {
+        key.removeprefix(f"{stage}."): value for key, value in words.items()
+        if key.startswith(f"{stage}.") and not ("tokenizer" in key and is_open(str(value)))  # its place on the author's machine
+    }  # fmt: skip
+    reading = parse(path, file.stem, override(file_settings(file, "a configuration of NeMo"), over), said)
     return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
 def parse(path: Path, name: str, data: dict[str, Any], said: Given) -> Reading:
     """The job of a configuration; ``name`` of its file or program. Raises PlannerError."""
+    followed = set(said.used)  # variables of a script
     given = Settings(path, resolved(said.filled(data)), said=said)
-    said.used.difference_update(one for one in said.settings if "." not in one and one not in data)  # arguments of Megatron-LM
+    said.used.difference_update(one for one in said.settings if "." not in one and one not in data and one not in followed)
     name = f"{name} {given.data.get('name', '')}".lower()
     if (other := FOREIGN.search(name)) is not None:
         word = other[1].strip("_")
@@ -167,6 +196,8 @@ def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     low = str(model.section("optim").get("grad_sync_dtype", "")) in ("bf16", "bfloat16")
     options["gradient_dtype"] = "bf16" if low else "fp32"
     options.pop("gradient_overlap", None)  # a habit of NeMo, unless it says no
+    if found.fields["tp"] > 1 and not model.flag("ub_tp_comm_overlap"):  # a habit of its recipes, not of its YAML
+        options["tp_overlap"] = "off"
     if model.section("optim").get("overlap_grad_sync") is False:
         options["gradient_overlap"] = "off"
     peft = model.section("peft")
@@ -181,7 +212,11 @@ def _with_nemo(given: Settings, found: Reading, name: str) -> Reading:
     known = load_trainer("nemo").choices.options
     trainer = spell("nemo", {name: value for name, value in options.items() if value in known.get(name, ())})
     notes = found.notes
-    if not model.flag("megatron_amp_O2") and found.precision in ("bf16", "fp16") and "megatron_amp_O2" in model.data:
+    wide = not model.flag("megatron_amp_O2") and found.precision in ("bf16", "fp16") and "megatron_amp_O2" in model.data
+    if wide and adapters:
+        about = "false keeps the frozen weights in fp32, which is not modelled; true takes 2 bytes less for each"
+        model.ask(Question(name="model.megatron_amp_O2", about=about, choices=("true",)))
+    elif wide:
         notes = (*notes, "megatron_amp_O2 is false: autocast over fp32 weights, priced like 16-bit weights with an fp32 copy")
     for name in (*SAME, *OTHER):
         model.get(name)

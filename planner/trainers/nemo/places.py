@@ -7,14 +7,15 @@ from typing import Any
 from planner.model_names import preset_of
 
 PLACES = (
-    (r"(trainer\.)?strategy\.(?P<name>\w+_parallel_size|sequence_parallel|num_layers_in_\w+_pipeline_stage)", "model.{name}"),
+    (r"(trainer\.)?strategy\.(?P<name>\w+_parallel_size|sequence_parallel|num_layers_in_\w+_pipeline_stage"
+     r"|account_for_\w+_in_pipeline_split)", "model.{name}"),
     (r"(trainer\.)?num_nodes", "nodes"), (r"(trainer\.)?devices", "devices"),
     (r"data\.(?P<name>global_batch_size|micro_batch_size)", "train.{name}"), (r"data\.seq_length", "dataset.seq_length"),
     (r"model\.config\.(?P<name>\w+)", "model.{name}"),
     (r"trainer\.(?P<name>precision)", "plugin.{name}"), (r"(trainer\.)?plugins\.(?P<name>\w+)", "plugin.{name}"),
     (r"(trainer\.)?strategy\.ddp\.(?P<name>\w+)", "ddp.{name}"),
     (r"optim\.config\.(?P<name>use_distributed_optimizer)", "ddp.{name}"), (r"optim\.config\.(?P<name>\w+)", "optimizer.{name}"),
-    (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
+    (r"(?P<name>comm_overlap\.tp_comm_overlap)", "{name}"), (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
 )  # fmt: skip
 """Places below a recipe, and the settings that they are."""
 NAMES = (

@@ -10,6 +10,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.megatron_bridge.readback import parse
+from planner.trainers.megatron_bridge.recipes import SIZES
 from planner.trainers.nemo import hydra
 from planner.trainers.nemo.places import preset_of_class, preset_of_recipe, setting_of, with_precision
 from planner.trainers.reading.commands import launched
@@ -33,6 +34,7 @@ ARGUMENTS = {
 CLASSES = {
     "MegatronStrategy": "trainer.strategy", "Trainer": "trainer", "MegatronMixedPrecision": "plugins",
     "OptimizerConfig": "optim.config", "DistributedDataParallelConfig": "strategy.ddp", "LoRA": "peft",
+    "MegatronCommOverlapCallback": "comm_overlap",
 }  # fmt: skip
 """Classes, and the places of a recipe where their arguments stand."""
 WORDS = {"pretrain": "pretrain", "finetune": "lora"}
@@ -45,8 +47,10 @@ def read(path: Path, said: Given) -> Reading:
         return hydra.read(path, said)
     if suffix in (".py", ".ipynb"):
         settings, notes = _of_script(path, said)
-    elif re.search(hydra.PROGRAM, read_text(path)):
+    elif re.search(hydra.PROGRAM, text := read_text(path)):
         return hydra.of_command(path, said)
+    elif re.search(hydra.LAUNCHER, text):
+        return hydra.of_launcher(path, said)
     else:
         settings, notes = _of_command(path, said), ()
     return _reading(path, said, settings, notes)
@@ -127,7 +131,7 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
     for place, value in script.places().items():
         if (name := setting_of(place)) is not None and value is not None:
             found[name] = gap([name]) if isinstance(value, str) and is_open(value) and name in found else value
-    found |= _factories(script)
+    found |= _own_sizes(script) | _factories(script)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
     return found, tuple(notes)
@@ -166,6 +170,19 @@ def _built(script: Script, started: bool) -> dict[str, Any]:
 def _taken(place: str, words: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in words.items() if isinstance(value, bool | int | float | str | list)}
     return {setting: value for name, value in plain.items() if (setting := setting_of(f"{place}.{name}")) is not None}
+
+
+def _own_sizes(script: Script) -> dict[str, Any]:
+    """Sizes that a script gives a model's configuration, or a class of its own on top of one: the model is another one then."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(one for one in script.names_used() if preset_of_class(one) is not None):
+        for call in script.built(name)[:1]:
+            found |= script.keywords(call)
+    for node in (one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)):
+        if any(preset_of_class(last_name(base)) is not None for base in node.bases):
+            fields = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+            found |= {last_name(one.target): script.value(one.value) for one in fields if one.value is not None}
+    return {f"model.{name}": value for name, value in found.items() if SIZES.fullmatch(f"model.{name}")}
 
 
 def _factories(script: Script) -> dict[str, Any]:

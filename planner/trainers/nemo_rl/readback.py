@@ -162,7 +162,8 @@ def _trainer(core: Settings, native: bool) -> str:
     dispatch = "deepep" if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
     graphs = "none" if core.get("cuda_graph_impl", "none") == "none" else "layers"
-    return spell("megatron-bridge", {**said, "cuda_graphs": graphs, "fused_experts": "off", "fp8_attention": "off"})
+    off = dict.fromkeys(("tp_overlap", "fused_experts", "fp8_attention"), "off")  # it sets none of them
+    return spell("megatron-bridge", {**said, "cuda_graphs": graphs, **off})
 
 
 def _precision(policy: Settings, core: Settings, native: bool) -> str:

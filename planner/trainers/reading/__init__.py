@@ -10,7 +10,7 @@ from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.file_readers import through, which_program
 from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsError, OtherStepError, Question, ask
-from planner.trainers.reading.programs import starts_a_trainer
+from planner.trainers.reading.programs import starts_a_trainer, trains_with
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
 from planner.trainers.reading.values import read_text
@@ -44,12 +44,14 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         return found
     if (own := _through_its_program(path, said)) is not None:
         return own
+    if _ending(path, text) == "py" and (trained := trains_with(text)) is not None:
+        raise PlannerError(f"{path}: a program of {trained}, of whose programs this one is not read; 'plan estimate' takes its job")
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
 
 
 def _counted(path: Path, text: str, said: Given) -> Given:
     """What is said, with the number of GPUs for the variable that a script of one node takes it from: its branches follow."""
-    named = OWN_NUMBER.search(text) if said.num_gpus and path.suffix.removeprefix(".").lower() in SHELL else None
+    named = OWN_NUMBER.search(text) if said.num_gpus and _ending(path, text) in SHELL else None
     if named is None or named[1] in said.settings or NODES.search(text):
         return said
     said.used.add(named[1])
@@ -70,7 +72,7 @@ MOST_WORDS, MOST_ARGUMENTS = 12, 400
 
 def _run(path: Path, text: str, said: Given, most: int = MOST_WORDS) -> str:
     """The commands of a script with the values of its variables, one a line, ``most`` words of each; '' for what is no script."""
-    if path.suffix.removeprefix(".").lower() not in SHELL:
+    if _ending(path, text) not in SHELL:
         return ""
     try:
         commands = evaluate(text, str(path), said.settings, path.parent).commands
@@ -136,8 +138,13 @@ SHELL = ("sh", "bash", "slurm", "sbatch")
 """Endings of shell scripts: what reads one reads all."""
 
 
+def _ending(path: Path, text: str) -> str:
+    """The ending of a file's name; 'sh' of one whose first line says that a shell runs it, like job.slrm."""
+    return "sh" if re.match(r"#!.{0,40}\b(ba|z|k)?sh\b", text) else path.suffix.removeprefix(".").lower()
+
+
 def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:
     endings, expression = form[0].split(), form[1]
-    ending = path.suffix.removeprefix(".").lower()
+    ending = _ending(path, text)
     fits = "any" in endings or ending in endings or (ending in SHELL and "sh" in endings)
     return fits and re.search(expression, text, re.MULTILINE) is not None

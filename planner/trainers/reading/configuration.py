@@ -54,6 +54,8 @@ class Reading:
     """Dtype of the base under adapters, one of workload.FROZEN_WEIGHTS; None = the trainer's habit."""
     objective: str = "lm"
     """One of workload.OBJECTIVES."""
+    expert_imbalance: float | None = None
+    """Tokens of the busiest expert rank over the mean, where the configuration decides it; None = of a trained router."""
     num_gpus: int | None = None
     """GPUs, where the configuration says how many."""
     hardware: str | None = None
@@ -70,7 +72,7 @@ class Reading:
 
 SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
 """What a user may say in addition to the configuration; it goes before what was read."""
-WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "lora_whole", "frozen_weights", "objective")
+WORKLOAD = ("precision", "optimizer", "lora_rank", "lora_targets", "lora_whole", "frozen_weights", "objective", "expert_imbalance")
 """What the configuration alone says of the workload."""
 NEEDED = {
     "model": Question(name="--model NAME", about="which model it trains"),

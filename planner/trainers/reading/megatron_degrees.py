@@ -1,5 +1,7 @@
 """Degrees as Megatron Core names them, wherever a configuration of another trainer holds its settings."""
 
+import re
+
 from planner.layout import Schedule
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.values import percent
@@ -22,3 +24,11 @@ def states_on_the_host(given: Settings, prefix: str = "", usual: float = 1.0) ->
         return {}
     key = f"{prefix}optimizer_offload_fraction"
     return {"offload_optimizer": percent(given.get(key, usual), given.where(key))}
+
+
+def padded_experts(factor: object, padded: object, ranks: int) -> float | None:
+    """Tokens of every expert over the mean, where each is padded to its capacity and drops what is above; None = routers decide it.
+    With all experts on one rank a plan knows a factor of 1 alone.  [transformer/moe/moe_utils.py, topk_softmax_with_capacity]"""
+    text = str(factor)
+    known = padded in (True, "True", "true") and re.fullmatch(r"[1-9]\d?(\.\d{1,4})?", text) is not None
+    return float(text) if known and (ranks > 1 or float(text) == 1.0) else None

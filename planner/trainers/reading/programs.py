@@ -72,11 +72,15 @@ TRAINING = ("transformers", "trl", "peft", "accelerate", "unsloth", "torch", "de
 """Libraries of which a program that trains by itself imports one."""
 
 
+def trains_with(text: str) -> str | None:
+    """The library of LIBRARIES that a program imports."""
+    modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.MULTILINE)
+    return next((name for one, name in LIBRARIES.items() if any(re.match(rf"{one}\b", module) for module in modules)), None)
+
+
 def require_transformers(script: Path, file: Path | None) -> None:
     """Raises PlannerError for a program that trains with another library, whatever launches it."""
-    text = read_text(file) if file is not None and library.is_file(file) else ""
-    modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.MULTILINE)
-    trained = next((name for one, name in LIBRARIES.items() if any(re.match(rf"{one}\b", module) for module in modules)), None)
+    trained = trains_with(read_text(file)) if file is not None and library.is_file(file) else None
     if file is not None and trained is not None:
         own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo") else ", whose programs are not read"
         raise PlannerError(f"{script}: its program {file.name} trains with {trained}{own}")

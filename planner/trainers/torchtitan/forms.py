@@ -169,6 +169,7 @@ def _python(path: Path, text: str, given: Given) -> Sections:
         found["other"].setdefault("model", model_named([], *_family(path, chosen)))
     else:
         module.calls(tree, found)
+    found["other"].setdefault("compile", False)
     if "parallelism" not in found and "training" not in found:
         raise PlannerError(
             f"{path}: no ParallelismConfig(...) in this module; give the file with the configuration function"
@@ -234,8 +235,7 @@ class _Module:
             if "activation_checkpoint" in given:
                 found["other"]["recompute"] = self.policy(given["activation_checkpoint"])
             if "compile" in given:
-                text = ast.unparse(given["compile"])
-                found["other"]["compile"] = "enable=True" in text or "enable" not in text
+                found["other"]["compile"] = self.compiles(given["compile"], node)
             assets = given.get("hf_assets_path")
             flavor = flavor_of(given.get("model_spec"))
             known = isinstance(assets, ast.Constant) and flavor is not None  # else its tokenizer alone is another model's
@@ -246,9 +246,7 @@ class _Module:
                     rowwise = "recipe_name" in given and "rowwise" in ast.unparse(given["recipe_name"])
                     found["other"]["precision"] = "fp8_row" if rowwise and precision == "fp8" else precision
             if function.startswith("NVFP4"):
-                raise PlannerError(
-                    f"{self.path}: line {call.lineno}: {function} is not priced in torchtitan; choose another"
-                )
+                raise PlannerError(f"{self.path}: line {call.lineno}: {function} is not priced in torchtitan; choose another")
 
     def assign(self, target: str, value: ast.expr, found: Sections) -> None:
         """``config.training.steps = 10``."""
@@ -257,6 +255,16 @@ class _Module:
             found.setdefault(match[1], {})[match[2]] = self.constant(value, match[2])
         elif re.fullmatch(r"\w+\.activation_checkpoint", target):
             found["other"]["recompute"] = self.policy(value)
+        elif re.fullmatch(r"\w+\.compile(\.enable)?", target):
+            found["other"]["compile"] = ast.unparse(value) == "True" or self.compiles(value, value)
+
+    def compiles(self, value: ast.expr, within: ast.AST) -> bool:
+        """Whether CompileConfig(...), or the variable that holds it, compiles the model; it does not by itself."""
+        if isinstance(value, ast.Name):
+            made = (one for one in ast.walk(within) if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == value.id)
+            value = next((one.value for one in made), self.constants.get(value.id, value))
+        text = ast.unparse(value)
+        return "enable=True" in text and ("components" not in text or "'model'" in text)
 
     def policy(self, node: ast.expr) -> Recompute:
         """The class of a checkpointing policy."""

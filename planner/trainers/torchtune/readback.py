@@ -98,8 +98,8 @@ def parse(given: Settings, called: str, num_gpus: int | None = None) -> Reading:
             fields["dp_shard"] = quotient(fields["dp"], replicas, f"{given.path}: dp by data_parallel_replicate_dim")
     loss = str(given.get("loss._component_", ""))
     return Reading(
-        trainer=_trainer(given, loss), fields=fields, model=model, model_name=model_name, num_gpus=gpus, global_batch_size=batch,
-        sequence_length=_length(given), precision=given.choice("dtype", DTYPES, "bf16"),
+        trainer=_trainer(given, bool(kind)), fields=fields, model=model, model_name=model_name, num_gpus=gpus,
+        global_batch_size=batch, sequence_length=_length(given), precision=given.choice("dtype", DTYPES, "bf16"),
         optimizer=_optimizer(given), lora_rank=part.size("lora_rank", 8) if kind else 0,
         lora_targets=_targets(part) if kind else "all",
         frozen_weights=("nf4_dq" if kind == "qlora_" or part.flag("quantize_base") else "bf16") if kind else None,
@@ -137,8 +137,8 @@ def _targets(part: Settings) -> str:
     return "all" if part.flag("apply_lora_to_mlp") else adapter_targets(named)
 
 
-def _trainer(given: Settings, loss: str) -> str:
+def _trainer(given: Settings, adapters: bool) -> str:
     options = {"compile": "on"} if given.get("compile") not in (None, False) else {}
-    if given.flag("optimizer_in_bwd"):
-        options["optimizer_in_backward"] = "on"
+    if not adapters:  # its recipes of adapters have no such word
+        options["optimizer_in_backward"] = "on" if given.flag("optimizer_in_bwd") else "off"
     return spell("torchtune", options)

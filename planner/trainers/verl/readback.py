@@ -19,7 +19,10 @@ from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
 
-PROGRAM = r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
+PROGRAM = (
+    r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer"
+    r"|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
+)
 LENGTHS = ("max_prompt_length", "max_response_length")
 OWN = re.compile(r"main_\w+_ppo|fully_async_main|one_step_off")
 """Programs that make their own rounds of verl's parts."""
@@ -40,6 +43,11 @@ USUAL = (
     "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
 )  # fmt: skip
 """Keys whose defaults are taken from the configuration of the verl around a script."""
+USUAL_SFT = (
+    "model.enable_gradient_checkpointing", "model.lora_rank", "data.train_batch_size", "data.max_length",
+    "data.micro_batch_size_per_gpu", "data.micro_batch_size", "ulysses_sequence_parallel_size",
+)
+"""Those of its SFT trainer."""
 OFFLOAD = "weights and optimizer states that wait on the host during generation are on the GPU in the update"
 
 
@@ -85,12 +93,15 @@ def read(path: Path, said: Given) -> Reading:
 
 def _usual(path: Path, found: Launch) -> dict[str, Any]:
     """Defaults of the verl that lies around the script, which differ between versions: tp 4 and no recompute in those of 2024."""
-    named = str(found.settings.get("config_name") or "ppo_trainer").removesuffix(".yaml")
-    files = [one / "verl" / "trainer" / "config" / f"{named}.yaml" for one in path.resolve().parents[:8]]
+    tuned = "sft_trainer" in found.program
+    usual = "ppo_trainer" if not tuned else "sft_trainer" if "fsdp_sft_trainer" in found.program else "sft_trainer_engine"
+    named = str(found.settings.get("config_name") or usual).removesuffix(".yaml")
+    package = found.program.partition(".")[0] if tuned and re.fullmatch(r"\w+(\.\w+)+", found.program) else "verl"
+    files = [one / package / "trainer" / "config" / f"{named}.yaml" for one in path.resolve().parents[:8]]
     file = next((one for one in files if one.is_file()), None) if re.fullmatch(r"[\w-]{1,80}", named) else None
     known: dict[str, Any] = {}
-    data = file_settings(file, "a configuration of verl") if file and "sft" not in found.program else {}
-    for place in USUAL:
+    data = file_settings(file, "a configuration of verl") if file and tuned == ("sft" in found.program) else {}
+    for place in USUAL_SFT if tuned else USUAL:
         inner: Any = data
         for key in place.split("."):
             inner = inner.get(key) if isinstance(inner, dict) else None
@@ -242,7 +253,7 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     config = config if config.place == "engine." else config.section("fsdp_config")
     sp = max(given.size("ulysses_sequence_parallel_size"), config.size("ulysses_sequence_parallel_size"))
     rank, batch = model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
-    micro, more = _of_tokens(data, sp)
+    micro, more = _of_tokens(data, sp, max((gpus or 1) // sp, 1))
     fields = {
         "cp": sp, "micro_batch_size": micro, "zero": 3, **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
@@ -262,11 +273,13 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     )  # fmt: skip
 
 
-def _of_tokens(data: Settings, cp: int) -> tuple[int, tuple[str, ...]]:
-    """Sequences per forward pass of the SFT trainer, and what was taken for what."""
+def _of_tokens(data: Settings, cp: int, dp: int) -> tuple[int, tuple[str, ...]]:
+    """Sequences per forward pass of the SFT trainer, and what was taken for what; ``dp``: ranks that share the micro batch of verl
+    until 0.2, whose word has no _per_gpu."""
     length, tokens = data.size("max_length", 1024), data.number("max_token_len_per_gpu")
     if not data.flag("use_dynamic_bsz", tokens is not None):
-        return data.number("micro_batch_size_per_gpu") or data.size("micro_batch_size", 4), ()
+        each, shared = data.number("micro_batch_size_per_gpu"), data.number("micro_batch_size")
+        return each or (quotient(shared, dp, f"{data.path}: micro_batch_size by the ranks that share it") if shared else 4), ()
     micro = max((tokens or 8192) * cp // length, 1)
     return micro, (f"micro batches of up to {(tokens or 8192) * cp} tokens are read as {micro} sequences of {length} tokens",)
 
@@ -278,7 +291,7 @@ def _sft_megatron(given: Settings, found: Launch, num_gpus: int | None) -> Readi
     spec, notes = named_model(name, given.path) if name else (None, ())
     gpus, rank, batch = num_gpus or found.num_gpus, model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
     fields = {**_megatron(engine), **_offloaded(given)}
-    micro, more = _of_tokens(data, fields["cp"])
+    micro, more = _of_tokens(data, fields["cp"], max((gpus or 1) // (fields["tp"] * fields["cp"] * fields["pp"]), 1))
     length = data.size("max_length", 1024)
     length += -length % (2 * fields["cp"]) if fields["cp"] > 1 else 0
     fields["micro_batch_size"] = micro

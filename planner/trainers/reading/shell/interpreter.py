@@ -251,7 +251,7 @@ class _Follower:
             case Simple(words=["[", *tokens, "]"]) | Simple(words=["test", *tokens]):
                 return judged(tokens, variables, choices, double=False)
             case Simple(words=[word]):
-                known = {"true": True, ":": True, "false": False}
+                known = {"true": True, ":": True, "false": False, "export": True}
                 text = joined(word, variables)
                 return Verdict(known.get(text), roots(text))
         return Verdict(None)
