@@ -27,6 +27,7 @@ NAMES = {
     "CONTEXT_PARALLEL": "context_parallel_size", "INTERLEAVED_PIPELINE": "num_virtual_stages_per_pipeline_rank",
     "MICRO_BATCH_SIZE": "micro_batch_size", "MBS": "micro_batch_size", "EXPERT_MODEL_PARALLEL": "expert_model_parallel_size",
     "TP": "tensor_model_parallel_size", "PP": "pipeline_model_parallel_size", "CP": "context_parallel_size",
+    "VP": "num_virtual_stages_per_pipeline_rank",
 }  # fmt: skip
 FLAGS = {
     "TP_COMM_OVERLAP": "tp_comm_overlap", "ASYM_PP_EMBED": "account_for_embedding_in_pipeline_split",
@@ -37,6 +38,7 @@ TEXTS = {
     "RECOMPUTE_GRANULARITY": "recompute_granularity", "RECOMPUTE_METHOD": "recompute_method",
     "RECOMPUTE_NUM_LAYERS": "recompute_num_layers", "ACT_CKPT_GRANULARITY": "recompute_granularity",
     "ACT_CKPT_METHOD": "recompute_method", "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
+    "ACG": "recompute_granularity", "ACM": "recompute_method", "ACL": "recompute_num_layers",
     "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers",
 }  # fmt: skip
 """Variables whose texts are the arguments, where they say something."""

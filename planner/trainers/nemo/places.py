@@ -53,12 +53,13 @@ def with_precision(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the plugin of mixed precision as one word; gradients are reduced in fp32 unless it says no."""
     plugin = {name.removeprefix("plugin."): value for name, value in settings.items() if name.startswith("plugin.")}
     found = {name: value for name, value in settings.items() if not name.startswith("plugin.")}
-    if plugin:
+    if plugin.keys() - {"grad_reduce_in_fp32"} or (plugin and "mixed_precision" not in found):
         fp8 = plugin.get("fp8") not in (None, "", False)
         recipe = str(plugin.get("fp8_recipe", "delayed"))
         half = "fp16" if str(plugin.get("precision", "bf16-mixed")) in ("16", "16-mixed", "fp16") else "bf16"
         found["mixed_precision"] = "nvfp4" if plugin.get("fp4") else f"fp8_{recipe}" if fp8 else half
         found["mixed_precision"] = "mxfp8" if found["mixed_precision"] == "fp8_mxfp8" else found["mixed_precision"]
+    if plugin:
         found["ddp.grad_reduce_in_fp32"] = plugin.get("grad_reduce_in_fp32", True)
     return found
 

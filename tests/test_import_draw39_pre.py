@@ -1,0 +1,159 @@
+"""What practice on pre-training showed before draw 39: None over recipes, recompute of MLPerf, states of nanotron, LitGPT."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.layout import Recompute
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+
+def _file(folder: Path, text: str, name: str) -> Path:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def _names(found: Reading) -> list[str]:
+    return [one.name for one in found.questions]
+
+
+NEMO = """
+import nemo_run as run
+from nemo.collections import llm
+from nemo.collections.llm.recipes.precision.mixed_precision import bf16_with_fp8_mixed
+recipe = llm.llama3_70b.pretrain_recipe(dir="/c", name="n", num_nodes=1, num_gpus_per_node=8)
+recipe.trainer.strategy.tensor_model_parallel_size = 2
+recipe.trainer.strategy.pipeline_model_parallel_size = 4
+recipe.trainer.strategy.context_parallel_size = 1
+recipe.data.global_batch_size = 16
+"""
+
+
+def test_none_takes_back_what_a_recipe_of_nemo_says(tmp_path: Path) -> None:
+    line = "recipe.trainer.strategy.virtual_pipeline_model_parallel_size = None\n"
+    assert read(_file(tmp_path, NEMO, "a.py")).fields["vpp"] == 5
+    assert read(_file(tmp_path, NEMO + line, "b.py")).fields.get("vpp", 1) == 1
+    under = f"import sys\n{NEMO}if len(sys.argv) > 1:\n    {line}"
+    assert read(_file(tmp_path, under, "c.py")).fields["vpp"] == 5  # only a condition says so
+
+
+def test_a_word_of_the_precision_plugin_does_not_take_back_its_recipe(tmp_path: Path) -> None:
+    eight = "recipe.trainer.plugins = bf16_with_fp8_mixed()\n"
+    both = f"{eight}recipe.trainer.plugins.grad_reduce_in_fp32 = False\n"
+    assert read(_file(tmp_path, NEMO + eight, "a.py")).precision == "fp8"
+    found = read(_file(tmp_path, NEMO + both, "b.py"))
+    assert (found.precision, found.trainer) == ("fp8", "nemo+gradient_dtype=bf16")
+
+
+MLPERF = """
+export DGXNNODES=2
+export DGXNGPU=8
+export TP=1
+export PP=1
+export CP=2
+export MBS=1
+export MINIBS=1
+export FP8=True
+export FP8_PARAMS=True
+"""
+
+
+def test_recompute_of_mlperf_under_the_short_names_of_its_nemo_1(tmp_path: Path) -> None:
+    path = "llama2_70b_lora/config_MI300X_2x8x1.sh"
+    assert read(_file(tmp_path, MLPERF, path)).fields["recompute"] == Recompute.NONE
+    found = read(_file(tmp_path, f"{MLPERF}export ACG=full && export ACM=block && export ACL=21\n", path))
+    assert (found.fields["recompute"], found.fields["recompute_layers"]) == (Recompute.FULL, 21)
+
+
+NANOTRON = """
+parallelism: {dp: 4, tp: 1, pp: 2, pp_engine: 1f1b}
+model:
+  dtype: bfloat16
+  model_config: {is_llama_config: true, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 16, intermediate_size: 2816,
+    vocab_size: 32000, rope_theta: 10000.0, _attn_implementation: flash_attention_2, z_loss_enabled: false}
+optimizer: {zero_stage: 0, accumulate_grad_in_fp32: true, optimizer_factory: {name: adamW}}
+tokens: {sequence_length: 1024, micro_batch_size: 4, batch_accumulation_per_replica: 16}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("accumulate_grad_in_fp32: true", "accumulate_grad_in_fp32: false", "accumulate_grad_in_fp32 is false"),
+        ("name: adamW", "name: lion", "optimizer_factory.name is 'lion'"),
+        ("dtype: bfloat16", "dtype: float8", "model.dtype is 'float8'"),
+    ],
+)
+def test_states_of_nanotron_that_no_plan_has_are_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    with pytest.raises(PlannerError, match=says):
+        read(_file(tmp_path, NANOTRON.replace(old, new), "a.yaml"))
+    full = NANOTRON.replace("bfloat16", "float32").replace("in_fp32: true", "in_fp32: false")
+    assert read(_file(tmp_path, full, "a.yaml")).precision == "fp32"
+
+
+def test_layers_of_a_fork_of_nanotron_are_asked_with_the_model(tmp_path: Path) -> None:
+    assert _names(read(_file(tmp_path, NANOTRON, "a.yaml"))) == []
+    own = NANOTRON.replace("z_loss_enabled: false", "memory_segment_length: 256")
+    found = read(_file(tmp_path, own, "a.yaml"))
+    assert _names(found) == ["--model NAME"] and "memory_segment_length" in found.questions[0].about
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc_per_node=8 run_train.py --config-file configs/a.yaml",
+        "srun torchrun --nproc_per_node 8 \\\n  $HOME/job/run_train_own.py \\\n  --config-file $HOME/job/configs/a.yaml",
+        "CONFIG=configs/a.yaml\ntorchrun --nproc_per_node=8 ./run_train.py --config-file ${CONFIG}",
+    ],
+)
+def test_a_script_that_starts_nanotron_is_its_file(tmp_path: Path, command: str) -> None:
+    _file(tmp_path, NANOTRON, "configs/a.yaml")
+    found = read(_file(tmp_path, f"#!/bin/bash\n{command}\n", "slurm/train.sh"))
+    assert (found.trainer, found.num_gpus, found.fields["pp"], found.global_batch_size) == ("nanotron", 8, 2, 256)
+
+
+def test_a_script_that_starts_nanotron_on_other_gpus_is_refused(tmp_path: Path) -> None:
+    _file(tmp_path, NANOTRON, "a.yaml")
+    script = _file(tmp_path, "torchrun --nproc_per_node=4 run_train.py --config-file a.yaml\n", "train.sh")
+    with pytest.raises(PlannerError, match="= 8 GPUs, but its command starts 4"):
+        read(script)
+
+
+LITGPT = """
+model_name: Llama-3.1-8B
+precision:
+train: {global_batch_size: 512, micro_batch_size: 1, max_seq_length: 4096, tie_embeddings: %s}
+optimizer: AdamW
+devices: 8
+"""
+
+
+def test_litgpt_without_a_precision_trains_over_fp32_masters(tmp_path: Path) -> None:
+    found = read(_file(tmp_path, LITGPT % "false", "a.yaml"))
+    assert found.precision == "bf16" and found.model is not None and not found.model.tied_embeddings
+    tied = read(_file(tmp_path, LITGPT % "true", "a.yaml"))
+    assert tied.model is not None and tied.model.tied_embeddings
+
+
+def test_words_that_litgpt_does_not_have_are_asked_about(tmp_path: Path) -> None:
+    file = _file(tmp_path, f"{LITGPT % 'false'}oft_block_size: 256\n", "a.yaml")
+    assert _names(read(file)) == ["oft_block_size"]
+    assert _names(read(file, None, Given(settings={"oft_block_size": "false"}))) == []
+    sizes = read(_file(tmp_path, f"{LITGPT % 'false'}model_config: {{name: own, n_layer: 4, n_embd: 512}}\n", "a.yaml"))
+    assert sizes.model is None and "model_config" in (sizes.model_name or "")
+
+
+def test_commands_of_litgpt(tmp_path: Path) -> None:
+    _file(tmp_path, LITGPT % "false", "a.yaml")
+    script = "litgpt pretrain --config a.yaml --train.micro_batch_size 2\n"
+    found = read(_file(tmp_path, script, "pre.sh"))
+    assert (found.num_gpus, found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (8, 2, 32)
+    script = "litgpt finetune_lora Qwen/Qwen3-8B --devices 1 --train.max_seq_length 2048 --lora_r 32 --precision bf16-true\n"
+    found = read(_file(tmp_path, f': "${{KEY:?not set}}"\n{script}', "lora.sh"))
+    assert (found.lora_rank, found.sequence_length, found.precision, found.global_batch_size) == (32, 2048, "bf16_true", 16)
+    with pytest.raises(PlannerError, match="litgpt pretrain_own is not modelled"):
+        read(_file(tmp_path, "litgpt pretrain_own --config a.yaml\n", "own.sh"))
