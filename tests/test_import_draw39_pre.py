@@ -157,3 +157,24 @@ def test_commands_of_litgpt(tmp_path: Path) -> None:
     assert (found.lora_rank, found.sequence_length, found.precision, found.global_batch_size) == (32, 2048, "bf16_true", 16)
     with pytest.raises(PlannerError, match="litgpt pretrain_own is not modelled"):
         read(_file(tmp_path, "litgpt pretrain_own --config a.yaml\n", "own.sh"))
+
+
+def test_words_for_experts_of_deepspeed_say_nothing_of_dense_layers(tmp_path: Path) -> None:
+    words = "--moe-train-capacity-factor 1.0 --moe-min-capacity 4 --disable-moe-token-dropping --moe-loss-coeff 0.01"
+    script = (
+        "deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 22 --hidden-size 2048 "
+        "--num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 4 --global-batch-size 128 "
+        f"--vocab-size 64000 --bf16 --deepspeed --zero-stage 1 --num-experts 1 {words}\n"
+    )
+    found = read(_file(tmp_path, script, "a.sh"))
+    assert _names(found) == [] and not [one for one in found.unread if "moe" in one]
+
+
+@pytest.mark.parametrize(("words", "unfused"), [("", True), ("--use-flash-attn-v2", False), ("--use-flash-attn-triton", False)])
+def test_megatron_deepspeed_over_zero_2_has_scores_in_memory(tmp_path: Path, words: str, unfused: bool) -> None:
+    script = (
+        "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 22 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 128 --vocab-size 64000 --bf16 --deepspeed "
+        f"--zero-stage 2 --no-pipeline-parallel {words}\n"
+    )
+    assert ("attention_kernel=unfused" in read(_file(tmp_path, script, "a.sh")).trainer) is unfused
