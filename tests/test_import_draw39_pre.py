@@ -178,3 +178,38 @@ def test_megatron_deepspeed_over_zero_2_has_scores_in_memory(tmp_path: Path, wor
         f"--zero-stage 2 --no-pipeline-parallel {words}\n"
     )
     assert ("attention_kernel=unfused" in read(_file(tmp_path, script, "a.sh")).trainer) is unfused
+
+
+MINDSPEED = """
+torchrun --nproc_per_node 8 --nnodes 2 posttrain_gpt.py --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 \\
+  --expert-model-parallel-size 8 --num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 \\
+  --seq-length 4096 --max-position-embeddings 163840 --micro-batch-size 1 --global-batch-size 64 --bf16 \\
+  --padded-vocab-size 102400 \\
+  --multi-head-latent-attention --qk-rope-head-dim 64 --qk-nope-head-dim 128 --kv-lora-rank 512 --v-head-dim 128 --swiglu \\
+  --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights \\
+  --num-experts 64 --moe-router-topk 6 --moe-intermediate-size 1408 --first-k-dense-replace 1 --n-shared-experts 2 \\
+  --use-distributed-optimizer --use-flash-attn --topk-group 1 --routed-scaling-factor 1.0 --seq-aux --moe-permutation-async-comm \\
+"""
+
+
+def test_words_of_mindspeed_for_latent_attention_and_data(tmp_path: Path) -> None:
+    words = "--stage sft --is-instruction-dataset --prompt-type deepseek2 --padded-samples"
+    found = read(_file(tmp_path, f"{MINDSPEED}  {words}\n", "a.sh"))
+    assert _names(found) == [] and found.model is not None
+    sizes = (found.model.kv_lora_rank, found.model.qk_nope_head_dim, found.model.qk_rope_head_dim, found.model.num_dense_layers)
+    assert (found.model.name, sizes) == ("deepseek-v2-lite", (512, 128, 64, 1))
+
+
+def test_a_stage_of_mindspeed_that_is_another_step_is_refused(tmp_path: Path) -> None:
+    words = "--stage dpo --dpo-loss-type sigmoid --is-pairwise-dataset"
+    with pytest.raises(PlannerError, match="--stage dpo trains with DPO"):
+        read(_file(tmp_path, f"{MINDSPEED}  {words}\n", "a.sh"))
+
+
+def test_an_assignment_that_leads_to_another_does_not_fail(tmp_path: Path) -> None:
+    script = "export LAYERS=4 && HIDDEN=512 && HEADS=8\n" + (
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads $HEADS "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8 --vocab-size 32000 --bf16\n"
+    )
+    found = read(_file(tmp_path, script, "a.sh"))
+    assert found.model is not None and (found.model.num_layers, found.model.hidden_size, found.model.num_heads) == (4, 512, 8)
