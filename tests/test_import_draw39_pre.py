@@ -213,3 +213,49 @@ def test_an_assignment_that_leads_to_another_does_not_fail(tmp_path: Path) -> No
     )
     found = read(_file(tmp_path, script, "a.sh"))
     assert found.model is not None and (found.model.num_layers, found.model.hidden_size, found.model.num_heads) == (4, 512, 8)
+
+
+@pytest.mark.parametrize("word", ["pp_layer_partition: [3, 5]", "moe_layer_recompute: true"])
+def test_words_of_a_fork_of_nanotron_for_stages_and_recompute_are_refused(tmp_path: Path, word: str) -> None:
+    own, name = NANOTRON.replace("pp_engine: 1f1b", f"pp_engine: 1f1b, {word}"), word.partition(":")[0]
+    with pytest.raises(PlannerError, match=f"parallelism.{name} is .*--set parallelism.{name}=null"):
+        read(_file(tmp_path, own, "a.yaml"))
+    off = NANOTRON.replace("pp_engine: 1f1b", f"pp_engine: 1f1b, {name}: false")
+    assert read(_file(tmp_path, off, "a.yaml")).fields["pp"] == 2
+
+
+BRIDGE = """
+from megatron.bridge.recipes.qwen import %s
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.pretrain import pretrain
+
+def main() -> None:
+    config: ConfigContainer = %s()
+    config.train.global_batch_size = 32
+    pretrain(config=config, forward_step_func=forward_step)
+"""
+
+
+def test_a_recipe_in_an_annotated_assignment_and_under_another_name(tmp_path: Path) -> None:
+    plain = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
+    other = BRIDGE % ("qwen3_8b_pretrain_config as pretrain_config", "pretrain_config")
+    for text in (plain, other):
+        found = read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
+        assert (found.model and found.model.name, found.global_batch_size) == ("qwen3-8b", 32)
+
+
+def test_a_recipe_that_nobody_knows_is_one_question(tmp_path: Path) -> None:
+    file = _file(tmp_path, BRIDGE % ("qwen3_9b_pretrain_config as pretrain_config", "pretrain_config"), "a.py")
+    with pytest.raises(PlannerError, match=r"--set recipe=.*'qwen3_9b_pretrain_config' is not among.*--gpus N"):
+        read(file)
+    found = read(file, None, Given(num_gpus=16, settings={"recipe": "qwen3_8b_pretrain_config"}))
+    assert (found.model and found.model.name, found.global_batch_size) == ("qwen3-8b", 32)
+
+
+def test_nanotron_with_norms_of_queries_and_keys_is_qwen_3(tmp_path: Path) -> None:
+    sizes = "is_llama_config: true, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 16, intermediate_size: 2816"
+    qwen = "is_qwen2_config: true, _use_qk_norm: true, hidden_size: 5120, num_hidden_layers: 40, num_attention_heads: 40, head_dim: 128"
+    own = f"{qwen}, num_key_value_heads: 8, intermediate_size: 17408, max_position_embeddings: 40960, rms_norm_eps: 1.0e-06"
+    text = NANOTRON.replace(sizes, own).replace("vocab_size: 32000, rope_theta: 10000.0", "vocab_size: 151936, rope_theta: 1000000.0")
+    found = read(_file(tmp_path, text, "a.yaml"))
+    assert found.model is not None and found.model.name == "qwen3-14b" and _names(found) == []

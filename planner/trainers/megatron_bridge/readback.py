@@ -21,6 +21,7 @@ from planner.trainers.megatron_bridge.recipes import (
     SECTIONS,
     SIZES,
     functions,
+    imported,
     published,
     script_settings,
     settings_of,
@@ -128,14 +129,27 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
     if "pretrain_config" in recipes:  # the first recipes, whose parts are functions of their own
         recipes = [name for name in recipes if name in ("pretrain_config", "finetune_config")]
     asked = said.setting("recipe")
-    if asked is not None and asked not in recipes:
+    if asked is not None and recipes and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
     if len(recipes) > 1 and asked is None:
         needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
-        return script_settings(tree, known)
+        return script_settings(tree, _with_one_like_it(path, tree, said, known))
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
+
+
+def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> Any:
+    """The recipes that are known, and under the name of one that a script imports and that is not, the one that is said."""
+    names = list(dict.fromkeys(imported(tree).values()))
+    if not names or any(one in known for one in names):
+        return known
+    asked = said.setting("recipe")
+    if asked not in known:
+        about = f"{shown(names[0])} is not among the published ones that are known: one like it"
+        needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
+        ask(str(path), [Question(name="recipe", about=about, choices=tuple(nearest_first(names[0], known)[:3])), *needed])
+    return {**known, **dict.fromkeys(names, known[asked])}
 
 
 def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",

@@ -99,8 +99,15 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
 
 def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign)]
+    known = {**known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign | ast.AnnAssign)]
     return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
+
+
+def imported(tree: ast.Module) -> dict[str, str]:
+    """Recipes that a script imports: what it calls them -> their names."""
+    nodes = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and "bridge.recipes" in (one.module or ""))
+    return {one.asname or one.name: one.name for node in nodes for one in node.names if one.name.endswith("_config")}
 
 
 def _followed(

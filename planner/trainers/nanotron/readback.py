@@ -24,7 +24,7 @@ UNPRICED = {"expert_parallel_size": "whose ranks compute the same tokens", "cont
 ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 OPTIMIZERS = {"adamw": "adam", "adam": "adam", "sgd": "sgd"}
 MODEL_WORDS = (
-    r"is_\w+_config|(bos|eos|pad)_token_id|hidden_(act|size)|initializer_range|intermediate_size|max_position_embeddings"
+    r"is_\w+_config|head_dim|(bos|eos|pad)_token_id|hidden_(act|size)|initializer_range|intermediate_size|max_position_embeddings"
     r"|num_(attention_heads|hidden_layers|key_value_heads)|attention_bias|pretraining_tp|rms_norm_eps|rope_\w+|tie_word_embeddings"
     r"|use_cache|vocab_size|_\w+|z_loss_\w+|log_attn_probs|moe_\w+|num_experts_per_tok(en)?|no_rope_layer"
 )
@@ -58,6 +58,7 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         if parallel.get(name, 1) != 1:
             sets = f"--set parallelism.{name}=1 imports the job without"
             raise PlannerError(f"{path}: parallelism.{name} is {shown(parallel[name])}, {why} in nanotron; {sets}")
+    _refuse_own(path, parallel)
     engine = str(parallel.get("pp_engine") or "afab").lower()
     if engine not in ENGINES:
         raise PlannerError(f"{path}: parallelism.pp_engine is {engine}; nanotron knows {', '.join(ENGINES)}")
@@ -74,8 +75,15 @@ def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None
         trainer="nanotron", fields=fields, num_gpus=dp * pp * tp, global_batch_size=micro * steps * dp,
         sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
         precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=_model(model, path),
-        questions=_own_layers(model, given), unread=(*left_over(data, SECTIONS), *left_over(parallel, PARALLELISM, "parallelism.")),
+        questions=_own_layers(model, given), unread=tuple(left_over(data, SECTIONS)),
     )  # fmt: skip
+
+
+def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
+    """Raises PlannerError for words of a fork: nanotron has no others here, and they deal layers or say what is recomputed."""
+    for name in (one for one, value in parallel.items() if one not in PARALLELISM and value not in (None, False, [], {})):
+        said = f"{path}: parallelism.{name} is {shown(parallel[name])}, which no plan of nanotron has"
+        raise PlannerError(f"{said}; --set parallelism.{name}=null imports the job without it")
 
 
 def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -132,7 +140,8 @@ def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
         return None
     bias = bool(sizes.get("is_qwen2_config") and sizes.get("attention_bias"))
     if not sizes.get("moe_config"):
-        return known_model(from_hugging_face({**sizes, "model_type": "qwen2" if bias else "llama"}, source=str(path)))
+        kind = "qwen3" if sizes.get("_use_qk_norm") else "qwen2" if bias else "llama"
+        return known_model(from_hugging_face({**sizes, "model_type": kind}, source=str(path)))
     mixed = from_hugging_face({**sizes, "model_type": "qwen2_moe", **_experts(sizes, path)}, source=str(path))
     return known_model(dataclasses.replace(mixed, qkv_bias=bias))
 
