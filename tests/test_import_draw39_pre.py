@@ -254,8 +254,8 @@ def test_a_recipe_that_nobody_knows_is_one_question(tmp_path: Path) -> None:
 
 def test_nanotron_with_norms_of_queries_and_keys_is_qwen_3(tmp_path: Path) -> None:
     sizes = "is_llama_config: true, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 16, intermediate_size: 2816"
-    qwen = "is_qwen2_config: true, _use_qk_norm: true, hidden_size: 5120, num_hidden_layers: 40, num_attention_heads: 40, head_dim: 128"
-    own = f"{qwen}, num_key_value_heads: 8, intermediate_size: 17408, max_position_embeddings: 40960, rms_norm_eps: 1.0e-06"
-    text = NANOTRON.replace(sizes, own).replace("vocab_size: 32000, rope_theta: 10000.0", "vocab_size: 151936, rope_theta: 1000000.0")
+    qwen = "is_qwen2_config: true, _use_qk_norm: true, hidden_size: 5120, num_hidden_layers: 40, num_attention_heads: 40"
+    own = f"{qwen}, head_dim: 128, num_key_value_heads: 8, intermediate_size: 17408, max_position_embeddings: 40960"
+    text = NANOTRON.replace(sizes, f"{own}, rms_norm_eps: 1.0e-06").replace("10000.0", "1000000.0").replace("32000", "151936")
     found = read(_file(tmp_path, text, "a.yaml"))
     assert found.model is not None and found.model.name == "qwen3-14b" and _names(found) == []
