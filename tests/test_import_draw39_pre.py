@@ -259,3 +259,36 @@ def test_nanotron_with_norms_of_queries_and_keys_is_qwen_3(tmp_path: Path) -> No
     text = NANOTRON.replace(sizes, f"{own}, rms_norm_eps: 1.0e-06").replace("10000.0", "1000000.0").replace("32000", "151936")
     found = read(_file(tmp_path, text, "a.yaml"))
     assert found.model is not None and found.model.name == "qwen3-14b" and _names(found) == []
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[optimizer]
+name = "AdamW"
+%s
+[training]
+local_batch_size = 2
+seq_len = 2048
+[parallelism]
+data_parallel_shard_degree = 8
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+@pytest.mark.parametrize("word", ["swap_optimizer", "early_step_in_backward"])
+def test_switches_of_torchtitans_optimizer_that_decide_memory_are_refused(tmp_path: Path, word: str) -> None:
+    file = _file(tmp_path, TITAN % f"{word} = true\nswap_optimizer_times = 16", "a.toml")
+    with pytest.raises(PlannerError, match=f"optimizer.{word} decides memory.*--set optimizer.{word}=false"):
+        read(file)
+    assert read(file, None, Given(settings={f"optimizer.{word}": "false"})).num_gpus == 8
+
+
+def test_gradients_that_wait_for_the_backward_pass(tmp_path: Path) -> None:
+    late = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
+    for value, off in (("False", True), ("True", False)):
+        text = late.replace("config.train.global_batch_size = 32", f"config.ddp.overlap_grad_reduce = {value}")
+        found = read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
+        assert ("gradient_overlap=off" in found.trainer) is off

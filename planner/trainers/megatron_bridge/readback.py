@@ -286,6 +286,8 @@ def _trainer(given: Settings, trainer: str) -> str:
         "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
         "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
     }  # fmt: skip
+    if not given.flag("ddp.overlap_grad_reduce", True):
+        options["gradient_overlap"] = "off"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
         options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}

@@ -39,7 +39,7 @@ DECISIVE = (
     "model.num_layers_in_last_pipeline_stage", "model.account_for_embedding_in_pipeline_split",
     "model.account_for_loss_in_pipeline_split", "model.pipeline_model_parallel_layout", "model.moe_token_dispatcher_type",
     "model.moe_flex_dispatcher_backend", "model.cuda_graph_impl", "model.cpu_offloading", "train.global_batch_size",
-    "train.micro_batch_size", "dataset.seq_length", "mixed_precision", "ddp.grad_reduce_in_fp32", "ddp.use_megatron_fsdp",
+    "train.micro_batch_size", "dataset.seq_length", "mixed_precision", "ddp.grad_reduce_in_fp32", "ddp.overlap_grad_reduce", "ddp.use_megatron_fsdp",
     "ddp.use_distributed_optimizer", "ddp.data_parallel_sharding_strategy", "optimizer.optimizer",
     "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.optimizer_cpu_offload",
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",

@@ -158,9 +158,11 @@ def _recompute(core: Settings) -> dict[str, int]:
 def _trainer(core: Settings, native: bool) -> str:
     if native:
         return spell("automodel", {"compile": "off"})
-    reduce = core.section("distributed_data_parallel_config").flag("grad_reduce_in_fp32")
+    replicas = core.section("distributed_data_parallel_config")
+    reduce = replicas.flag("grad_reduce_in_fp32")
     dispatch = "deepep" if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
+    said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
     graphs = "none" if core.get("cuda_graph_impl", "none") == "none" else "layers"
     return spell("megatron-bridge", {**said, "cuda_graphs": graphs, "fused_experts": "off", "fp8_attention": "off"})
 
