@@ -292,3 +292,17 @@ def test_gradients_that_wait_for_the_backward_pass(tmp_path: Path) -> None:
         text = late.replace("config.train.global_batch_size = 32", f"config.ddp.overlap_grad_reduce = {value}")
         found = read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
         assert ("gradient_overlap=off" in found.trainer) is off
+
+
+def test_nemo_rl_turns_no_overlap_of_tensor_parallel_layers_on(tmp_path: Path) -> None:
+    text = """
+policy:
+  model_name: Qwen/Qwen3-8B
+  train_global_batch_size: 64
+  train_micro_batch_size: 1
+  max_total_sequence_length: 4096
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 4, sequence_parallel: true}
+sft: {max_num_steps: 10}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""
+    assert "tp_overlap=off" in read(_file(tmp_path, text, "sft.yaml")).trainer

@@ -164,7 +164,8 @@ def _trainer(core: Settings, native: bool) -> str:
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
     said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
     graphs = "none" if core.get("cuda_graph_impl", "none") == "none" else "layers"
-    return spell("megatron-bridge", {**said, "cuda_graphs": graphs, "fused_experts": "off", "fp8_attention": "off"})
+    never = {"tp_overlap": "off", "fused_experts": "off", "fp8_attention": "off"}
+    return spell("megatron-bridge", {**said, "cuda_graphs": graphs, **never})
 
 
 def _precision(policy: Settings, core: Settings, native: bool) -> str:
