@@ -306,3 +306,17 @@ sft: {max_num_steps: 10}
 cluster: {gpus_per_node: 8, num_nodes: 1}
 """
     assert "tp_overlap=off" in read(_file(tmp_path, text, "sft.yaml")).trainer
+
+
+def test_a_precision_that_deepspeed_turns_off_is_asked(tmp_path: Path) -> None:
+    script = (
+        "cat <<EOT > ds.json\n{\"zero_optimization\": {\"stage\": 1}, \"bf16\": {\"enabled\": false}}\nEOT\n"
+        "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 22 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 128 --vocab-size 64000 --bf16 --deepspeed "
+        "--deepspeed_config ds.json\n"
+    )
+    file = _file(tmp_path, script, "a.sh")
+    assert _names(read(file)) == ["bf16"]
+    for value, precision in (("true", "bf16"), ("false", "fp32")):
+        found = read(file, None, Given(settings={"bf16": value}))
+        assert (_names(found), found.precision) == ([], precision)
