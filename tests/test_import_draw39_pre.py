@@ -8,7 +8,7 @@ from planner.errors import PlannerError
 from planner.layout import Recompute
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, OpenQuestionsError
 
 
 def _file(folder: Path, text: str, name: str) -> Path:
@@ -316,7 +316,25 @@ def test_a_precision_that_deepspeed_turns_off_is_asked(tmp_path: Path) -> None:
         "--deepspeed_config ds.json\n"
     )
     file = _file(tmp_path, script, "a.sh")
-    assert _names(read(file)) == ["bf16"]
+    with pytest.raises(OpenQuestionsError, match="--set bf16=true"):
+        read(file)
     for value, precision in (("true", "bf16"), ("false", "fp32")):
         found = read(file, None, Given(settings={"bf16": value}))
         assert (_names(found), found.precision) == ([], precision)
+
+
+@pytest.mark.parametrize(("spec", "asked"), [
+    ("gpt_layer_specs get_gpt_layer_local_spec", False), ("gpt_layer_specs get_gpt_layer_ring_spec", True),
+    ("olmo_layer_specs olmo_layer_spec", True),
+])  # fmt: skip
+def test_layers_of_a_forks_own_spec_are_asked(tmp_path: Path, spec: str, asked: bool) -> None:
+    script = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 128 --bf16 --vocab-size 50304 "
+        f"--tensor-model-parallel-size 1 --spec megatron.core.models.gpt.{spec} --moe-token-drop-policy probs\n"
+    )
+    file = _file(tmp_path, script, "a.sh")
+    if asked:
+        with pytest.raises(OpenQuestionsError, match="--model NAME .--spec is an architecture"):
+            read(file)
+    assert _names(read(file, None, Given(model="pythia-410m" if asked else None))) == []
