@@ -294,6 +294,13 @@ def test_gradients_that_wait_for_the_backward_pass(tmp_path: Path) -> None:
         assert ("gradient_overlap=off" in found.trainer) is off
 
 
+def test_a_loss_that_megatron_bridge_does_not_fuse(tmp_path: Path) -> None:
+    late = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
+    for value, off in (("False", True), ("True", False)):
+        text = late.replace("config.train.global_batch_size = 32", f"config.model.cross_entropy_loss_fusion = {value}")
+        assert ("loss_fusion=off" in read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16)).trainer) is off
+
+
 def test_nemo_rl_turns_no_overlap_of_tensor_parallel_layers_on(tmp_path: Path) -> None:
     text = """
 policy:

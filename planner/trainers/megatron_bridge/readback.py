@@ -288,6 +288,8 @@ def _trainer(given: Settings, trainer: str) -> str:
     }  # fmt: skip
     if not given.flag("ddp.overlap_grad_reduce", True):
         options["gradient_overlap"] = "off"
+    if not given.flag("model.cross_entropy_loss_fusion", True):
+        options["loss_fusion"] = "off"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
         options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
