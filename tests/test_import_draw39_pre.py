@@ -294,11 +294,34 @@ def test_gradients_that_wait_for_the_backward_pass(tmp_path: Path) -> None:
         assert ("gradient_overlap=off" in found.trainer) is off
 
 
-def test_a_loss_that_megatron_bridge_does_not_fuse(tmp_path: Path) -> None:
+def _bridge(tmp_path: Path, line: str) -> Reading:
     late = BRIDGE % ("qwen3_8b_pretrain_config", "qwen3_8b_pretrain_config")
-    for value, off in (("False", True), ("True", False)):
-        text = late.replace("config.train.global_batch_size = 32", f"config.model.cross_entropy_loss_fusion = {value}")
-        assert ("loss_fusion=off" in read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16)).trainer) is off
+    text = late.replace("config.train.global_batch_size = 32", f"config.{line}")
+    return read(_file(tmp_path, text, "a.py"), None, Given(num_gpus=16))
+
+
+@pytest.mark.parametrize(("line", "word"), [
+    ("model.cross_entropy_loss_fusion = False", "loss_fusion=off"), ("model.attention_dropout = 0.1", "dropout=on"),
+    ("model.attention_backend = AttnBackend.unfused", "attention_kernel=unfused"),
+])  # fmt: skip
+def test_words_of_a_program_of_megatron_bridge_that_decide_time(tmp_path: Path, line: str, word: str) -> None:
+    assert word in _bridge(tmp_path, line).trainer
+    for usual in ("cross_entropy_loss_fusion = True", "hidden_dropout = 0.0", "attention_backend = AttnBackend.flash"):
+        assert word not in _bridge(tmp_path, f"model.{usual}").trainer
+
+
+def test_layers_and_states_of_a_program_of_megatron_bridge(tmp_path: Path) -> None:
+    further = _bridge(tmp_path, "model.mtp_num_layers = 1").model
+    assert further is not None and further.mtp_layers == 1
+    assert _names(_bridge(tmp_path, "model.window_size = (128, 0)")) == ["--model NAME"]
+    aware = "optimizer.use_precision_aware_optimizer = True\n    config.optimizer."
+    for line, why in (
+        ("dist.use_torch_fsdp2 = True", "--set dist.use_torch_fsdp2=false"),
+        (f"{aware}main_params_dtype = torch.float16", "weights in fp16"),
+        (f"{aware}exp_avg_sq_dtype = torch.bfloat16", "moments in fp32 and bf16"),
+    ):
+        with pytest.raises(PlannerError, match=why):
+            _bridge(tmp_path, line)
 
 
 def test_nemo_rl_turns_no_overlap_of_tensor_parallel_layers_on(tmp_path: Path) -> None:

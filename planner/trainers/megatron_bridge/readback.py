@@ -15,6 +15,7 @@ from planner.model_names import preset_of
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
+from planner.trainers.megatron.trainer_words import STATE_TYPES
 from planner.trainers.megatron_bridge import performance, saved
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
@@ -35,9 +36,9 @@ from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.megatron_degrees import degrees, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, parsed
-from planner.trainers.reading.values import quotient, read_text, stage_ends
+from planner.trainers.reading.values import not_priced, quotient, read_text, stage_ends
 
-OVERRIDES = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap", "peft")
+OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
 """Sections of a YAML that go over a recipe and decide a plan."""
 PROGRAM = r"\S*(?:run_recipe|run_script|finetune_\w+|pretrain_\w+)\.py"
 MATTERS = re.compile(
@@ -167,7 +168,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
-    model = _with_tables(given, model)
+    model = _with_tables(given, said, model)
+    if given.flag("dist.use_torch_fsdp2"):
+        raise not_priced(str(path), ["dist.use_torch_fsdp2"], ["dist.use_torch_fsdp2"])
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
@@ -200,11 +203,20 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     )  # fmt: skip
 
 
-def _with_tables(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
-    """The model with one table for embedding and head, or with two, where a script says so over the model of its recipe."""
-    if model is None or (tied := given.get("model.share_embeddings_and_output_weights")) not in (True, False):
-        return model
-    return model if model.tied_embeddings == tied else dataclasses.replace(model, tied_embeddings=tied, published_parameters=0.0)
+def _with_tables(given: Settings, said: Given, model: ModelSpec | None) -> ModelSpec | None:
+    """The model with one table for embedding and head, or with two, and with layers that predict further tokens, where a script
+    says so over the model of its recipe; asks for it where it is given another window."""
+    tied = given.get("model.share_embeddings_and_output_weights")
+    further, window = given.number("model.mtp_num_layers", 0, 0), given.get("model.window_size")
+    if model is None:
+        return None
+    if "model.window_size" in given.data and bool(window) != bool(model.window) and said.model is None:
+        about = f"model.window_size {shown(str(window))} makes it a model of its own: a preset or a config.json like it"
+        given.ask(Question(name="--model NAME", about=about))
+    changes: dict[str, Any] = {} if tied not in (True, False) or tied == model.tied_embeddings else {"tied_embeddings": tied}
+    if "model.mtp_num_layers" in given.data and further != model.mtp_layers:
+        changes["mtp_layers"] = further
+    return dataclasses.replace(model, **changes, published_parameters=0.0) if changes else model
 
 
 def _targets(given: Settings) -> str:
@@ -290,6 +302,10 @@ def _trainer(given: Settings, trainer: str) -> str:
         options["gradient_overlap"] = "off"
     if not given.flag("model.cross_entropy_loss_fusion", True):
         options["loss_fusion"] = "off"
+    if str(given.get("model.attention_backend")) in ("unfused", "local"):
+        options["attention_kernel"] = "unfused"
+    if any(given.above_zero(f"model.{one}_dropout") for one in ("hidden", "attention")):
+        options["dropout"] = "on"
     if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
         options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
@@ -306,6 +322,11 @@ def _precision(given: Settings) -> str:
 def _optimizer(given: Settings) -> str:
     name = str(given.get("optimizer.optimizer", "adam")).removeprefix("dist_")
     aware = given.flag("optimizer.use_precision_aware_optimizer")
-    states = str(given.get("optimizer.exp_avg_dtype", "fp32")) if aware else "fp32"
+    named = [str(given.get(f"optimizer.{one}") or "fp32") for one in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")]
+    states, second, main = [STATE_TYPES.get(one, one) if aware else "fp32" for one in named]
+    if main != "fp32" or (second != states and "optimizer.exp_avg_sq_dtype" in given.data):
+        where = given.where("optimizer.main_params_dtype" if main != "fp32" else "optimizer.exp_avg_sq_dtype")
+        types = f"moments in {states} and {second}, master weights in {main}"
+        raise PlannerError(f"{where}: {types}; a plan knows master weights in fp32 and one type for both moments")
     known = {pair: optimizer for optimizer, pair in OPTIMIZERS.items()}
-    return known.get((name, {"bfloat16": "bf16", "float32": "fp32", "uint8": "fp8"}.get(states, states)), name)
+    return known.get((name, states), name)

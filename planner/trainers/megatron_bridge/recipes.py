@@ -45,6 +45,9 @@ DECISIVE = (
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
     "comm_overlap.overlap_moe_expert_parallel_comm", "model.fine_grained_activation_offloading", "model.moe_paged_stash",
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
+    "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
+    "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
+    "dist.use_torch_fsdp2",
 )  # fmt: skip
 """Settings that decide a plan."""
 
@@ -217,10 +220,10 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr], place: str) -> Any:
-    """A literal; a dtype of torch by its name; anything else is asked for by the name of its place."""
+    """A literal; a dtype of torch or a backend of attention by its name; anything else is asked for by the name of its place."""
     for _ in range(4):
         node = constants.get(node.id, node) if isinstance(node, ast.Name) else node
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("torch", "AttnBackend"):
         return node.attr
     try:
         return ast.literal_eval(node)
