@@ -368,3 +368,18 @@ def test_layers_of_a_forks_own_spec_are_asked(tmp_path: Path, spec: str, asked: 
         with pytest.raises(OpenQuestionsError, match="--model NAME .--spec is an architecture"):
             read(file)
     assert _names(read(file, None, Given(model="pythia-410m" if asked else None))) == []
+
+
+@pytest.mark.parametrize(("line", "name"), [
+    ("fsdp = 'megatron'", "strategy.fsdp"), ("ddp.use_custom_fsdp = True", "ddp.use_custom_fsdp"),
+])  # fmt: skip
+def test_weights_that_a_strategy_of_nemo_hands_to_an_fsdp_are_refused(tmp_path: Path, line: str, name: str) -> None:
+    script = (
+        "import nemo_run as run\nfrom nemo.collections import llm\n"
+        "recipe = llm.llama3_8b.pretrain_recipe(name='x', num_nodes=2, num_gpus_per_node=8)\n"
+        f"recipe.trainer.strategy.{line}\nrun.run(recipe, executor=run.LocalExecutor(ntasks_per_node=8))\n"
+    )
+    file = _file(tmp_path, script, "a.py")
+    with pytest.raises(PlannerError, match=f"--set {name}=false"):
+        read(file)
+    assert read(file, None, Given(settings={name: "false"})).num_gpus == 16

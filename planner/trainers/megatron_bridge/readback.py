@@ -47,6 +47,8 @@ MATTERS = re.compile(
     r"|optimizer\.(main_\w+|exp_avg_sq_dtype|overlap_\w+)|ddp\.(fsdp\w*|outer\w*|num_distributed\w+)|comm_overlap\.\w+"
 )
 """Overrides that may change time or memory and are not read."""
+SHARDS = ("dist.use_torch_fsdp2", "strategy.fsdp", "ddp.use_custom_fsdp")
+"""Settings that hand weights to an FSDP that a plan of these trainers does not hold; the second and third are NeMo's."""
 PRECISIONS = (
     ("mxfp8", "mxfp8"), ("fp8_mx", "mxfp8"), ("fp8_sc", "fp8_block"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"),
     ("blockwise", "fp8_block"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16"),
@@ -169,8 +171,9 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
     model = _with_tables(given, said, model)
-    if given.flag("dist.use_torch_fsdp2"):
-        raise not_priced(str(path), ["dist.use_torch_fsdp2"], ["dist.use_torch_fsdp2"])
+    shards = [one for one in SHARDS if given.get(one) not in (None, "", False, "false")]
+    if shards:
+        raise not_priced(str(path), shards, shards)
     if given.flag("ddp.use_megatron_fsdp"):
         raise PlannerError(f"{path}: ddp.use_megatron_fsdp: import this as arguments of Megatron, with --trainer megatron-fsdp")
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:

@@ -12,7 +12,7 @@ PLACES = (
     (r"data\.(?P<name>global_batch_size|micro_batch_size)", "train.{name}"), (r"data\.seq_length", "dataset.seq_length"),
     (r"model\.config\.(?P<name>\w+)", "model.{name}"),
     (r"trainer\.(?P<name>precision)", "plugin.{name}"), (r"(trainer\.)?plugins\.(?P<name>\w+)", "plugin.{name}"),
-    (r"(trainer\.)?strategy\.ddp\.(?P<name>\w+)", "ddp.{name}"),
+    (r"(trainer\.)?strategy\.ddp\.(?P<name>\w+)", "ddp.{name}"), (r"(trainer\.)?strategy\.fsdp", "strategy.fsdp"),
     (r"optim\.config\.(?P<name>use_distributed_optimizer)", "ddp.{name}"), (r"optim\.config\.(?P<name>\w+)", "optimizer.{name}"),
     (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
 )  # fmt: skip
