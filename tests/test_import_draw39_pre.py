@@ -383,3 +383,10 @@ def test_weights_that_a_strategy_of_nemo_hands_to_an_fsdp_are_refused(tmp_path: 
     with pytest.raises(PlannerError, match=f"--set {name}=false"):
         read(file)
     assert read(file, None, Given(settings={name: "false"})).num_gpus == 16
+
+
+def test_a_section_of_adapters_that_torchtitan_does_not_have_is_refused(tmp_path: Path) -> None:
+    text = TITAN % ""
+    with pytest.raises(PlannerError, match="lora decides memory.*--set lora=false"):
+        read(_file(tmp_path, f"{text}[lora]\nrank = 8\n", "a.toml"))
+    assert read(_file(tmp_path, f"{text}[lora]\nenable = false\n[notes]\nrank = 8\n", "b.toml")).num_gpus == 8

@@ -91,7 +91,9 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
     own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
-    if wrong := [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]:  # other layers
+    wrong = [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]  # other layers
+    wrong += [one for one in foreign if re.search("lora|peft|adapter|distill|teacher", one) and data[one].get("enable", True)]
+    if wrong:
         raise not_priced(str(path), wrong, wrong)
     foreign += own
     notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
