@@ -390,3 +390,25 @@ def test_a_section_of_adapters_that_torchtitan_does_not_have_is_refused(tmp_path
     with pytest.raises(PlannerError, match="lora decides memory.*--set lora=false"):
         read(_file(tmp_path, f"{text}[lora]\nrank = 8\n", "a.toml"))
     assert read(_file(tmp_path, f"{text}[lora]\nenable = false\n[notes]\nrank = 8\n", "b.toml")).num_gpus == 8
+
+
+@pytest.mark.parametrize(("section", "micro"), [
+    ("dynamic_batching: {enabled: true, train_mb_tokens: 16384}", 4),
+    ("sequence_packing: {enabled: true, train_mb_tokens: 12288}", 2),
+    ("sequence_packing: {enabled: false, train_mb_tokens: 16384}", 1),
+    ("dynamic_batching: {enabled: true, train_mb_tokens: '${mul:a,b}'}", 1),
+])
+def test_micro_batches_that_nemo_rl_fills_by_tokens(tmp_path: Path, section: str, micro: int) -> None:
+    text = f"""
+policy:
+  model_name: Qwen/Qwen3-8B
+  train_global_batch_size: 64
+  train_micro_batch_size: 1
+  max_total_sequence_length: 4096
+  {section}
+  dtensor_cfg: {{enabled: true, tensor_parallel_size: 2}}
+sft: {{max_num_steps: 10}}
+cluster: {{gpus_per_node: 8, num_nodes: 1}}
+"""
+    found = read(_file(tmp_path, text, "sft.yaml"))
+    assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (micro, 16 // micro)
