@@ -324,17 +324,16 @@ def test_layers_and_states_of_a_program_of_megatron_bridge(tmp_path: Path) -> No
             _bridge(tmp_path, line)
 
 
-def test_nemo_rl_turns_no_overlap_of_tensor_parallel_layers_on(tmp_path: Path) -> None:
-    text = """
+RL = """
 policy:
-  model_name: Qwen/Qwen3-8B
-  train_global_batch_size: 64
-  train_micro_batch_size: 1
-  max_total_sequence_length: 4096
-  megatron_cfg: {enabled: true, tensor_model_parallel_size: 4, sequence_parallel: true}
+  {model_name: Qwen/Qwen3-8B, train_global_batch_size: 64, train_micro_batch_size: 1, max_total_sequence_length: 4096, %s}
 sft: {max_num_steps: 10}
 cluster: {gpus_per_node: 8, num_nodes: 1}
 """
+
+
+def test_nemo_rl_turns_no_overlap_of_tensor_parallel_layers_on(tmp_path: Path) -> None:
+    text = RL % "megatron_cfg: {enabled: true, tensor_model_parallel_size: 4, sequence_parallel: true}"
     assert "tp_overlap=off" in read(_file(tmp_path, text, "sft.yaml")).trainer
 
 
@@ -399,16 +398,6 @@ def test_a_section_of_adapters_that_torchtitan_does_not_have_is_refused(tmp_path
     ("dynamic_batching: {enabled: true, train_mb_tokens: '${mul:a,b}'}", 1),
 ])
 def test_micro_batches_that_nemo_rl_fills_by_tokens(tmp_path: Path, section: str, micro: int) -> None:
-    text = f"""
-policy:
-  model_name: Qwen/Qwen3-8B
-  train_global_batch_size: 64
-  train_micro_batch_size: 1
-  max_total_sequence_length: 4096
-  {section}
-  dtensor_cfg: {{enabled: true, tensor_parallel_size: 2}}
-sft: {{max_num_steps: 10}}
-cluster: {{gpus_per_node: 8, num_nodes: 1}}
-"""
+    text = RL % f"dtensor_cfg: {{enabled: true, tensor_parallel_size: 2}}, {section}"
     found = read(_file(tmp_path, text, "sft.yaml"))
     assert (found.fields["micro_batch_size"], found.fields["num_microbatches"]) == (micro, 16 // micro)
