@@ -170,7 +170,7 @@ def test_a_recipe_that_a_fork_of_megatron_bridge_holds(tmp_path: Path) -> None:
         "    cfg.train.micro_batch_size = 1\n"
     )
     file = _file(tmp_path, "examples/own/pretrain_own.py", text)
-    with pytest.raises(PlannerError, match="a function of another module that is not there makes it"):
+    with pytest.raises(PlannerError, match="'pretrain_config' is not among the published ones"):
         _read(file)
     _file(tmp_path, "src/megatron/bridge/recipes/llama/llama3_8b.py", FORK)
     read_ = read(file, None, Given(model="llama-3-8b", num_gpus=8))
@@ -320,7 +320,7 @@ def test_words_of_nanotron_that_decide_a_layout(tmp_path: Path) -> None:
     assert found.trainer == "nanotron" and isinstance(found.model, ModelSpec) and found.model.qk_norm
     assert _read(_file(tmp_path, "run.yaml", f"{NANOTRON}false}}\n")).trainer == "nanotron+tp_overlap=off"
     file = _file(tmp_path, "run.yaml", f"{NANOTRON}true, pp_layer_partition: [3, 5]}}\n")
-    with pytest.raises(PlannerError, match="parallelism.pp_layer_partition is no setting of nanotron's"):
+    with pytest.raises(PlannerError, match="parallelism.pp_layer_partition is .* which no plan of nanotron has"):
         _read(file)
     assert _read(file, **{"parallelism.pp_layer_partition": "null"}).fields["pp"] == 2
 

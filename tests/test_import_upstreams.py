@@ -202,7 +202,8 @@ def test_frozen_weights_of_mlperf_are_as_the_settings_beside_say(tmp_path: Path,
     file = _file(folder, MLPERF, "config_DGXH100_4x8x1.sh")
     with pytest.raises(OpenQuestionsError, match="FP8_PARAMS"):
         read(file, None, Given())
-    _file(folder / "conf", f"model:\n  tensor_model_parallel_size: ${{oc.decode:${{oc.env:TP,1}}}}\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
+    degrees = "tensor_model_parallel_size: ${oc.decode:${oc.env:TP,1}}"
+    _file(folder / "conf", f"model:\n  {degrees}\n  {says}\n", "megatron_gpt_peft_tuning_config.yaml")
     found = read(file, None, Given())
     assert (found.lora_rank, found.frozen_weights, found.precision) == (16, frozen, "fp8")
 

@@ -1,14 +1,17 @@
-"""LitGPT: the YAML of litgpt finetune and litgpt pretrain."""
+"""LitGPT: the YAML of litgpt finetune and litgpt pretrain, and commands with it or with options alone."""
 
+import dataclasses
 import re
 from pathlib import Path
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainer_options import spell
+from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets, optimizer
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.interpolation import override
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.values import quotient
@@ -24,15 +27,35 @@ LORA_DEFAULTS = {"query": True, "key": False, "value": True, "projection": False
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
-    return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT")), said=said), said.num_gpus)
+    if path.suffix in (".yaml", ".yml"):
+        return parse(Settings(path, said.filled(file_settings(path, "a configuration of LitGPT")), said=said), said.num_gpus)
+    found = launched(path, said, r"(?:\S*/)?litgpt", r"(pretrain|finetune)\w*")
+    kind, *loose = found.words
+    if kind == "finetune":  # the method was a word of its own; since 0.4 it is LoRA where none is said
+        named = loose.pop(0) if loose and loose[0] in ("lora", "full", "adapter", "adapter_v2") else "lora"
+        kind = f"finetune_{named}"
+    if kind not in ("pretrain", "finetune_lora", "finetune_full"):
+        raise PlannerError(f"{path}: litgpt {kind} is not modelled; pretrain, finetune_lora and finetune_full are")
+    words = {name: found.settings.pop(name) for name in list(found.settings) if "." in name}
+    data = override(dict(with_files(path, found, said).data), words)
+    if loose:
+        data["model_name" if kind == "pretrain" else "checkpoint_dir"] = loose[0]
+    if kind == "finetune_lora":
+        data.setdefault("lora_r", 8)
+    reading = parse(Settings(path, said.filled(data), said=said), said.num_gpus, pretrain=kind == "pretrain")
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
 
 
-def parse(given: Settings, num_gpus: int | None = None) -> Reading:
-    """The job that settings describe. Raises PlannerError."""
+def parse(given: Settings, num_gpus: int | None = None, pretrain: bool | None = None) -> Reading:
+    """The job that settings describe; ``pretrain`` where a command says it. Raises PlannerError."""
     train = given.section("train")
-    pretrain = given.get("model_name") is not None
+    pretrain = given.get("model_name") is not None if pretrain is None else pretrain
     name = str(given.get("model_name") or given.get("checkpoint_dir"))
     model, notes = named_model(name, given.path)
+    if given.get("model_config"):  # goes before the name: Config(**model_config)
+        model, name = None, f"{name} with its model_config"
+    if model is not None and pretrain and train.flag("tie_embeddings") and not model.tied_embeddings:
+        model = dataclasses.replace(model, tied_embeddings=True, published_parameters=0.0)
     devices, nodes = given.get("devices", "auto" if pretrain else 1), given.size("num_nodes")
     gpus = num_gpus or (None if devices == "auto" else given.size("devices") * nodes)
     batch, micro = train.size("global_batch_size", 512 if pretrain else 16), train.size("micro_batch_size", 4 if pretrain else 1)
@@ -56,14 +79,19 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         options["adapter_dropout"] = "on"
     named = [one for one, on in LORA_DEFAULTS.items() if given.flag(f"lora_{one}", on)]
     short = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj", "mlp": "up_proj"}
-    return Reading(
+    reading = Reading(
         trainer=spell("litgpt", options), fields=fields, model=model, model_name=name, num_gpus=gpus, global_batch_size=batch,
-        sequence_length=train.number("max_seq_length"), precision=given.choice("precision", PRECISIONS, "bf16-true"),
+        sequence_length=train.number("max_seq_length"), precision=given.choice("precision", PRECISIONS, "bf16-mixed"),
         optimizer=_optimizer(given), lora_rank=given.size("lora_r", 8) if adapters else 0,
         lora_targets=adapter_targets([short[one] for one in named]) if adapters else "all",
         frozen_weights=(FROZEN[quantize] if quantize else "bf16") if adapters else None,
-        unread=tuple(one for one in given.left() if not QUIET.fullmatch(one.split(" = ")[0])), notes=notes,
+        notes=notes,
     )  # fmt: skip
+    unread = [one.partition(" = ")[0::2] for one in given.left()]
+    unread = [(name, value) for name, value in unread if not QUIET.fullmatch(name)]
+    about = "no setting of LitGPT known here, so one of a fork; false imports the job without it"
+    strange = tuple(Question(name=name, about=about, choices=("false",)) for name, _ in unread if "." not in name)
+    return dataclasses.replace(reading, unread=tuple(f"{name} = {value}" for name, value in unread), questions=strange)
 
 
 def _optimizer(given: Settings) -> str:

@@ -21,6 +21,8 @@ QUIET = (
     "moe_top2_2nd_expert_sampling", "moe_train_capacity_factor", "moe_min_capacity", "expert_interval",
 )  # fmt: skip
 """What is read here or changes neither time nor memory."""
+OF_EXPERTS = ("mlp_type", "disable_moe_token_dropping", "moe_token_dropping", "use_tutel", "enable_expert_tensor_parallelism")
+"""How experts run."""
 OWN_WORDS = re.compile(r".*(expert|moe|(^|_)(ep|edp)(_|$)|pft|gating|router).*")
 """Arguments of forks that say how experts run."""
 
@@ -35,13 +37,14 @@ def take(found: Arguments) -> None:
     those that are not priced."""
     given = found.get("num_experts")
     listed = [str(one) for one in given] if isinstance(given, list) else [str(given)]
-    if given is None or not is_deepspeed(found) or any(is_open(one) for one in listed):
+    if not is_deepspeed(found) or any(is_open(one) for one in listed):
         return
     for old, new in RENAMED.items() if found.dumped else ():
         if old in found:
             found.setdefault(new, found.pop(old))
-    if all(one in ("0", "1") for one in listed):
-        found.pop("expert_interval", None)
+    if given is None or all(one in ("0", "1") for one in listed):
+        for one in (*QUIET, *OF_EXPERTS):  # say nothing of dense layers
+            found.pop(one, None)
         return
     if len(set(listed)) > 1:
         raise PlannerError(f"{found.where}: --num-experts is {' '.join(listed)[:80]}; a plan knows the same number in all")

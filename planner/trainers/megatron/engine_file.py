@@ -88,6 +88,10 @@ def _over(found: Arguments, given: Given, data: dict[str, Any]) -> None:
         found.notes.append(f"{says.precision} by DeepSpeed's configuration, which goes before {before}")
         found.pop(said, None)
         found[says.precision] = True
+    own = data.get(said)
+    if not says.precision and isinstance(own, dict) and own.get("enabled") is False and said not in given.settings:
+        about = f"DeepSpeed's configuration turns {said} off, --{said} on: it starts with neither; false is fp32"
+        found.questions.append(Question(name=said, about=about, choices=("true", "false")))
     if given.global_batch_size is None:
         _same(found, "global_batch_size", "--global-batch-size B", says.batch)
     if given.micro_batch_size is None:

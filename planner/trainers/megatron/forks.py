@@ -9,6 +9,7 @@ from planner.trainers.megatron import deepspeed_experts
 from planner.trainers.megatron.arguments import Arguments, unknown
 from planner.trainers.reading.configuration import NEEDED
 from planner.trainers.reading.fine_tuning import OPTIMIZERS, adapter_targets
+from planner.trainers.reading.given import OtherStepError
 from planner.trainers.reading.shell import is_open
 from planner.trainers.reading.values import MOST_LAYERS, not_priced, stage_ends
 
@@ -16,6 +17,8 @@ RENAMED = {
     "moe_intermediate_size": "moe_ffn_hidden_size", "moe_num_experts": "num_experts", "moe_top_k": "moe_router_topk",
     "overlapped_distributed_optimizer": "use_distributed_optimizer", "causal_lm": "untie_embeddings_and_output_weights",
     "no_tie_embed_logits": "untie_embeddings_and_output_weights", "t5_swiglu": "swiglu",
+    "multi_head_latent_attention": "multi_latent_attention", "qk_nope_head_dim": "qk_head_dim",
+    "qk_rope_head_dim": "qk_pos_emb_head_dim",
 }  # fmt: skip
 ACTIVATIONS = {"swiglu": "swiglu", "squaredrelu": "squared_relu", "gelu": ""}
 """activation_func of Megatron's YAML -> its switch on command lines.  [training/yaml_arguments.py]"""
@@ -32,6 +35,12 @@ NOT_PRICED = (
     "num_microbatches_with_partial_activation_checkpoints",
     "enable_dsa_indexer", "enable_mhc", "kv_compress", *RECOMPUTED,
 )  # fmt: skip
+LANGUAGE_MODEL = ("pt", "pretrain", "sft")
+OTHER_STEPS = {
+    "dpo": "DPO", "simpo": "SimPO", "orm": "a reward model", "prm": "a reward model", "rm": "a reward model", "ppo": "PPO",
+    "grpo": "GRPO", "ray_ppo": "PPO", "ray_grpo": "GRPO", "ray_online_dpo": "DPO", "distill": "distillation",
+}  # fmt: skip
+"""--stage of MindSpeed-LLM.  [tasks/posttrain/launcher.py]"""
 DECIDES = re.compile(
     r".*(offload|swap_|qlora|recompute|checkpoint_acti|parallel_size|parallelism|shard|zero_stage|freeze|frozen|teacher|"
     r"quantiz|_nf4|galore|num_experts|noop|layer_list|mask_only|sparsity|prun(e|ing)|disaggregat|low_rank|gradient_(accumulation_steps|checkpointing)|grad_comp|compress|"
@@ -69,6 +78,7 @@ def translate(found: Arguments, gpus: int | None) -> None:
     for name, usual in RENAMED.items():
         if name in found:
             found.setdefault(usual, found.pop(name))
+    _step(found)
     _stages(found)
     _experts(found)
     _expert_ranks(found, gpus)
@@ -133,6 +143,16 @@ def _expert_ranks(found: Arguments, gpus: int | None) -> None:
         ranks = max(gpus // found.number("pipeline_model_parallel_size", 1), 1)
         own = min(ranks, found.number("num_experts"))
         found |= {"expert_model_parallel_size": str(own), "expert_tensor_parallel_size": str(max(ranks // own, 1))}
+
+
+def _step(found: Arguments) -> None:
+    """What is trained, as MindSpeed-LLM's --stage says it. Raises OtherStepError for what is not modelled in Megatron."""
+    stage = str(found.get("stage", "")).lower()
+    if stage in LANGUAGE_MODEL:
+        del found["stage"]
+    elif (step := OTHER_STEPS.get(stage)) is not None:
+        said = f"--stage {stage} trains with {step}, whose step is not modelled in Megatron; pre-training and fine-tuning are"
+        raise OtherStepError(f"{found.where}: {said}")
 
 
 def _stages(found: Arguments) -> None:

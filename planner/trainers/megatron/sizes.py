@@ -44,7 +44,8 @@ OTHER_MODELS = (
 )  # fmt: skip
 """Arguments of architectures that these sizes do not describe."""
 KNOWN_SPECS = re.compile(
-    r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))"
+    r"local\b|te\b|None\b|megatron\.core\.models\.gpt\.(gpt_layer|moe_module)_specs( \w*(local|engine|decoder|inference|moe)\w*)?$"
+    r"|(mindspeed|mindspeed_llm)\.(?!.*(mamba|next|longcat|grok))"
 )
 """Layers of --spec that the other arguments describe: Megatron's own and MindSpeed-LLM's."""
 NOTHING = (None, False, "0", "0.0", "null", "False", "false", "none", "None")

@@ -10,6 +10,8 @@ from planner.trainers.megatron.arguments import Arguments
 from planner.trainers.reading.fine_tuning import OPTIMIZERS
 from planner.workload import FP8_WEIGHTS
 
+FLASH = tuple(f"use_flash_attn{one}" for one in ("", "_v1", "_v2", "_triton", "_builder"))
+"""Megatron-DeepSpeed's words for flash attention."""
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What --data-parallel-sharding-strategy of Megatron-FSDP shards, as zero."""
 NOT_PRICED = {
@@ -35,10 +37,10 @@ def trainer_of(found: Arguments, model: ModelSpec) -> str:
         found.notes.append("trainer megatron-2021: its arguments are those of Megatron-LM until 2022")
     else:
         name = "megatron-fsdp" if zero_of(found) > 1 else "nemo" if found.get("tp_comm_overlap") else "megatron"
-    known = load_trainer(name)
-    wanted = {
-        key: value for key, value in _options(found, model).items() if value in known.choices.options.get(key, {})
-    }
+    known, said = load_trainer(name), _options(found, model)
+    if name == "deepspeed" and not said["attention_kernel"] and found.get("transformer_impl") != "transformer_engine":
+        said["attention_kernel"] = "unfused"  # that of Megatron-DeepSpeed by itself, with scores in memory
+    wanted = {key: value for key, value in said.items() if value in known.choices.options.get(key, {})}
     return spell(name, {key: value for key, value in wanted.items() if _changes(name, key, value)})
 
 
@@ -80,10 +82,7 @@ def _options(found: Arguments, model: ModelSpec) -> dict[str, str]:
 
 
 def _old_flash(found: Arguments) -> bool:
-    return bool(
-        (found.get("use_flash_attn") or found.get("use_flash_attn_v2"))
-        and found.get("transformer_impl") != "transformer_engine"
-    )
+    return any(found.get(one) for one in FLASH) and found.get("transformer_impl") != "transformer_engine"
 
 
 def drops(found: Arguments) -> bool:

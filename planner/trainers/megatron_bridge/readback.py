@@ -15,12 +15,14 @@ from planner.model_names import preset_of
 from planner.runs.job import chunk_layers
 from planner.trainer_options import spell
 from planner.trainers.megatron.core_settings import CP_METHODS, MODULES, OPTIMIZERS
+from planner.trainers.megatron.trainer_words import STATE_TYPES
 from planner.trainers.megatron_bridge import performance, saved
 from planner.trainers.megatron_bridge.recipes import (
     DECISIVE,
     SECTIONS,
     SIZES,
     functions,
+    imported,
     published,
     script_settings,
     settings_of,
@@ -34,7 +36,7 @@ from planner.trainers.reading.interpolation import extended, resolved
 from planner.trainers.reading.megatron_degrees import degrees, padded_experts, states_on_the_host
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, beside, parsed
-from planner.trainers.reading.values import quotient, read_text, stage_ends
+from planner.trainers.reading.values import not_priced, quotient, read_text, stage_ends
 
 OVERRIDES = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap", "peft")
 """Sections of a YAML that go over a recipe and decide a plan."""
@@ -46,6 +48,8 @@ MATTERS = re.compile(
 )
 """Overrides that may change time or memory and are not read."""
 CAPACITY = ("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity")
+SHARDS = ("dist.use_torch_fsdp2", "strategy.fsdp", "ddp.use_custom_fsdp")
+"""Settings that hand weights to an FSDP that a plan of these trainers does not hold; the second and third are NeMo's."""
 PRECISIONS = (
     ("mxfp8", "mxfp8"), ("fp8_mx", "mxfp8"), ("fp8_sc", "fp8_block"), ("nvfp4", "nvfp4"), ("subchannel", "fp8_block"),
     ("blockwise", "fp8_block"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16"),
@@ -182,14 +186,28 @@ def _of_module(path: Path, tree: ast.Module, said: Given, known: Any) -> dict[st
     if "pretrain_config" in recipes:  # the first recipes, whose parts are functions of their own
         recipes = [name for name in recipes if name in ("pretrain_config", "finetune_config")]
     asked = said.setting("recipe")
-    if asked is not None and asked not in recipes:
+    if asked is not None and recipes and asked not in recipes:
         raise PlannerError(f"{path}: it has no recipe {shown(asked)}; it has {', '.join(recipes[:8])}")
     if len(recipes) > 1 and asked is None:
         needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
         ask(str(path), [Question(name="recipe", about=f"it has {len(recipes)}", choices=tuple(recipes)), *needed])
     if not recipes:
-        return script_settings(tree, with_modules_beside(path, tree, known)) | _merged(path, tree)
+        known = _with_one_like_it(path, tree, said, with_modules_beside(path, tree, known))
+        return script_settings(tree, known) | _merged(path, tree)
     return settings_of(tree, asked or recipes[0], with_modules_beside(path, tree, known))
+
+
+def _with_one_like_it(path: Path, tree: ast.Module, said: Given, known: Any) -> Any:
+    """The recipes that are known, and under the name of one that a script imports and that is not, the one that is said."""
+    names = list(dict.fromkeys(imported(tree).values()))
+    if not names or any(one in known for one in names):
+        return known
+    asked = said.setting("recipe")
+    if asked not in known:
+        about = f"{shown(names[0])} is not among the published ones that are known: one like it"
+        needed = [] if said.num_gpus else [NEEDED["num_gpus"]]
+        ask(str(path), [Question(name="recipe", about=about, choices=tuple(nearest_first(names[0], known)[:3])), *needed])
+    return {**known, **dict.fromkeys(names, known[asked])}
 
 
 def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, trainer: str = "megatron-bridge",
@@ -207,10 +225,13 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     given = Settings(path, settings, said=said)
     hf = given.label("model.hf") if "model.hf" in settings else ""
     model, noted = named_model(hf, path) if hf else (None, ())
-    model = _with_tables(given, model)
+    model = _with_tables(given, said, model)
     if trainer == "nemo" and (ahead := given.number("model.mtp_num_layers", 0, 0)):
         where = given.where("model.mtp_num_layers")
         raise PlannerError(f"{where} is {ahead}: layers that predict more tokens are not priced in NeMo; 0 imports the job")
+    shards = [one for one in SHARDS if given.get(one) not in (None, "", False, "false")]
+    if shards:
+        raise not_priced(str(path), shards, shards)
     _no_fsdp(given)
     if not given.data.get("model.tensor_model_parallel_size") and "model.hf" not in settings:
         why = "a function of another module that is not there makes it, or it starts none; import the file of the recipe"
@@ -246,14 +267,20 @@ def parse(path: Path, said: Given, settings: dict[str, Any], gpus: int | None, t
     )  # fmt: skip
 
 
-def _with_tables(given: Settings, model: ModelSpec | None) -> ModelSpec | None:
-    """The model with one table for embedding and head, or with two, where a script says so over the model of its recipe."""
-    if model is not None and "model.mtp_num_layers" in given.data:  # layers that predict more tokens, over those of the weights
-        ahead = given.number("model.mtp_num_layers", 0, 0) or 0
-        model = model if model.mtp_layers == ahead else dataclasses.replace(model, mtp_layers=ahead, published_parameters=0.0)
-    if model is None or (tied := given.get("model.share_embeddings_and_output_weights")) not in (True, False):
-        return model
-    return model if model.tied_embeddings == tied else dataclasses.replace(model, tied_embeddings=tied, published_parameters=0.0)
+def _with_tables(given: Settings, said: Given, model: ModelSpec | None) -> ModelSpec | None:
+    """The model with one table for embedding and head, or with two, and with layers that predict further tokens, where a script
+    says so over the model of its recipe; asks for it where it is given another window."""
+    tied = given.get("model.share_embeddings_and_output_weights")
+    further, window = given.number("model.mtp_num_layers", 0, 0), given.get("model.window_size")
+    if model is None:
+        return None
+    if "model.window_size" in given.data and bool(window) != bool(model.window) and said.model is None:
+        about = f"model.window_size {shown(str(window))} makes it a model of its own: a preset or a config.json like it"
+        given.ask(Question(name="--model NAME", about=about))
+    changes: dict[str, Any] = {} if tied not in (True, False) or tied == model.tied_embeddings else {"tied_embeddings": tied}
+    if "model.mtp_num_layers" in given.data and further != model.mtp_layers:
+        changes["mtp_layers"] = further
+    return dataclasses.replace(model, **changes, published_parameters=0.0) if changes else model
 
 
 def _targets(given: Settings) -> str:
@@ -335,7 +362,15 @@ def _trainer(given: Settings, trainer: str) -> str:
         "cuda_graphs": "none" if given.get("model.cuda_graph_impl", "none") == "none" else "layers",
         "tp_overlap": "on" if given.flag("comm_overlap.tp_comm_overlap") else "off", "fused_experts": "off", "fp8_attention": "off",
     }  # fmt: skip
-    if trainer == "nemo":  # what its profile does not know by itself
+    if not given.flag("ddp.overlap_grad_reduce", True):
+        options["gradient_overlap"] = "off"
+    if not given.flag("model.cross_entropy_loss_fusion", True):
+        options["loss_fusion"] = "off"
+    if str(given.get("model.attention_backend")) in ("unfused", "local"):
+        options["attention_kernel"] = "unfused"
+    if any(given.above_zero(f"model.{one}_dropout") for one in ("hidden", "attention")):
+        options["dropout"] = "on"
+    if trainer == "nemo":  # what its profile does not know by itself; its overlap is a habit of its recipes
         usual = {"expert_dispatch": "alltoall", "cuda_graphs": "none"}
         options = {name: options[name] for name in ("gradient_dtype", *usual) if options[name] != usual.get(name)}
         if given.size("model.tensor_model_parallel_size") > 1 and not given.flag("comm_overlap.tp_comm_overlap"):
@@ -353,6 +388,11 @@ def _precision(given: Settings) -> str:
 def _optimizer(given: Settings) -> str:
     name = str(given.get("optimizer.optimizer", "adam")).removeprefix("dist_")
     aware = given.flag("optimizer.use_precision_aware_optimizer")
-    states = str(given.get("optimizer.exp_avg_dtype", "fp32")) if aware else "fp32"
+    named = [str(given.get(f"optimizer.{one}") or "fp32") for one in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")]
+    states, second, main = [STATE_TYPES.get(one, one) if aware else "fp32" for one in named]
+    if main != "fp32" or (second != states and "optimizer.exp_avg_sq_dtype" in given.data):
+        where = given.where("optimizer.main_params_dtype" if main != "fp32" else "optimizer.exp_avg_sq_dtype")
+        types = f"moments in {states} and {second}, master weights in {main}"
+        raise PlannerError(f"{where}: {types}; a plan knows master weights in fp32 and one type for both moments")
     known = {pair: optimizer for optimizer, pair in OPTIMIZERS.items()}
-    return known.get((name, {"bfloat16": "bf16", "float32": "fp32", "uint8": "fp8"}.get(states, states)), name)
+    return known.get((name, states), name)

@@ -41,12 +41,14 @@ DECISIVE = (
     "model.account_for_loss_in_pipeline_split", "model.pipeline_model_parallel_layout", "model.moe_token_dispatcher_type",
     "model.moe_flex_dispatcher_backend", "model.cuda_graph_impl", "model.cpu_offloading", "train.global_batch_size",
     "train.micro_batch_size", "dataset.seq_length", "mixed_precision", "ddp.grad_reduce_in_fp32", "ddp.use_megatron_fsdp",
-    "ddp.use_distributed_optimizer", "ddp.data_parallel_sharding_strategy", "optimizer.optimizer",
+    "ddp.overlap_grad_reduce", "ddp.use_distributed_optimizer", "ddp.data_parallel_sharding_strategy", "optimizer.optimizer",
     "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.optimizer_cpu_offload",
     "optimizer.optimizer_offload_fraction", "peft", "peft.dim", "peft.target_modules", "comm_overlap.tp_comm_overlap",
     "comm_overlap.overlap_moe_expert_parallel_comm", "model.fine_grained_activation_offloading", "model.moe_paged_stash",
     "model.cpu_offloading_num_layers", "model.cp_comm_type", "model.share_embeddings_and_output_weights",
-    "model.mtp_num_layers",
+    "model.cross_entropy_loss_fusion", "model.mtp_num_layers", "model.window_size", "model.attention_backend",
+    "model.attention_dropout", "model.hidden_dropout", "optimizer.main_params_dtype", "optimizer.exp_avg_sq_dtype",
+    "dist.use_torch_fsdp2",
 )  # fmt: skip
 """Settings that decide a plan."""
 
@@ -108,8 +110,15 @@ def settings_of(tree: ast.Module, name: str, known: Mapping[str, Mapping[str, An
 
 def script_settings(tree: ast.Module, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a script that takes a recipe and changes it, in whatever order the functions stand."""
+    known = {**known, **{called: known[name] for called, name in imported(tree).items() if name in known}}
     statements = [one for one in ast.walk(tree) if isinstance(one, ast.Assign | ast.AnnAssign)]
     return _followed(sorted(statements, key=lambda one: one.lineno), tree, known, {}, 0)
+
+
+def imported(tree: ast.Module) -> dict[str, str]:
+    """Recipes that a script imports: what it calls them -> their names."""
+    nodes = (one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and "bridge.recipes" in (one.module or ""))
+    return {one.asname or one.name: one.name for node in nodes for one in node.names if one.name.endswith("_config")}
 
 
 def _followed(
@@ -221,10 +230,10 @@ def _assigned(place: str, value: ast.expr, constants: Mapping[str, ast.expr]) ->
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr], place: str) -> Any:
-    """A literal; a dtype of torch by its name; anything else is asked for by the name of its place."""
+    """A literal; a dtype of torch or a backend of attention by its name; anything else is asked for by the name of its place."""
     for _ in range(4):
         node = constants.get(node.id, node) if isinstance(node, ast.Name) else node
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("torch", "AttnBackend"):
         return node.attr
     try:
         return ast.literal_eval(node)

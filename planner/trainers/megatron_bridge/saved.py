@@ -8,7 +8,7 @@ from planner.errors import PlannerError
 from planner.trainers.megatron_bridge.recipes import DECISIVE
 
 TARGET = "_target_"
-SECTIONS = ("model", "train", "dataset", "ddp", "optimizer", "comm_overlap")
+SECTIONS = ("model", "train", "dataset", "ddp", "dist", "optimizer", "comm_overlap")
 
 
 def is_saved(data: Mapping[str, Any]) -> bool:

@@ -40,8 +40,8 @@ TEXTS = {
     "RECOMPUTE_GRANULARITY": "recompute_granularity", "RECOMPUTE_METHOD": "recompute_method",
     "RECOMPUTE_NUM_LAYERS": "recompute_num_layers", "ACT_CKPT_GRANULARITY": "recompute_granularity",
     "ACT_CKPT_METHOD": "recompute_method", "ACT_CKPT_NUM_LAYERS": "recompute_num_layers",
-    "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers",
     "ACG": "recompute_granularity", "ACM": "recompute_method", "ACL": "recompute_num_layers",
+    "CPU_OFFLOADING_NUM_LAYERS": "cpu_offloading_num_layers",
 }  # fmt: skip
 """Variables whose texts are the arguments, where they say something."""
 FROZEN = ("FP8_PARAMS", "FP8_PARAM_GATHER", "FP4_PARAM")
@@ -76,7 +76,7 @@ def read(path: Path, given: Given) -> Reading:
     lora = _true(values.get("LORA")) or "lora" in place
     said = given if given.model or not model else dataclasses.replace(given, model=model)
     if lora and not values.keys() & set(FROZEN):
-        values |= {"FP8_PARAMS": values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
+        values |= {key.upper(): values.get(name, usual) for key, name, usual in conf if key == "fp8_params"}
     questions = _questions(script, values, said, length, lora)
     staged = values.get("PIPELINE_MODEL_PARALLEL", "1") not in ("", "1")
     if staged and not lora and not (conf and not script.missing) and not values.keys() & {"INTERLEAVED_PIPELINE", "VP"}:

@@ -1,6 +1,7 @@
-"""nanotron: its YAML file."""
+"""nanotron: its YAML file, also as a script starts its program with it."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec, from_hugging_face
 from planner.trainer_options import spell
+from planner.trainers.reading.commands import launched, with_files
 from planner.trainers.reading.configuration import Reading, known_model
-from planner.trainers.reading.given import Given
+from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.values import left_over, whole_number
 
 PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "tp_recompute_allgather",
@@ -21,21 +23,43 @@ SECTIONS = ("general", "parallelism", "model", "tokens", "optimizer", "checkpoin
 UNPRICED = {"expert_parallel_size": "whose ranks compute the same tokens", "context_parallel_size": "which is not priced"}
 """Degrees that must be 1, and why.  [nanotron, parallel/context.py]"""
 ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
+OPTIMIZERS = {"adamw": "adam", "adam": "adam", "sgd": "sgd"}
+MODEL_WORDS = (
+    r"is_\w+_config|head_dim|(bos|eos|pad)_token_id|hidden_(act|size)|initializer_range|intermediate_size|max_position_embeddings"
+    r"|num_(attention_heads|hidden_layers|key_value_heads)|attention_bias|pretraining_tp|rms_norm_eps|rope_\w+|tie_word_embeddings"
+    r"|use_cache|vocab_size|_\w+|z_loss_\w+|log_attn_probs|moe_\w+|num_experts_per_tok(en)?|no_rope_layer"
+)
+"""Words of its Llama and Qwen2, whose layers are those of transformers.  [config/models_config.py]"""
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "double": "fp32"}
+
+
+PROGRAM = r"\S*run_train\w*\.py"
+"""Programs that take such a file with --config-file."""
 
 
 def read(path: Path, given: Given) -> Reading:
     """The layout, batch and sizes of the model. Raises PlannerError with file and key."""
-    data, num_gpus = given.filled(library.read_yaml(path)), given.num_gpus
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return parse(path, given.filled(library.read_yaml(path)), given)
+    found = launched(path, given, PROGRAM)
+    reading = parse(path, with_files(path, found, given, ("config_file",)).data, given, found.num_gpus)
+    return dataclasses.replace(reading, notes=(*reading.notes, *found.notes))
+
+
+def parse(path: Path, data: Mapping[str, Any], given: Given, started: int | None = None) -> Reading:
+    """The job that settings describe; ``started``: processes of the command that starts it. Raises PlannerError."""
+    num_gpus = given.num_gpus or started
     parallel, tokens = _section(path, data, "parallelism"), _section(path, data, "tokens")
     optimizer, model = _section(path, data, "optimizer"), _section(path, data, "model")
     dp, pp, tp = (whole_number(parallel.get(name), f"{path}: parallelism.{name}") for name in ("dp", "pp", "tp"))
     if num_gpus is not None and num_gpus != dp * pp * tp:
-        raise PlannerError(f"{path}: dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp} GPUs, but --gpus says {num_gpus}")
+        who = "--gpus says" if given.num_gpus else "its command starts"
+        raise PlannerError(f"{path}: dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp} GPUs, but {who} {num_gpus}")
     for name, why in UNPRICED.items():
         if parallel.get(name, 1) != 1:
             sets = f"--set parallelism.{name}=1 imports the job without"
             raise PlannerError(f"{path}: parallelism.{name} is {shown(parallel[name])}, {why} in nanotron; {sets}")
+    _refuse_own(path, parallel)
     engine = str(parallel.get("pp_engine") or "afab").lower()
     if engine not in ENGINES:
         raise PlannerError(f"{path}: parallelism.pp_engine is {engine}; nanotron knows {', '.join(ENGINES)}")
@@ -48,20 +72,21 @@ def read(path: Path, given: Given) -> Reading:
         "zero": whole_number(optimizer.get("zero_stage", 0), f"{path}: optimizer.zero_stage", least=0),
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
-    factory = optimizer.get("optimizer_factory") or {}
-    own = next((name for name, value in parallel.items() if name not in PARALLELISM and value not in (None, False)), None)
-    if own is not None:
-        sets = f"--set parallelism.{own}=null imports the job without it"
-        raise PlannerError(f"{path}: parallelism.{own} is no setting of nanotron's, and it may change the layout; {sets}")
     waits = split and tp > 1 and not parallel.get("tp_linear_async_communication")
     return Reading(
         trainer=spell("nanotron", {"tp_overlap": "off"} if waits else {}), fields=fields, num_gpus=dp * pp * tp,
         global_batch_size=micro * steps * dp,
         sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
-        precision=PRECISIONS.get(str(model.get("dtype", "bfloat16")), "bf16"),
-        optimizer="sgd" if factory.get("name") == "sgd" else "adam", model=_model(model, path),
-        unread=(*left_over(data, SECTIONS), *left_over(parallel, PARALLELISM, "parallelism.")),
+        precision=_precision(path, model, optimizer), optimizer=_optimizer(path, optimizer), model=_model(model, path),
+        questions=_own_layers(model, given), unread=tuple(left_over(data, SECTIONS)),
     )  # fmt: skip
+
+
+def _refuse_own(path: Path, parallel: Mapping[str, Any]) -> None:
+    """Raises PlannerError for words of a fork: nanotron has no others here, and they deal layers or say what is recomputed."""
+    for name in (one for one, value in parallel.items() if one not in PARALLELISM and value not in (None, False, [], {})):
+        said = f"{path}: parallelism.{name} is {shown(parallel[name])}, which no plan of nanotron has"
+        raise PlannerError(f"{said}; --set parallelism.{name}=null imports the job without it")
 
 
 def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -69,6 +94,39 @@ def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any
     if not isinstance(found, Mapping):
         raise PlannerError(f"{path}: the section '{name}' is missing; this is not a nanotron configuration")
     return found
+
+
+def _precision(path: Path, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> str:
+    """Of weights and matrix products, over fp32 masters. Raises PlannerError for what a plan of nanotron does not have."""
+    kind = str(model.get("dtype") or "bfloat16").removeprefix("torch.")
+    if kind not in PRECISIONS:
+        raise PlannerError(f"{path}: model.dtype is {shown(kind)}; a plan of nanotron knows {', '.join(PRECISIONS)}")
+    if PRECISIONS[kind] != "fp32" and optimizer.get("accumulate_grad_in_fp32") is False:
+        raise PlannerError(
+            f"{path}: optimizer.accumulate_grad_in_fp32 is false: no fp32 master weights, and gradients and moments in {kind}, "
+            "which is not priced; --set optimizer.accumulate_grad_in_fp32=true imports the job with them"
+        )
+    return PRECISIONS[kind]
+
+
+def _optimizer(path: Path, optimizer: Mapping[str, Any]) -> str:
+    factory = optimizer.get("optimizer_factory")
+    name = str((factory if isinstance(factory, Mapping) else {}).get("name") or "adamW")
+    if name.lower() not in OPTIMIZERS:
+        sets = "--set optimizer.optimizer_factory.name=adamW imports the job with that"
+        raise PlannerError(f"{path}: optimizer.optimizer_factory.name is {shown(name)}; nanotron has adamW and sgd; {sets}")
+    return OPTIMIZERS[name.lower()]
+
+
+def _own_layers(model: Mapping[str, Any], given: Given) -> tuple[Question, ...]:
+    """What is asked about words of the model that nanotron's own do not have: its reader refuses such keys, so a fork has them."""
+    sizes = model.get("model_config")
+    odd = [name for name, value in (sizes.items() if isinstance(sizes, Mapping) else ()) if value not in (None, False)
+           and not re.fullmatch(MODEL_WORDS, str(name))]  # fmt: skip
+    if not odd or given.model is not None:
+        return ()
+    about = f"layers of this fork: model_config has {', '.join(shown(one) for one in odd[:3])}; a model that is like it"
+    return (Question(name="--model NAME", about=about),)
 
 
 def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:

@@ -13,7 +13,7 @@ PLACES = (
     (r"data\.(?P<name>global_batch_size|micro_batch_size)", "train.{name}"), (r"data\.seq_length", "dataset.seq_length"),
     (r"model\.config\.(?P<name>\w+)", "model.{name}"),
     (r"trainer\.(?P<name>precision)", "plugin.{name}"), (r"(trainer\.)?plugins\.(?P<name>\w+)", "plugin.{name}"),
-    (r"(trainer\.)?strategy\.ddp\.(?P<name>\w+)", "ddp.{name}"),
+    (r"(trainer\.)?strategy\.ddp\.(?P<name>\w+)", "ddp.{name}"), (r"(trainer\.)?strategy\.fsdp", "strategy.fsdp"),
     (r"optim\.config\.(?P<name>use_distributed_optimizer)", "ddp.{name}"), (r"optim\.config\.(?P<name>\w+)", "optimizer.{name}"),
     (r"(?P<name>comm_overlap\.tp_comm_overlap)", "{name}"), (r"(?P<name>peft\.(dim|target_modules|dropout))", "{name}"),
 )  # fmt: skip
@@ -54,12 +54,13 @@ def with_precision(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the plugin of mixed precision as one word; gradients are reduced in fp32 unless it says no."""
     plugin = {name.removeprefix("plugin."): value for name, value in settings.items() if name.startswith("plugin.")}
     found = {name: value for name, value in settings.items() if not name.startswith("plugin.")}
-    if plugin:
+    if plugin.keys() - {"grad_reduce_in_fp32"} or (plugin and "mixed_precision" not in found):
         fp8 = plugin.get("fp8") not in (None, "", False)
         recipe = str(plugin.get("fp8_recipe", "delayed"))
         half = "fp16" if str(plugin.get("precision", "bf16-mixed")) in ("16", "16-mixed", "fp16") else "bf16"
         found["mixed_precision"] = "nvfp4" if plugin.get("fp4") else f"fp8_{recipe}" if fp8 else half
         found["mixed_precision"] = "mxfp8" if found["mixed_precision"] == "fp8_mxfp8" else found["mixed_precision"]
+    if plugin:
         found["ddp.grad_reduce_in_fp32"] = plugin.get("grad_reduce_in_fp32", True)
     return found
 

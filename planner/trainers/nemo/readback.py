@@ -129,8 +129,11 @@ def _of_script(path: Path, said: Given) -> tuple[dict[str, Any], tuple[str, ...]
     if model is not None and (not starts or "model.hf" not in found):
         found["model.hf"] = model
     for place, value in script.places().items():
-        if (name := setting_of(place)) is not None and value is not None:
-            found[name] = gap([name]) if isinstance(value, str) and is_open(value) and name in found else value
+        name = setting_of(place)
+        if name in found and (value is not None or script.sets(place)):  # None takes back what the recipe says
+            found[name] = gap([name]) if isinstance(value, str) and is_open(value) else value
+        elif name is not None and value is not None:
+            found[name] = value
     found |= _own_sizes(script) | _factories(script)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")

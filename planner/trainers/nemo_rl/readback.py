@@ -21,6 +21,8 @@ from planner.trainers.reading.shell import shown_text
 from planner.trainers.reading.values import quotient
 
 FP8 = {"blockwise": "fp8_block", "tensorwise": "fp8", "delayed": "fp8", "mxfp8": "mxfp8"}
+PACKED = ("sequence_packing", "dynamic_batching")
+"""Sections that fill micro batches by their tokens."""
 READ_HERE = re.compile(
     r"policy\.(dtensor_cfg|megatron_cfg)\.(custom_parallel_plan|model_overrides.*|freeze_moe_router.*|use_linear_ce\w*"
     r"|fine_grained_activation_offloading|offload_modules.*|cuda_graph_impl)"
@@ -82,9 +84,16 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
     batch, micro = sequences * policy.size("train_global_batch_size"), sequences * policy.size("train_micro_batch_size")
     if sequences > 1:
         notes += ("pairs are read as two sequences each; the log probabilities of the reference model are not in the plan",)
+    length = policy.number("max_total_sequence_length")
+    tokens = next((found for one in PACKED if (found := _packed(policy.section(one)))), 0) if sequences == 1 else 0
+    split = fields["tp"] * fields["cp"] * fields["pp"]
+    dp = quotient(gpus, split, f"{given.path}: GPUs by the degrees") if gpus is not None else 1
+    if tokens and length and tokens // length != micro:
+        most = min(tokens // length, batch // dp, 4096)
+        micro = max((one for one in range(1, most + 1) if batch % (one * dp) == 0), default=1)
+        notes += (f"micro batches of up to {tokens} tokens (train_mb_tokens) are read as {micro} sequences of {length} tokens",)
     fields["micro_batch_size"] = micro
     if gpus is not None:
-        dp = quotient(gpus, fields["tp"] * fields["cp"] * fields["pp"], f"{given.path}: GPUs by the degrees")
         steps = quotient(batch, micro * dp, f"{given.path}: train_global_batch_size by micro batches")
         fields |= {"dp": dp, "num_microbatches": steps}
         replicas = policy.section("dtensor_cfg").size("dp_replicate_size") if native else 1
@@ -96,12 +105,18 @@ def parse(given: Settings, num_gpus: int | None = None) -> Reading:
         notes += ("the step of the policy alone: generation, log probabilities and the reference model are not in the plan",)
     return Reading(
         trainer=_trainer(core, native), fields=fields, model=model, model_name=name, num_gpus=gpus, global_batch_size=batch,
-        sequence_length=policy.number("max_total_sequence_length"), precision=_precision(policy, core, native),
+        sequence_length=length, precision=_precision(policy, core, native),
         optimizer=_optimizer(policy, core, native), lora_rank=lora.size("dim", 8) if adapters else 0,
         lora_targets=_targets(lora) if adapters else "all",
         frozen_weights="bf16" if adapters and not native else "fp32" if adapters else None,
         unread=tuple(one for one in given.left() if _matters(one, native)), notes=notes,
     )  # fmt: skip
+
+
+def _packed(part: Settings) -> int:
+    """Tokens of a micro batch that holds as many sequences as fit, where they are said as a number."""
+    tokens = part.get("train_mb_tokens")
+    return tokens if part.flag("enabled") and isinstance(tokens, int) else 0
 
 
 def _matters(setting: str, native: bool) -> bool:
@@ -158,9 +173,11 @@ def _recompute(core: Settings) -> dict[str, int]:
 def _trainer(core: Settings, native: bool) -> str:
     if native:
         return spell("automodel", {"compile": "off"})
-    reduce = core.section("distributed_data_parallel_config").flag("grad_reduce_in_fp32")
+    replicas = core.section("distributed_data_parallel_config")
+    reduce = replicas.flag("grad_reduce_in_fp32")
     dispatch = "deepep" if core.flag("moe_enable_deepep") or core.get("moe_token_dispatcher_type") == "flex" else "alltoall"
     said = {"gradient_dtype": "fp32" if reduce else "bf16", "expert_dispatch": dispatch, "expert_overlap": "off"}
+    said |= {} if replicas.flag("overlap_grad_reduce", True) else {"gradient_overlap": "off"}
     graphs = "none" if core.get("cuda_graph_impl", "none") == "none" else "layers"
     off = dict.fromkeys(("tp_overlap", "fused_experts", "fp8_attention"), "off")  # it sets none of them
     return spell("megatron-bridge", {**said, "cuda_graphs": graphs, **off})

@@ -12,7 +12,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.record import record
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask
-from planner.trainers.reading.settings import Settings, beside, file_settings, parsed
+from planner.trainers.reading.settings import Settings, beside, file_settings, parsed, rooted
 from planner.trainers.reading.sharding import Sharding, accelerate, deepspeed, fsdp_section, preset
 from planner.trainers.reading.shell import Command, Script, evaluate, is_open, options, words_of
 from planner.trainers.reading.shell.starting import hosts_gpus, included_gpus
@@ -303,7 +303,7 @@ def with_files(path: Path, found: Launch, said: Given, options_that_name: tuple[
         if name in found.written and name.endswith((".yaml", ".yml")):
             data |= library.parse_yaml(found.written[name], f"{path}: {name}")
             continue
-        file = beside(path, said.setting(CONFIG_FILE) or name)
+        file = beside(path, said.setting(CONFIG_FILE) or rooted(name))
         if file is None:
             about = f"it names {shown(shown_text(name))}, which is not there; or import that file"
             waiting = [Question(name=CONFIG_FILE, about=about, choices=("FILE",))]

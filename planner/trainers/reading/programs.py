@@ -11,7 +11,7 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError
 from planner.trainers.reading.python_text import last_name, tree_of
-from planner.trainers.reading.settings import beside
+from planner.trainers.reading.settings import beside, rooted
 from planner.trainers.reading.shell.text import CLOSE, is_open
 from planner.trainers.reading.values import read_text
 
@@ -34,7 +34,8 @@ def program_file(script: Path, program: str) -> Path | None:
     """The program that a script starts, where it is near; a module is looked for as a file."""
     name = re.sub(f".*{CLOSE}/*", "", program) if is_open(program) else program  # what is open is its root
     file = name if name.endswith(".py") else f"{name.replace('.', '/')}.py"
-    return beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or _below(script, file)
+    near = beside(script, file, (".py",)) or beside(script, f"src/{file}", (".py",)) or _below(script, file)
+    return near or (beside(script, rooted(program), (".py",)) if is_open(program) else None)
 
 
 def _below(script: Path, name: str) -> Path | None:

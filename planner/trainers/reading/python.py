@@ -96,10 +96,13 @@ class Script:
             some = [one for one in every if self._counts(one.home)]
             first, _, rest = place.partition(".")
             if rest and some and root in (None, first):
-                name = rest.rpartition(".")[2]
-                value = self._within(partial(self._decided, some, name))
+                value = self._within(partial(self._decided, some, name := rest.rpartition(".")[2]))
                 found[rest] = value if some[-1].sure or value is None else gap([name])
         return found
+
+    def sets(self, place: str) -> bool:
+        """Whether the last assignment of an attribute hangs on no condition."""
+        return any(one[-1].sure for name, one in self._attributes.items() if name.partition(".")[2] == place)
 
     def _counts(self, home: Function | None) -> bool:
         """Whether what stands in a function is looked at: in those that ``only`` names, '' for the module, or in all."""

@@ -10,7 +10,7 @@ import yaml
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import CONFIG_FILE, Given, Question, ask, value_of
-from planner.trainers.reading.shell.text import gap, is_open, roots, shown_text
+from planner.trainers.reading.shell.text import CLOSE, gap, is_open, roots, shown_text
 from planner.trainers.reading.values import MOST, json_mapping, percent, read_text, whole_number
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", "null", "")
@@ -190,6 +190,11 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
             return {**library.parse_yaml(read_text(path), str(path), last=True), TWICE: ", ".join(keys)}
         text = re.sub(r"^([ ]*[\w.-]{1,80}:[ ]+)(\{\w{1,80}\}[^\s{}]{1,300})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
         return library.parse_yaml(text, str(path))  # a place that is left to be filled in, without quotes
+
+
+def rooted(name: str) -> str:
+    """A path whose root nobody here knows, like $HOME/job/config.yaml, as one of the author's machine: found by its end."""
+    return re.sub(f".*{CLOSE}/+", "/", name)
 
 
 def beside(path: Path, name: str, endings: tuple[str, ...] = (*JSON, ".yaml", ".yml")) -> Path | None:

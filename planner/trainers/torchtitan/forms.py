@@ -91,7 +91,9 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
         found["training"].setdefault("local_batch_size", found["training"].pop("batch_size"))
     foreign = [name for name, value in data.items() if isinstance(value, Mapping) and name not in TABLES]
     own = [f"model.{name}" for name, value in _table(data, "model").items() if isinstance(value, Mapping)]
-    if wrong := [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]:  # other layers
+    wrong = [one for one in own if re.search("attn|attention|shar(e|ing)|expert|moe|rank|mixer", one)]  # other layers
+    wrong += [one for one in foreign if re.search("lora|peft|adapter|distill|teacher", one) and data[one].get("enable", True)]
+    if wrong:
         raise not_priced(str(path), wrong, wrong)
     foreign += own
     notes = [f"sections that torchtitan does not have, not read: {', '.join(foreign[:8])}"] if foreign else []
@@ -106,11 +108,18 @@ def tables(path: Path, data: dict[str, Any]) -> Sections:
     other["model"] = model_named([str(one) for one in names if one], str(model.get("name", "")), str(model.get("flavor", "")))
     other["untied"] = str(model.get("name", "")) == "llama3"
     other["optimizer"] = str(_table(data, "optimizer").get("name", "AdamW"))
+    states = [f"optimizer.{one}" for one, value in _table(data, "optimizer").items() if value is True and STATES.search(one)]
+    if states:
+        raise not_priced(str(path), states, states)
     compiled = _table(data, "compile").get("enable", found["training"].pop("compile", False))
     parts = _table(data, "compile").get("components", ["model"])
     other["compile"] = bool(compiled) and (not isinstance(parts, list) or "model" in parts)
     other.update(_low_precision(data, model))
     return {**found, "other": other}
+
+
+STATES = re.compile(r"swap|offload|in_backward|[48]_?bit|galore|(^|_)ema(_|$)")
+"""Switches of [optimizer] that decide where states are and how large: those of forks, and early_step_in_backward."""
 
 
 def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

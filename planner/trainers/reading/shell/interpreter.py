@@ -250,10 +250,10 @@ class _Follower:
                 return searched([one for raw in words for one in expanded(raw, variables)], text)
             case Simple(words=["[", *tokens, "]"]) | Simple(words=["test", *tokens]):
                 return judged(tokens, variables, choices, double=False)
+            case Simple(words=words) if words[:1] == ["export"] or not (words or re.search(r"[$][(]|`", str(node.assignments))):
+                return Verdict(True)  # an assignment does not fail
             case Simple(words=[word]):
-                known = {"true": True, ":": True, "false": False, "export": True}
-                text = joined(word, variables)
-                return Verdict(known.get(text), roots(text))
+                return Verdict({"true": True, ":": True, "false": False}.get(text := joined(word, variables)), roots(text))
         return Verdict(None)
 
     # --------------------------------------------------------------------------------------------------------- commands
