@@ -13,6 +13,7 @@ from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Reading, to_plan
 from planner.trainers.reading.given import Given, OpenQuestionsError
 from planner.trainers.torchtitan import forms as torchtitan_forms
+from planner.trainers.torchtitan import python_modules as torchtitan_modules
 
 FILES = Path(__file__).parent / "data" / "import"
 
@@ -361,7 +362,7 @@ def test_functions_of_a_module_are_walked_once(tmp_path: Path, monkeypatch: pyte
         lines += [f"def f{number}():", *(f"    f{one}()" for one in range(number)), "    return None"]
     (tmp_path / "configs.py").write_text("\n".join(lines))
     walked, own = list[int](), ast.walk
-    monkeypatch.setattr(torchtitan_forms.ast, "walk", lambda node: walked.append(1) or own(node))
+    monkeypatch.setattr(torchtitan_modules.ast, "walk", lambda node: walked.append(1) or own(node))
     given = Given(num_gpus=8, settings={"config": "f0"})
     assert torchtitan_forms.sections(tmp_path / "configs.py", (tmp_path / "configs.py").read_text(), given)["training"]
     assert len(walked) <= 15

@@ -279,7 +279,7 @@ def place_wait(rate: Any, inside: Any, capacity: Any, most: Any, variation: Any)
     densities meet at K, so that P = 1 / (1 + s t Phi(z) / phi(z)), z = (K - n) / s. The wait is P / (C - x), times (1 + c^2) / 2 as
     places are held almost equally long.  [Halfin and Whitt 1981, Operations Research 29, 567-588; Allen and Cunneen: Allen 1990]
     """
-    left = np.maximum(capacity - rate, 1e-9 * np.maximum(capacity, 1e-9))
+    left = np.maximum(capacity - rate, 1e-8 * np.maximum(capacity, 1e-8))
     free = np.maximum(most - inside, 0.0)
     spread = np.sqrt(np.maximum(rate * free / left, 1e-12))
     z = np.minimum(free / spread, 30.0)
