@@ -84,18 +84,7 @@ def read(path: Path, given: Given) -> Reading:
         questions.append(Question(name="INTERLEAVED_PIPELINE", about=about))
     unknown = [name for name in (*NAMES, *TEXTS) if is_open(values.get(name, ""))]
     questions += [Question(name=one, about=name) for name in unknown for one in roots(values[name]) or [name]]
-    found = _switches(path, values, lora)
-    for name, argument in NAMES.items():
-        if re.fullmatch(r"\d{1,6}", values.get(name, "")):
-            found[argument] = values[name]
-    if not staged or found.get("num_virtual_stages_per_pipeline_rank") in ("0", "1"):
-        found.pop("num_virtual_stages_per_pipeline_rank", None)
-    found.setdefault("micro_batch_size", "1")
-    found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name)) and not (lora and name in FROZEN)}
-    found |= {
-        argument: values[name] for name, argument in TEXTS.items()
-        if values.get(name, "").lower() not in ("", "null", "none", "0")
-    }  # fmt: skip
+    found = _arguments(path, values, lora, bool(staged))
     nodes, each = values.get("DGXNNODES", ""), values.get("DGXNGPU", "") or _named(path)
     known = all(re.fullmatch(r"\d{1,6}", one) for one in (nodes, each))
     found.num_gpus = int(nodes) * int(each) if known else None
@@ -112,12 +101,7 @@ def read(path: Path, given: Given) -> Reading:
     mapped = found.number("context_parallel_size", 1) > 1 and found.pop("use_tp_pp_dp_mapping", None)
     take_settings(found, given)
     reading = reading_of(found, said)
-    notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
-    notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
-    notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
-    gpu = re.search(rf"(?<![a-z])(?:DGX|HGX)?({GPUS})(?![a-z0-9])", path.name, re.IGNORECASE)
-    hardware = profile_named(gpu[1].lower()) if gpu else None
-    reading = dataclasses.replace(reading, hardware=hardware, notes=(*reading.notes, *notes))
+    reading = _noted(path, reading, script, place, bool(mapped))
     if not lora:
         return reading
     frozen = "fp8" if any(_true(values.get(name)) for name in FROZEN[:2]) else "bf16"
@@ -127,6 +111,33 @@ def read(path: Path, given: Given) -> Reading:
         reading, trainer=_of_adapters(reading, values), lora_rank=int(rank) if re.fullmatch(r"\d{1,4}", rank) else RANK,
         lora_targets="attention", frozen_weights=frozen, unread=unread,
     )  # fmt: skip
+
+
+def _noted(path: Path, reading: Reading, script: Script, place: str, mapped: bool) -> Reading:
+    """The reading with its hardware, by the name of the file, and with what was taken for what."""
+    notes = ["TP_PP_DP_MAPPING with context parallelism is priced in the usual order of ranks"] if mapped else []
+    notes += [f"model and sequence length: those of the benchmark {place.split('|')[0]}"] if place else []
+    notes += [f"scripts that it reads and that are not here: {', '.join(script.missing)}"] if script.missing else []
+    gpu = re.search(rf"(?<![a-z])(?:DGX|HGX)?({GPUS})(?![a-z0-9])", path.name, re.IGNORECASE)
+    hardware = profile_named(gpu[1].lower()) if gpu else None
+    return dataclasses.replace(reading, hardware=hardware, notes=(*reading.notes, *notes))
+
+
+def _arguments(path: Path, values: dict[str, str], lora: bool, staged: bool) -> Arguments:
+    """What the variables say in Megatron's words; ``staged``: the job has a pipeline."""
+    found = _switches(path, values, lora)
+    for name, argument in NAMES.items():
+        if re.fullmatch(r"\d{1,6}", values.get(name, "")):
+            found[argument] = values[name]
+    if not staged or found.get("num_virtual_stages_per_pipeline_rank") in ("0", "1"):
+        found.pop("num_virtual_stages_per_pipeline_rank", None)
+    found.setdefault("micro_batch_size", "1")
+    found |= {argument: True for name, argument in FLAGS.items() if _true(values.get(name)) and not (lora and name in FROZEN)}
+    found |= {
+        argument: values[name] for name, argument in TEXTS.items()
+        if values.get(name, "").lower() not in ("", "null", "none", "0")
+    }  # fmt: skip
+    return found
 
 
 def _conf(path: Path) -> list[tuple[str, str, str]]:

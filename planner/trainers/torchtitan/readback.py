@@ -15,7 +15,8 @@ from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import MOST_SHOWN, Given, OpenQuestionsError, Question, ask
 from planner.trainers.reading.values import left_over, not_priced, quotient, read_text, uneven, whole_number
 from planner.trainers.torchtitan.flavors import spec_of
-from planner.trainers.torchtitan.forms import Sections, sections
+from planner.trainers.torchtitan.forms import sections
+from planner.trainers.torchtitan.python_modules import Sections
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "parallelism": {
