@@ -35,6 +35,7 @@ from planner.trainers.reading.training_scripts import (
     model_arguments,
     own_steps,
     require_known_adapters,
+    require_language_model,
     require_ours,
     switched_on,
 )
@@ -70,12 +71,24 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     if code is not None and given.said is not None and given.said.model is None and (name := _own_model(code)):
         about = f"{code.path.name} builds {name} of its project, whose layers its arguments do not tell; the nearest preset"
         given.ask(Question(name="--model NAME", about=about))
+    if code is not None:
+        built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
+        given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
+        if "gradient_checkpointing" in given.data and _checkpoints(code):
+            given.data = {**given.data, "gradient_checkpointing": True}
+    if given.get("deepspeed") is True and isinstance(given.data.get("deepspeed_config"), str) and _has_engine(file):
+        given.data = {**given.data, "deepspeed": given.data["deepspeed_config"]}  # as deepspeed.add_config_arguments has them
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+def _has_engine(file: Path | None) -> bool:
+    """Whether a program may hand a configuration of DeepSpeed to its engine: one that is there and never does has none."""
+    return file is None or re.search(r"deepspeed\.initialize\(|Trainer\(|Accelerator\(", read_text(file)) is not None
 
 
 ABBREVIATED = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
@@ -139,12 +152,17 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
         found |= model_arguments(program, sure or loads, False, [])
     elif not loads:
         found |= loaded_by_trainer(program)
-    if switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS)):
+    if _checkpoints(program):
         found["gradient_checkpointing"] = True
     if _precomputes(program):
         found["without_reference"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
     return known | _own_adapters(program, decided, by_rank)
+
+
+def _checkpoints(program: Program) -> bool:
+    """Whether a call on the model switches checkpointing on, which no argument switches off again."""
+    return switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS))
 
 
 def _precomputes(program: Program) -> bool:
@@ -162,10 +180,7 @@ def _require_language_model(program: Program) -> None:
         if program.runs(call):
             name = FOREIGN[last_name(call.func)]
             raise PlannerError(f"{program.path}: {name} is not modelled; supervised fine-tuning and DPO are")
-    loads = [last_name(getattr(one.func, "value", one)) for one in program.calls("from_pretrained")]
-    heads = [one for one in loads if re.search("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM)$", one)]
-    if heads and not any(one.endswith("ForCausalLM") for one in loads):
-        raise PlannerError(f"{program.path}: {heads[0]} is no language model, which is what is modelled")
+    require_language_model(program)
 
 
 def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, Any]:

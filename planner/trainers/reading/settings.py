@@ -34,6 +34,8 @@ class Settings:
         self.asked: set[str] = set() if asked is None else asked
         self.late: list[Question] = []
         """What its program leaves open, to be asked where nothing refuses the job."""
+        self.built = ""
+        """The step of the trainer that its program builds, lm or dpo; empty = not known."""
 
     def ask(self, question: Question) -> None:
         """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""

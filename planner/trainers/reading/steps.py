@@ -33,7 +33,8 @@ SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|sta
 
 def objective_of(given: Settings, script: str) -> str:
     """lm or dpo. Raises PlannerError for the other trainers of TRL."""
-    words = re.split(r"[^a-z0-9]+", f"{given.path.resolve().parent.name}/{given.path.stem}/{script}".lower())
+    folder = "" if given.built else given.path.resolve().parent.name  # what a program builds tells more than where it lies
+    words = re.split(r"[^a-z0-9]+", f"{folder}/{given.path.stem}/{script}".lower())
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
     if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
         foreign = "SIMPO"
@@ -53,6 +54,8 @@ def objective_of(given: Settings, script: str) -> str:
         raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
     if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
         return "lm"
+    if given.built:
+        return given.built
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,10 @@ WHOLE = ("embed_tokens", "lm_head")
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
 
 
+OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM|Seq2SeqLM)$")
+"""Classes of models that are no decoders."""
+
+
 class WithModules(Running):
     """A script with what it imports from its project."""
 
@@ -53,7 +58,8 @@ def settings_of(
 ) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
     """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes);
     ``options`` of the command that starts it. Raises PlannerError."""
-    under = said.with_settings({**{name: str(value) for name, value in options.items()}, **said.settings})
+    taken: set[str] = set()
+    under = replace(said, settings={**{name: str(value) for name, value in options.items()}, **said.settings}, used=taken)
     script = Running(path, under)
     if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN) or _takes_from_its_project(script.tree):
         script = WithModules(path, under)
@@ -83,7 +89,7 @@ def settings_of(
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= _cut(script)
-    if data.get("gradient_checkpointing") is None and switched_on(script):
+    if data.get("gradient_checkpointing") in (None, False) and switched_on(script):  # nothing switches it off again
         sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
         data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
     if (said_so := said.setting("gradient_checkpointing")) is not None and is_open(str(data.get("gradient_checkpointing"))):
@@ -101,6 +107,9 @@ def settings_of(
     if kind == "trl" and (old or "TrainingArguments" in kinds):
         kind = "old trl"
     settings = Settings(path, said.filled(data), said=said)
+    settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
+    settings.asked |= taken - data.keys()  # keywords that have another name here
+    said.used.update(taken)
     settings.late += own_steps(script, said)
     return settings, kind, tuple(notes)
 
@@ -124,6 +133,14 @@ def require_known_adapters(script: Script) -> None:
         raise PlannerError(f"{script.path}: {last_name(call.func)} is not modelled; all weights, LoRA and QLoRA are")
 
 
+def require_language_model(script: Script) -> None:
+    """Raises PlannerError where no model that is loaded is a language model: classifiers and sequence-to-sequence models."""
+    loads = [_owner(one) for one in script.calls("from_pretrained")]
+    others = [one for one in loads if OTHER_MODELS.search(one)]
+    if others and not any(one in MODELS or one.endswith("ForCausalLM") for one in loads):
+        raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
+
+
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
     ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
@@ -131,6 +148,7 @@ def _require_training(script: Script) -> None:
         name = FOREIGN[last_name(others[0].func)]
         raise PlannerError(f"{script.path}: {name} is not modelled; supervised fine-tuning and DPO are")
     require_known_adapters(script)
+    require_language_model(script)
     own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
     named = (one for one in script.names_used() if re.fullmatch(r"[A-Z]\w*Trainer(For\w+)?", one) and one not in own)
     other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
@@ -346,11 +364,13 @@ def _cut(script: Script) -> dict[str, Any]:
 
 LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
 """Variables that scripts keep the length of a sequence in."""
-CHECKPOINTS = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
+PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+"""Of PEFT, the second before its version 0.10.  [peft, utils/other.py]"""
+CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
 
 
 def switched_on(script: Script) -> bool:
     """Whether checkpointing is switched on by a call on the model."""
-    prepared = [script.keywords(one) for one in script.calls("prepare_model_for_kbit_training")]
+    prepared = [script.keywords(one) for one in script.calls(*PREPARES)]
     on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
     return on or bool(script.calls("gradient_checkpointing_enable"))

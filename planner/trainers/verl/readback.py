@@ -12,14 +12,16 @@ from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.reading.commands import Launch, launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
 from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
 
-PROGRAM = r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
+PROGRAM = (
+    r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?|[\w.]+\.fsdp_sft_trainer"
+)
 LENGTHS = ("max_prompt_length", "max_response_length")
 OWN = re.compile(r"main_\w+_ppo|fully_async_main|one_step_off")
 """Programs that make their own rounds of verl's parts."""
@@ -32,6 +34,8 @@ OWN_STEP = re.compile(
     r"(?!(actor_rollout_ref|critic|data|trainer|algorithm|reward_model|ray_init|hydra)\.)\w+\.\w*(loss|distill|teacher)\w*"
 )
 """Keys of sections that verl does not have, by words that say that a program adds to the loss."""
+OWN_TERM = re.compile(r"(\w+\.)*\w*(regulari[sz]|distill|teacher)\w*\.(enabled?|use) = ")
+"""Switches of sections that a fork's SFT trainer adds to the loss, which keep a second model."""
 USUAL = (
     *(f"actor_rollout_ref.actor.megatron.{one}" for one in
       ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")),
@@ -40,6 +44,8 @@ USUAL = (
     "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
 )  # fmt: skip
 """Keys whose defaults are taken from the configuration of the verl around a script."""
+ANOTHER = re.compile(r"(?<![a-z])(dpo|sft|kto|orpo|simpo|rm|reward)(?![a-z])")
+"""Steps in the name of a program that takes verl's keys for the model alone."""
 OFFLOAD = "weights and optimizer states that wait on the host during generation are on the GPU in the update"
 
 
@@ -66,6 +72,9 @@ def read(path: Path, said: Given) -> Reading:
             found = launched(path, said, r"[^\s=]*train\w*\.py")
         if not any(one.startswith("actor_rollout_ref.") for one in found.words):
             raise
+        if (step := ANOTHER.search(re.split(r"[./]", found.program.removesuffix(".py"))[-1])) is not None:
+            what = f"{shown(found.program)} is no program of verl, and its step is {step[0]} by its name"
+            raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
     words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
     if given.section("worker").data:
@@ -234,6 +243,8 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         raise PlannerError(f"{given.path}: engine={engine} is not modelled; fsdp and megatron are")
     if engine == "megatron" or "tensor_model_parallel_size" in given.section("engine").data:
         return _sft_megatron(given, found, num_gpus)
+    if own := [one.partition(" = ")[0] for one in given.left() if OWN_TERM.match(one)]:
+        raise not_priced(str(given.path), own, own)
     model, data = given.section("model"), given.section("data")
     name = model.label("partial_pretrain", "path")
     spec, notes = named_model(name, given.path) if name else (None, ())

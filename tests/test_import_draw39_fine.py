@@ -1,0 +1,135 @@
+"""What practice on public fine-tuning configurations before draw 39 showed: short files of the same shape, each failed before."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import PlannerError
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Reading
+from planner.trainers.reading.given import Given
+
+
+def _file(folder: Path, text: str, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def _names(found: Reading) -> list[str]:
+    return [one.name for one in found.questions]
+
+
+SFT = """
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype="bfloat16")
+args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, gradient_checkpointing=True, max_length=2048,
+                 bf16=True)
+SFTTrainer(model=model, args=args, train_dataset=d, peft_config=LoraConfig(r=8, target_modules="all-linear")).train()
+"""
+COMMAND = "torchrun --nproc_per_node 2 tune.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --bf16 True\n"
+OPTIONS = """
+from transformers import HfArgumentParser, TrainingArguments, AutoModelForCausalLM
+from trl import %sTrainer
+args, training = HfArgumentParser((Own, TrainingArguments)).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
+%sTrainer(model=model, args=training).train()
+"""
+
+
+def test_the_trainer_that_a_program_builds_says_its_step(tmp_path: Path) -> None:
+    """Whatever its folder is called: one named after a comparison with DPO, or after another step."""
+    for folder in ("collapse-dpo", "grpo"):
+        found = read(_file(tmp_path, SFT, f"{folder}/tune.py"), None, Given(num_gpus=1))
+        assert found.objective == "lm"
+    for kind, step in (("SFT", "lm"), ("DPO", "dpo")):
+        _file(tmp_path, OPTIONS % (kind, kind), "collapse-dpo/tune.py")
+        found = read(_file(tmp_path, COMMAND, "collapse-dpo/run.sh"), None, Given(sequence_length=1024))
+        assert found.objective == step
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "Seq2SeqLM"])
+def test_a_program_without_a_language_model_is_refused(tmp_path: Path, kind: str) -> None:
+    text = SFT.replace("AutoModelForCausalLM", f"AutoModelFor{kind}")
+    with pytest.raises(PlannerError, match=f"AutoModelFor{kind} is no language model"):
+        read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+
+
+PREPARED = """
+from peft import %(prepare)s, LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", load_in_8bit=True, torch_dtype="float16")
+model = get_peft_model(%(prepare)s(model), LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+args = TrainingArguments(per_device_train_batch_size=2, fp16=True%(said)s)
+Trainer(model=model, args=args, train_dataset=d).train()
+"""
+
+
+@pytest.mark.parametrize("said", ["", ", gradient_checkpointing=False"])
+@pytest.mark.parametrize("prepare", ["prepare_model_for_int8_training", "prepare_model_for_kbit_training"])
+def test_what_peft_switches_on_stays_on(tmp_path: Path, prepare: str, said: str) -> None:
+    """The older name of the function, and arguments that say no: the trainer switches nothing off.  [peft, utils/other.py]"""
+    file = _file(tmp_path, PREPARED % {"prepare": prepare, "said": said}, "tune.py")
+    found = read(file, None, Given(num_gpus=1, sequence_length=512))
+    assert found.fields["recompute"] == 2
+    _file(tmp_path, OPTIONS % ("SFT", "SFT") + "model = prepare_model_for_kbit_training(model)\n", "tune.py")
+    found = read(_file(tmp_path, COMMAND.replace("\n", " --gradient_checkpointing False\n"), "run.sh"), None, Given())
+    assert found.fields["recompute"] == 2
+
+
+HELPER = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+class Pairs(Trainer):
+    def nll(self, model, batch):
+        return model(**batch).loss
+    def compute_loss(self, model, inputs):
+        return self.nll(model, inputs["good"]) - %s
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+Pairs(model=model, args=TrainingArguments(per_device_train_batch_size=2, bf16=True), train_dataset=d).train()
+"""
+
+
+def test_passes_of_a_function_that_is_given_the_model_count(tmp_path: Path) -> None:
+    said = Given(num_gpus=1, sequence_length=512)
+    assert "compute_loss" in _names(read(_file(tmp_path, HELPER % 'self.nll(model, inputs["bad"])', "tune.py"), None, said))
+    assert "compute_loss" not in _names(read(_file(tmp_path, HELPER % "self.nll(self.ref_model, inputs)", "tune.py"), None, said))
+
+
+def test_answers_by_a_variable_of_the_program_are_read(tmp_path: Path) -> None:
+    """And not listed as what the plan does not hold."""
+    text = SFT.replace("r=8", 'r=cfg["my_rank"]').replace("max_length=2048", 'max_length=cfg["cut"]')
+    found = read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1, settings={"my_rank": "16", "cut": "512"}))
+    assert (found.lora_rank, found.sequence_length, found.unread) == (16, 512, ())
+
+
+FORK = "torchrun --nproc_per_node=4 -m own.trainer.fsdp_sft_trainer data.max_length=5000 data.train_batch_size=128 "
+FORK += "data.micro_batch_size_per_gpu=1 model.partial_pretrain=Qwen/Qwen2.5-7B model.enable_gradient_checkpointing=True"
+
+
+def test_the_sft_trainer_of_a_fork_of_verl_is_read(tmp_path: Path) -> None:
+    found = read(_file(tmp_path, f"{FORK} trainer.kl_regularization.enabled=False\n", "run.sh"), None, Given())
+    assert (_names(found), found.fields["num_microbatches"], found.sequence_length) == ([], 32, 5000)
+    with pytest.raises(PlannerError, match="kl_regularization"):
+        read(_file(tmp_path, f"{FORK} trainer.kl_regularization.enabled=True\n", "run.sh"), None, Given())
+
+
+def test_a_program_of_another_step_over_keys_of_verl_is_refused(tmp_path: Path) -> None:
+    text = "accelerate launch -m own_sft.trainer.own_dpo_trainer actor_rollout_ref.model.path=Qwen/Qwen2.5-7B dpo.batch_size=16\n"
+    with pytest.raises(PlannerError, match="its step is dpo by its name"):
+        read(_file(tmp_path, text, "run.sh"), None, Given())
+
+
+def test_the_switch_and_the_file_of_deepspeed_itself(tmp_path: Path) -> None:
+    """As its add_config_arguments has them; a program that never starts its engine is not sharded by a file."""
+    _file(tmp_path, '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "ds.json")
+    _file(tmp_path, "import deepspeed, torch\ndeepspeed.initialize(args=args, model=model)\n", "tune.py")
+    command = COMMAND.replace("\n", " --max_length 512 --deepspeed --deepspeed_config ds.json\n")
+    found = read(_file(tmp_path, command, "run.sh"), None, Given())
+    assert (_names(found), found.fields["zero"]) == ([], 2)
+    _file(tmp_path, "import deepspeed, torch\nloss.backward()\n", "tune.py")
+    said = Given()
+    read(tmp_path / "run.sh", None, said)
+    assert "zero_stage" in [one.name for one in said.questions]
