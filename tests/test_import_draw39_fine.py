@@ -133,3 +133,114 @@ def test_the_switch_and_the_file_of_deepspeed_itself(tmp_path: Path) -> None:
     said = Given()
     read(tmp_path / "run.sh", None, said)
     assert "zero_stage" in [one.name for one in said.questions]
+
+
+ELSEWHERE = """
+from trl import SFTConfig, SFTTrainer
+def make(model, data):
+    args = SFTConfig(per_device_train_batch_size=2, gradient_checkpointing=True, bf16=True, max_length=512)
+    return SFTTrainer(model=model, args=args, train_dataset=data)
+make(build(), d).train()
+"""
+
+
+def test_adapters_that_another_module_makes_are_asked_about(tmp_path: Path) -> None:
+    """With what hangs on them, in one message: a rank and targets were taken by default."""
+    file = _file(tmp_path, ELSEWHERE, "tune.py")
+    asked = ["torch_dtype", "use_peft", "lora_r", "lora_target_modules", "--model NAME"]
+    said = Given(num_gpus=1, settings={"fsdp": "no_shard"})
+    assert sorted(_names(read(file, None, said)))[-4:] == sorted(asked)[-4:]
+    answers = {"fsdp": "no_shard", "torch_dtype": "bfloat16", "use_peft": "false"}
+    assert _names(read(file, None, Given(num_gpus=1, model="llama-8b", settings=answers))) == []
+    said = Given(num_gpus=1, model="llama-8b", settings={**answers, "use_peft": "true"})
+    assert _names(read(file, None, said)) == ["lora_r", "lora_target_modules"]
+
+
+def test_the_trainer_of_unsloth_without_its_model_is_refused(tmp_path: Path) -> None:
+    text = ELSEWHERE.replace("from trl", "from unsloth").replace("SFTConfig", "UnslothTrainingArguments")
+    text = text.replace("SFTTrainer", "UnslothTrainer")
+    with pytest.raises(PlannerError, match="import the program that calls FastLanguageModel"):
+        read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+
+
+BY_KEYS = {
+    "models.py": """
+from unsloth import FastLanguageModel
+def load(cfg):
+    model, _ = FastLanguageModel.from_pretrained(model_name=cfg.model_name, max_seq_length=cfg.cut, load_in_4bit=True)
+    return FastLanguageModel.get_peft_model(model, r=cfg.rank, target_modules=["q_proj", "v_proj"])
+""",
+    "config.py": """
+import yaml
+class Config:
+    model_name: str = "Qwen/Qwen3-4B"
+    cut: int = 512
+    rank: int = 64
+def load_config(path):
+    cfg = Config()
+    for key, value in yaml.safe_load(open(path)).items():
+        setattr(cfg, key, value)
+    return cfg
+""",
+    "tune.py": """
+import argparse
+from trl import SFTConfig, SFTTrainer
+from models import load
+from config import load_config
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", required=True)
+cfg = load_config(parser.parse_args().config)
+args = SFTConfig(per_device_train_batch_size=cfg.micro, gradient_accumulation_steps=4, bf16=True, max_length=cfg.cut)
+SFTTrainer(model=load(cfg), args=args, train_dataset=d).train()
+""",
+    "job.yaml": "model_name: unsloth/Qwen3-8B-bnb-4bit\nmicro: 2\nrank: 16\n",
+}
+
+
+def test_a_model_that_a_module_loads_by_a_file_of_settings(tmp_path: Path) -> None:
+    """Put into an object key by key: what the file does not say keeps the default of its class."""
+    for name, text in BY_KEYS.items():
+        _file(tmp_path, text, name)
+    found = read(tmp_path / "job.yaml", None, Given())
+    assert (_names(found), found.trainer, found.lora_rank, found.fields["micro_batch_size"]) == ([], "unsloth", 16, 2)
+    assert (found.model_name, found.sequence_length) == ("unsloth/Qwen3-8B-bnb-4bit", 512)
+
+
+def test_targets_that_a_function_lists_by_way_of_a_variable(tmp_path: Path) -> None:
+    text = SFT.replace('"all-linear"', "names").replace("args =", "names = find_all_linear_names(model)\nargs =")
+    found = read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+    assert (_names(found), found.lora_targets) == ([], "all")
+
+
+@pytest.mark.parametrize("program", ["-m llamafactory.cli train", "src/llamafactory/cli.py train"])
+def test_llama_factory_by_its_module(tmp_path: Path, program: str) -> None:
+    """Read as a program of transformers it had no recompute, and its bits were refused."""
+    command = f"FORCE_TORCHRUN=1 CUDA_VISIBLE_DEVICES=0,1 python {program} --stage sft --do_train --finetuning_type lora "
+    words = "--model_name_or_path Qwen/Qwen3-8B --template qwen3 --quantization_bit 4 --cutoff_len 512 --bf16\n"
+    found = read(_file(tmp_path, command + words, "run.sh"), None, Given())
+    assert (_names(found), found.num_gpus, found.fields["recompute"], found.frozen_weights) == ([], 2, 2, "nf4_dq")
+
+
+ENGINE = "torchrun --nproc_per_node=${N} -m verl.trainer.sft_trainer data.train_batch_size=32 data.micro_batch_size_per_gpu=1 "
+ENGINE += "data.max_length=512 model.path=Qwen/Qwen3-8B engine=fsdp "
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [("engine.reshard_after_forward=false", {"zero": 2}), ("engine.offload_policy=true", {"offload_parameters": 1}),
+     ("engine.param_offload=true", {"zero": 3}), ("model.enable_activation_offload=true", {"offload_activations": 1})],
+)  # fmt: skip
+def test_the_engine_of_verls_sft_trainer(tmp_path: Path, words: str, fields: dict[str, int]) -> None:
+    """These stood among what the plan does not hold."""
+    found = read(_file(tmp_path, f"N=8\n{ENGINE}{words}\n", "run.sh"), None, Given())
+    assert fields.items() <= found.fields.items() and found.unread == ()
+    assert read(_file(tmp_path, f"N=8\n{ENGINE}engine.dtype=float16\n", "run.sh"), None, Given()).precision == "fp16"
+    with pytest.raises(PlannerError, match="fsdp_size"):
+        read(_file(tmp_path, f"N=8\n{ENGINE}engine.fsdp_size=4\n", "run.sh"), None, Given())
+
+
+def test_a_pattern_is_no_answer(tmp_path: Path) -> None:
+    text = f'N=$(python count.py)\n[[ "$N" =~ ^[1-9][0-9]*$ ]] || exit 1\n{ENGINE.replace("=32", "=$((N * 2))")}\n'
+    said = Given()
+    read(_file(tmp_path, text, "run.sh"), None, said)
+    assert [one.choices for one in said.questions if one.name == "N"] == [()]

@@ -37,6 +37,7 @@ QUIET = re.compile(
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
 
+PROGRAM = r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory[./](?:launcher|cli)(?:\.py)?|src/train(?:_bash)?\.py)"
 LENGTH, OLD_LENGTH = 2048, 1024
 """Tokens at which sequences are cut where nothing is said: since 0.9.1, and while its program was called train_bash.py."""
 
@@ -55,7 +56,7 @@ def read(path: Path, said: Given) -> Reading:
         data = _own_section(file_settings(path, "a configuration of LLaMA-Factory"))
         _require_own(path, data)
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
-    found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
+    found = launched(path, said, PROGRAM)
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer

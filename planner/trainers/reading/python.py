@@ -375,7 +375,8 @@ class Script:
         if last in self.functions and len(self._calls.get(last, [])) == 1:
             returns = [one for one in ast.walk(self.functions[last]) if isinstance(one, ast.Return) and one.value is not None]
             found = self._value(returns[0].value) if len(returns) == 1 and returns[0].value is not None else None
-            return (found,) if isinstance(found, FileSettings) or waits(found) else None
+            if isinstance(found, FileSettings) or waits(found) or not READS.fullmatch(name):  # else put into an object key by key
+                return (found,) if isinstance(found, FileSettings) or waits(found) else None
         if last == "split" and owner is not None and isinstance(text := self._value(owner), str) and not is_open(text):
             return (text.split(str(self._value(node.args[0])) if node.args else None),)
         if last == "get" and owner is not None and 1 <= len(node.args) <= 2:

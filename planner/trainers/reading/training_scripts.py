@@ -61,12 +61,16 @@ def settings_of(
     taken: set[str] = set()
     under = replace(said, settings={**{name: str(value) for name, value in options.items()}, **said.settings}, used=taken)
     script = Running(path, under)
-    if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN) or _takes_from_its_project(script.tree):
+    builds = script.calls(*TRAINERS, *CONFIGS, *FOREIGN)
+    if not builds or _takes_from_its_project(script.tree) or not (script.calls("from_pretrained") or _named(script)):
         script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
+    if not loads and script.calls("UnslothTrainer", "UnslothTrainingArguments"):
+        what = "its trainer is unsloth's, and the model is loaded in another module"
+        raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
     data = model_arguments(script, loads, unsloth, notes)
     configs = sorted(script.calls(*CONFIGS), key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
@@ -172,6 +176,11 @@ def _require_training(script: Script) -> None:
     called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}
     if not ours and not any(re.search(r"(?<!pre)train(?!ed)", one.lower()) for one in called):
         raise PlannerError(f"{script.path}: it builds arguments of a trainer and starts no training")
+
+
+def _named(script: Script) -> bool:
+    """Whether a trainer is given the name of its model."""
+    return any(isinstance(one, str) and not is_open(one) for one in _named_by_trainer(script, script.calls(*TRAINERS)).values())
 
 
 def _takes_from_its_project(tree: ast.Module) -> bool:
@@ -338,8 +347,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
     }  # fmt: skip
     targets = words.get("target_modules")
-    if any(one.arg == "target_modules" and "all_linear" in ast.unparse(one.value) for one in calls[0].keywords):
-        targets = "all-linear"  # of a function that lists them
+    if any(one.arg == "target_modules" and _lists_all_linear(script, one.value) for one in calls[0].keywords):
+        targets = "all-linear"
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
@@ -350,6 +359,13 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         found["gradient_checkpointing"] = checkpointing not in (False, None, "False")
         found["activation_offloading"] = checkpointing == "unsloth"
     return found
+
+
+def _lists_all_linear(script: Script, node: ast.expr) -> bool:
+    """Whether targets are what a function gives that lists all linear layers, by its name, or a variable that holds them."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
+    held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
+    return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))
 
 
 def _cut(script: Script) -> dict[str, Any]:
