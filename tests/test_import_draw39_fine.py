@@ -244,3 +244,74 @@ def test_a_pattern_is_no_answer(tmp_path: Path) -> None:
     said = Given()
     read(_file(tmp_path, text, "run.sh"), None, said)
     assert [one.choices for one in said.questions if one.name == "N"] == [()]
+
+
+def test_settings_in_a_namespace_of_the_program(tmp_path: Path) -> None:
+    text = SFT.replace("model = Auto", 'from types import SimpleNamespace\ncfg = SimpleNamespace(cut=256, micro=3)\nmodel = Auto')
+    text = text.replace("max_length=2048", "max_length=cfg.cut").replace("batch_size=2", "batch_size=cfg.micro")
+    found = read(_file(tmp_path, text, "tune.py"), None, Given(num_gpus=1))
+    assert (_names(found), found.sequence_length, found.fields["micro_batch_size"]) == ([], 256, 3)
+
+
+@pytest.mark.parametrize("word", ["--pre_seq_len 128", "--num_virtual_tokens 20"])
+def test_prefixes_that_are_trained_alone_are_refused(tmp_path: Path, word: str) -> None:
+    """P-tuning of ChatGLM trains no weight of the model; it stood among what the plan does not hold."""
+    file = _file(tmp_path, COMMAND.replace("\n", f" --max_length 512 {word}\n"), "run.sh")
+    with pytest.raises(PlannerError, match=word.split()[0].strip("-")):
+        read(file, None, Given())
+
+
+NEMO = """
+policy:
+  model_name: Qwen/Qwen3-0.6B
+  train_global_batch_size: 128
+  train_micro_batch_size: 4
+  max_total_sequence_length: 1024
+  precision: bfloat16
+  dtensor_cfg: {enabled: true, tensor_parallel_size: 2}
+cluster: {gpus_per_node: 4, num_nodes: 1}
+"""
+
+
+@pytest.mark.parametrize("command", ["uv run python", "uv run", "poetry run python"])
+def test_a_program_that_a_package_manager_runs(tmp_path: Path, command: str) -> None:
+    """With overrides of hydra and no option it was no command."""
+    _file(tmp_path, NEMO, "sft.yaml")
+    file = _file(tmp_path, f"{command} examples/run_sft.py policy.train_micro_batch_size=8 cluster.gpus_per_node=8\n", "run.sh")
+    found = read(file, None, Given())
+    assert (found.num_gpus, found.fields["micro_batch_size"], found.fields["tp"]) == (8, 8, 2)
+
+
+SECTIONS = "sft_args: {model_name_or_path: Qwen/Qwen2.5-7B, load_in_4bit: true, max_seq_length: 512}\n"
+SECTIONS += "lora: {r: 8, target_modules: all-linear}\n"
+SECTIONS += "training_args: {per_device_train_batch_size: 8, gradient_checkpointing: true, bf16: true}\n"
+
+
+def test_sections_of_a_program_beside_the_arguments_of_a_trainer(tmp_path: Path) -> None:
+    """They were listed, or refused with an answer that imported the job without adapters."""
+    with pytest.raises(PlannerError, match="its sections sft_args, lora say"):
+        read(_file(tmp_path, SECTIONS, "job.yaml"), None, Given(num_gpus=1))
+
+
+TUNE = """
+model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], lora_rank: 8, lora_alpha: 16}
+tokenizer:
+  path: {{model_dir}}/tokenizer.model
+  max_seq_len: 512
+checkpointer:
+  checkpoint_dir: {{model_dir}}
+batch_size: %s
+gradient_accumulation_steps: 8
+optimizer: {_component_: torch.optim.AdamW}
+dtype: bf16
+enable_activation_checkpointing: true
+"""
+
+
+def test_places_of_a_template(tmp_path: Path) -> None:
+    """What a template fills in is a text, and a question where it decides."""
+    found = read(_file(tmp_path, TUNE % "2", "job.yaml"), "torchtune", Given(num_gpus=1))
+    assert (_names(found), found.fields["micro_batch_size"], found.sequence_length) == ([], 2, 512)
+    said = Given(num_gpus=1)
+    read(_file(tmp_path, TUNE % "{{batch}}", "job.yaml"), "torchtune", said)
+    assert [one.name for one in said.questions] == ["batch_size"]

@@ -387,6 +387,8 @@ class Script:
             return (held.get(key, default),) if isinstance(held, dict) else None
         if last in (*HOLDERS, *self._classes) and len(node.keywords) == 1 and node.keywords[0].arg is None and not node.args:
             return (self._value(node.keywords[0].value),)
+        if last in HOLDERS and node.keywords and not node.args:
+            return (FileSettings(self.keywords(node)),)
         first = next(iter(node.args or words), None)
         if PASSES.fullmatch(name or last):
             inner = owner if isinstance(node.func, ast.Attribute) and last not in ("to_container", "create", "deepcopy") else first

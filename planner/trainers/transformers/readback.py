@@ -19,6 +19,8 @@ TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning
 """Words of which a command that trains has one."""
 BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
 """A program that builds a trainer and takes no options."""
+OF_THE_MODEL = {"r", "lora_r", "target_modules", "load_in_4bit", "load_in_8bit", "model_name_or_path", "max_seq_length"}
+"""Keys of sections that decide the job beside training_args."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 
 
@@ -26,6 +28,9 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         data = _flat(file_settings(path, "arguments of transformers"))
+        if apart := [name for name, one in data.items() if isinstance(one, dict) and OF_THE_MODEL & one.keys()]:
+            what = f"its sections {', '.join(apart)} say what a program of its own makes of the model"
+            raise PlannerError(f"{path}: {what}; import that program")
         if not any(one in data for one in BATCHES):
             raise PlannerError(f"{path}: it has no arguments of transformers' Trainer")
         given = Settings(path, said.filled(data), said=said)

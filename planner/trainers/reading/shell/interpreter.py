@@ -315,8 +315,7 @@ class _Follower:
             started = self.script.commands[inner:]
             self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under, one.seen) for one in started]
             return
-        written = dict(self.script.documents)
-        place, before = place_of_written(words, written)
+        place, before = place_of_written(words, written := dict(self.script.documents))
         if place >= 0:
             inner = len(self.script.commands)
             self.nested(written[words[place]])
@@ -325,7 +324,8 @@ class _Follower:
             return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
-        if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
+        runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
+        if recorded or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
     def nested(self, text: str) -> None:
