@@ -315,3 +315,45 @@ def test_places_of_a_template(tmp_path: Path) -> None:
     said = Given(num_gpus=1)
     read(_file(tmp_path, TUNE % "{{batch}}", "job.yaml"), "torchtune", said)
     assert [one.name for one in said.questions] == ["batch_size"]
+
+
+COMPARED = """
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype="bfloat16")
+%s
+args = DPOConfig(per_device_train_batch_size=2, gradient_checkpointing=True, max_length=1024, bf16=True)
+DPOTrainer(model, ref_model, args=args, train_dataset=d, peft_config=LoraConfig(r=8, target_modules=["q_proj", "v_proj"])).train()
+"""
+
+
+def test_a_second_model_for_reference_beside_adapters_is_asked_about(tmp_path: Path) -> None:
+    """Older TRL holds it, and newer wants force_use_ref_model; the reference of adapters is the frozen weights otherwise."""
+    second = 'ref_model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")'
+    file = _file(tmp_path, COMPARED % second, "tune.py")
+    assert _names(read(file, None, Given(num_gpus=1))) == ["ref_model"]
+    assert not read(file, None, Given(num_gpus=1, settings={"ref_model": "false"})).questions
+    for none in ("ref_model = None", f"{second}\nlora = True\nif lora:\n    ref_model = None"):
+        assert not read(_file(tmp_path, COMPARED % none, "tune.py"), None, Given(num_gpus=1)).questions
+
+
+@pytest.mark.parametrize("option", ["ds_config_path", "ds_config", "deepspeed_config_file"])
+def test_a_file_of_deepspeed_by_a_name_of_the_program(tmp_path: Path, option: str) -> None:
+    """A program that hands its engine the file itself."""
+    _file(tmp_path, STARTED % option, "tune.py")
+    text = COMMAND.replace("\n", f" --gradient_accumulation_steps 1 --{option} conf/zero.json\n")
+    found = read(_file(tmp_path, text, "run.sh"), None, Given(sequence_length=1024))
+    assert "deepspeed" in _names(found)
+    _file(tmp_path, '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}', "conf/zero.json")
+    found = read(tmp_path / "run.sh", None, Given(sequence_length=1024))
+    assert found.fields["zero"] == 3 and found.fields["offload_optimizer"] and not found.unread
+
+
+STARTED = """
+import deepspeed
+from transformers import AutoModelForCausalLM
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
+engine, *rest = deepspeed.initialize(model=model, config=args.%s)
+"""

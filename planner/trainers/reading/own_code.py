@@ -76,14 +76,24 @@ def take_program(given: Settings, path: Path, program: str) -> None:
         given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}
-    if given.get("deepspeed") is True and isinstance(given.data.get("deepspeed_config"), str) and _has_engine(file):
-        given.data = {**given.data, "deepspeed": given.data["deepspeed_config"]}  # as deepspeed.add_config_arguments has them
+    if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
+        given.data = {**given.data, "deepspeed": given.data[name]}
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+def _engine_file(given: Settings) -> str | None:
+    """The option that names the configuration of DeepSpeed, beside none of transformers: as deepspeed.add_config_arguments has it,
+    behind its switch, or as a program calls it that reads the file itself."""
+    found = [one for one in given.data if ENGINE_FILES.fullmatch(one) and isinstance(given.get(one), str)]
+    return next((one for one in found if one != "deepspeed_config" or given.get("deepspeed") is True), None)
+
+
+ENGINE_FILES = re.compile(r"deepspeed_config(_path|_file)?|ds_config(uration)?(_path|_file)?|ds_file")
 
 
 def _has_engine(file: Path | None) -> bool:

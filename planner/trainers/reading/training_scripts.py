@@ -120,7 +120,8 @@ def settings_of(
 
 def own_steps(script: Running, said: Given) -> list[Question]:
     """What is asked of a program about passes and weights of its own."""
-    return [one for one in (own_passes.question(script, said, TRAINERS), own_weights.question(script, said)) if one is not None]
+    weights = (own_weights.question(script, said), own_weights.reference(script, said))
+    return [one for one in (own_passes.question(script, said, TRAINERS), *weights) if one is not None]
 
 
 _OBJECTS = (
