@@ -357,3 +357,9 @@ args = parser.parse_args()
 model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
 engine, *rest = deepspeed.initialize(model=model, config=args.%s)
 """
+
+
+def test_another_step_is_refused_by_the_argument_that_says_so(tmp_path: Path) -> None:
+    text = "base_model: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 1\ntotal_episodes: 100\n"
+    with pytest.raises(PlannerError, match="PPO .*total_episodes.* is not modelled"):
+        read(_file(tmp_path, text + "bf16: true\n", "run.yaml"), "trl", Given(num_gpus=1, sequence_length=512))
