@@ -14,6 +14,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.values import read_text
 
@@ -91,6 +92,8 @@ def _own_length(path: Path) -> int | None:
 
 def _require_own(path: Path, data: dict[str, Any]) -> None:
     """Raises PlannerError for the file of a scheduler whose commands start LLaMA-Factory."""
+    if not any(not isinstance(data[one], dict) for one in OWN & data.keys() - {"stage"}):
+        require_no_sections(path, data)
     if not OWN & data.keys():
         text = read_text(path)
         if re.search(r"llamafactory|src/train", text) is None:

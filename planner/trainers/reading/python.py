@@ -218,10 +218,10 @@ class Script:
 
     def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
         """What a parameter is given by the one call of the function, else its default; None = there is no such parameter."""
-        arguments = function.args
+        arguments, calls = function.args, self._calls.get(self._made_by.get(id(function), function.name), [])
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
-        calls = self._calls.get(self._made_by.get(id(function), function.name), [])
+        calls = [one for one in calls if isinstance(one.func, ast.Name)] or calls  # train(...), beside trainer.train()
         if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
             rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
             return ({str(one.arg): self._value(one.value) for one in rest},)
@@ -255,11 +255,11 @@ class Script:
             return self._option(self._options[name], name)
         fields = self._fields.get(name, [])
         given = [one.value for calls in self._calls.values() for call in calls for one in call.keywords if one.arg == name]
-        if len(fields) == 1 and len(given) <= 1:
-            default = given[0] if given and ast.unparse(given[0]) != ast.unparse(node) else fields[0]
-            if default is not None:
-                self.defaults.append(name)
-                return self._value(python_text.default_of(default))
+        others = [one for one in given if ast.unparse(one) != ast.unparse(node)]  # those that are not given this very value
+        default = (others[0] if others else fields[0]) if len(fields) == 1 and (len(given) <= 1 or not others) else None
+        if default is not None:
+            self.defaults.append(name)
+            return self._value(python_text.default_of(default))
         return gap([name])
 
     def _option(self, call: ast.Call, name: str) -> Any:

@@ -42,7 +42,7 @@ def objective_of(given: Settings, script: str) -> str:
     for name, words_of_step in OTHER_STEPS.items():
         of_it = next((one for one in given.data if words_of_step.fullmatch(one) and given.data[one] not in (None, False)), None)
         if of_it is not None and not foreign:
-            foreign, by = name, f" (of which {of_it} is an argument)"
+            foreign, by = name, f", and {of_it} is an argument of it"
     for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
         words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
         foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)
@@ -53,7 +53,7 @@ def objective_of(given: Settings, script: str) -> str:
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
         also = "; --from rl:trl reads it as an RL plan" if grpo else ""
-        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'}{by} is not modelled; supervised fine-tuning and DPO are{also}")
+        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled{by}; supervised fine-tuning and DPO are{also}")
     if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
         return "lm"
     if given.built:

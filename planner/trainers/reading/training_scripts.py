@@ -15,6 +15,16 @@ from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
+from planner.trainers.reading.script_parts import (
+    BATCH,
+    CHECKPOINTS,
+    OF_ANOTHER,
+    cut_length,
+    held,
+    in_a_mapping,
+    made_elsewhere,
+    switched_on,
+)
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.values import not_priced
@@ -31,7 +41,6 @@ FOREIGN_ADAPTERS = (
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""
-BATCH = "per_device_train_batch_size"
 """What the configuration of a trainer that trains says; one without it is made for something else."""
 OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
 """What decides time or memory in such a configuration."""
@@ -85,6 +94,8 @@ def settings_of(
         data = {**{name: gap([name]) for name in (*OPEN, *(("max_length",) if elsewhere else ()))}, **data}
     elif any(re.search("precision|dtype|amp|bf16|fp16", one) for one in spread) and not {"bf16", "fp16"} & data.keys():
         data["bf16"] = gap(["bf16"])
+    for call in configs[:1]:
+        data |= in_a_mapping(script, call, data)
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
@@ -92,7 +103,7 @@ def settings_of(
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
-        data |= _cut(script)
+        data |= cut_length(script)
     if data.get("gradient_checkpointing") in (None, False) and switched_on(script):  # nothing switches it off again
         sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
         data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
@@ -106,6 +117,8 @@ def settings_of(
             f"{path}: it loads its model quantised and makes no adapters here, which transformers does not train; "
             "--set use_peft=true imports it with adapters"
         )
+    if unsloth and data.get("max_seq_length") == data.get("max_length"):  # said twice
+        data.pop("max_seq_length", None)
     old = "max_seq_length" in data and not unsloth
     kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
     if kind == "trl" and (old or "TrainingArguments" in kinds):
@@ -114,8 +127,17 @@ def settings_of(
     settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
     settings.asked |= taken - data.keys()  # keywords that have another name here
     said.used.update(taken)
-    settings.late += own_steps(script, said)
+    settings.late += [*own_steps(script, said), *([OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else [])]
     return settings, kind, tuple(notes)
+
+
+def builds_in_modules(path: Path) -> bool:
+    """Whether a program builds a trainer in modules of its project that it takes from there."""
+    try:
+        script = WithModules(path, Given())
+    except PlannerError:
+        return False
+    return bool(script.calls(*TRAINERS)) and _elsewhere(script, script.calls(*TRAINERS)) is None
 
 
 def own_steps(script: Running, said: Given) -> list[Question]:
@@ -322,13 +344,13 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     if node is None:
         node = next((call.args[0] for call in trainers if call.args), None)
     if node is None and any(one.arg is None for call in trainers for one in call.keywords) and not script.calls("from_pretrained"):
-        return {"torch_dtype": gap(["torch_dtype"]), "use_peft": gap(["use_peft"])}  # in keywords that are not known here
+        return made_elsewhere(script.said)  # in keywords that are not known here
     value = script.value(node) if node is not None else None
     if not isinstance(value, str):
         return {}
     # A model that something else has loaded.
     elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
-    return {"model_name_or_path": value, **({name: gap([name]) for name in ("torch_dtype", "use_peft")} if elsewhere else {})}
+    return {"model_name_or_path": value, **(made_elsewhere(script.said) if elsewhere else {})}
 
 
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
@@ -344,10 +366,10 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
     if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
         raise not_priced(str(script.path), ["layers_to_transform"], ["layers_to_transform"])
-    found: dict[str, Any] = {
-        "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
-    }  # fmt: skip
-    targets = words.get("target_modules")
+    apart = held(script, calls[0])
+    rank = words.get("r", gap(["lora_r"]) if apart else 16 if unsloth else 8)
+    found: dict[str, Any] = {"use_peft": True, "lora_r": rank, "lora_dropout": words.get("lora_dropout", 0.0)}
+    targets = words.get("target_modules", gap(["lora_target_modules"]) if apart else None)
     if any(one.arg == "target_modules" and _lists_all_linear(script, one.value) for one in calls[0].keywords):
         targets = "all-linear"
     if targets is not None or unsloth:
@@ -367,27 +389,3 @@ def _lists_all_linear(script: Script, node: ast.expr) -> bool:
     made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
     held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
     return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))
-
-
-def _cut(script: Script) -> dict[str, Any]:
-    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
-    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
-           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
-    if not cut:
-        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
-        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
-    return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
-
-
-LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
-"""Variables that scripts keep the length of a sequence in."""
-PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
-"""Of PEFT, the second before its version 0.10.  [peft, utils/other.py]"""
-CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
-
-
-def switched_on(script: Script) -> bool:
-    """Whether checkpointing is switched on by a call on the model."""
-    prepared = [script.keywords(one) for one in script.calls(*PREPARES)]
-    on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
-    return on or bool(script.calls("gradient_checkpointing_enable"))

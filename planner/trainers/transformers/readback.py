@@ -11,6 +11,7 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
@@ -19,8 +20,6 @@ TRAINS = re.compile(r"(^|_)(model|batch|bsz|mbs|seq|len|length|block|lr|learning
 """Words of which a command that trains has one."""
 BUILT = re.compile(r"(?s)\A(?!.*(ArgumentParser|TrlParser|sys\.argv)).*\b(SFT|DPO|Seq2Seq)?(TrainingArguments|Config)\(.*Trainer\(")
 """A program that builds a trainer and takes no options."""
-OF_THE_MODEL = {"r", "lora_r", "target_modules", "load_in_4bit", "load_in_8bit", "model_name_or_path", "max_seq_length"}
-"""Keys of sections that decide the job beside training_args."""
 UNSLOTH_MODEL = re.compile(r"\bFast\w*Model\.from_pretrained\(")
 
 
@@ -28,9 +27,7 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         data = _flat(file_settings(path, "arguments of transformers"))
-        if apart := [name for name, one in data.items() if isinstance(one, dict) and OF_THE_MODEL & one.keys()]:
-            what = f"its sections {', '.join(apart)} say what a program of its own makes of the model"
-            raise PlannerError(f"{path}: {what}; import that program")
+        require_no_sections(path, data)
         if not any(one in data for one in BATCHES):
             raise PlannerError(f"{path}: it has no arguments of transformers' Trainer")
         given = Settings(path, said.filled(data), said=said)

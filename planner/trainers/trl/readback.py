@@ -19,6 +19,12 @@ from planner.trainers.reading.values import read_text
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
 
+TRAINS = re.compile(
+    r"learning_rate|lr|warmup\w*|num_train_epochs|max_steps|output_dir|dataset(_name|_mixer|_mixture)?|(per_device_|per_gpu_|micro_|train_)\w*|gradient_\w+"
+    r"|use_peft|lora_\w+|max_(seq_|prompt_)?length|bf16|fp16|deepspeed|fsdp\w*|optim\w*|packing|beta|batch_size\w*|epochs|num_epochs"
+)
+"""Arguments of which every recipe of a training has one."""
+
 
 def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
@@ -32,6 +38,8 @@ def read(path: Path, said: Given) -> Reading:
         if not any(one in data for one in (*MODELS, *BATCHES, "model")):
             _require_no_launcher(path)
             raise PlannerError(f"{path}: its settings stand in sections of its own, and none is one of TRL's")
+        if not any(TRAINS.fullmatch(one) for one in data):
+            raise PlannerError(f"{path}: it names a model and has no argument of a training: a program of another kind reads it")
         if isinstance(data.get("model"), str) and not any(one in data for one in MODELS):
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
