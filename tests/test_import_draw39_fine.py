@@ -480,7 +480,7 @@ def test_settings_of_an_evaluation_are_no_training(tmp_path: Path) -> None:
     """A model and sections for generation were a training with every value at its default."""
     text = "model_name_or_path: Qwen/Qwen2.5-1.5B\ndataset_path: a.jsonl\ngeneration: {max_new_tokens: 256}\n"
     file = _file(tmp_path, text, "eval.yaml")
-    with pytest.raises(PlannerError, match="no argument of a training"):
+    with pytest.raises(PlannerError, match="no argument of a training beside it"):
         read(file, None, Given(num_gpus=1))
 
 

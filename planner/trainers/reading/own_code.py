@@ -79,7 +79,7 @@ def take_program(given: Settings, path: Path, program: str) -> None:
         if "gradient_checkpointing" in given.data and _checkpoints(code):
             given.data = {**given.data, "gradient_checkpointing": True}
     if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
-        given.data = {**given.data, "deepspeed": given.data[name]}
+        given.data = {**given.data, "deepspeed": given.get(name)}
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
@@ -111,7 +111,7 @@ def _idle(program: Program) -> set[str]:
 def _engine_file(given: Settings) -> str | None:
     """The option that names the configuration of DeepSpeed, beside none of transformers: as deepspeed.add_config_arguments has it,
     behind its switch, or as a program calls it that reads the file itself."""
-    found = [one for one in given.data if ENGINE_FILES.fullmatch(one) and isinstance(given.get(one), str)]
+    found = [one for one in given.data if ENGINE_FILES.fullmatch(one) and isinstance(given.data[one], str)]
     return next((one for one in found if one != "deepspeed_config" or given.get("deepspeed") is True), None)
 
 

@@ -39,7 +39,7 @@ def read(path: Path, said: Given) -> Reading:
             _require_no_launcher(path)
             raise PlannerError(f"{path}: its settings stand in sections of its own, and none is one of TRL's")
         if not any(TRAINS.fullmatch(one) for one in data):
-            raise PlannerError(f"{path}: it names a model and has no argument of a training: a program of another kind reads it")
+            raise PlannerError(f"{path}: it names a model and no argument of a training beside it; import what reads it")
         if isinstance(data.get("model"), str) and not any(one in data for one in MODELS):
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
