@@ -494,3 +494,25 @@ def test_a_program_whose_trainer_stands_in_modules(tmp_path: Path) -> None:
     said = {name: SAID[name] for name in ("torch_dtype", "use_peft", "fsdp", "per_device_train_batch_size")}
     found = read(_file(tmp_path, main, "main.py"), None, Given(num_gpus=1, model="llama-8b", settings=said))
     assert (found.lora_rank, found.sequence_length) == (4, 512)
+
+
+def test_bits_under_a_condition_that_is_not_known_are_asked_about(tmp_path: Path) -> None:
+    """They were on whatever the settings say."""
+    text = SFT.replace('dtype="bfloat16")', 'quantization_config=bits, dtype="bfloat16")')
+    for under, asked in (("if cfg.use_qlora:", True), ("if True:", False)):
+        made = f"bits = None\n{under}\n    bits = BitsAndBytesConfig(load_in_4bit=True)\nmodel = Auto"
+        file = _file(tmp_path, text.replace("model = Auto", made), "tune.py")
+        found = read(file, None, Given(num_gpus=1))
+        assert ("load_in_4bit" in _names(found)) is asked
+        assert asked or found.frozen_weights.startswith("nf4")
+    file = _file(tmp_path, text.replace("model = Auto", made.replace("True:", "cfg.use_qlora:")), "tune.py")
+    assert read(file, None, Given(num_gpus=1, settings={"load_in_4bit": "false"})).frozen_weights == "bf16"
+
+
+def test_a_script_that_a_shell_of_srun_starts(tmp_path: Path) -> None:
+    """It was followed behind bash alone."""
+    _file(tmp_path, OPTIONS % ("SFT", "SFT"), "tune.py")
+    _file(tmp_path, COMMAND, "inner.sh")
+    run = _file(tmp_path, "#!/bin/bash\n#SBATCH --nodes=1\nsrun --kill-on-bad-exit=1 bash inner.sh\n", "run.sh")
+    found = read(run, None, Given(sequence_length=512))
+    assert (found.fields["dp"], found.fields["micro_batch_size"]) == (2, 2)

@@ -54,6 +54,10 @@ class Running(Script):
         home = self._under.get(id(call), ((), ""))[1]
         return any(self._under.get(id(one), ((), ""))[1] == home and one.lineno < call.lineno for one in others)
 
+    def settled(self, call: ast.Call) -> bool:
+        """Whether the conditions that a call stands under are known."""
+        return self._holds(self._under.get(id(call), ((), ""))[0]) is not None
+
     def conditions(self, call: ast.Call) -> list[ast.expr]:
         """The conditions that a call stands under."""
         return [test for test, _ in self._under.get(id(call), ((), ""))[0]]

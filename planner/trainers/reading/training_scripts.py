@@ -313,6 +313,8 @@ def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
+    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits):
+        found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
         found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
