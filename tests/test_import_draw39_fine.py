@@ -516,3 +516,18 @@ def test_a_script_that_a_shell_of_srun_starts(tmp_path: Path) -> None:
     run = _file(tmp_path, "#!/bin/bash\n#SBATCH --nodes=1\nsrun --kill-on-bad-exit=1 bash inner.sh\n", "run.sh")
     found = read(run, None, Given(sequence_length=512))
     assert (found.fields["dp"], found.fields["micro_batch_size"]) == (2, 2)
+
+
+def test_of_two_loads_of_a_model_the_one_with_bits_is_not_taken_unasked(tmp_path: Path) -> None:
+    text = SFT.replace('model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype="bfloat16")', TWO_LOADS)
+    file = _file(tmp_path, text, "tune.py")
+    assert "load_in_4bit" in _names(read(file, None, Given(num_gpus=1)))
+    for answer, weights in (("true", "nf4"), ("false", "bf16")):
+        assert read(file, None, Given(num_gpus=1, settings={"load_in_4bit": answer})).frozen_weights == weights
+
+
+TWO_LOADS = """if cfg.use_4bit:
+    bits = BitsAndBytesConfig(load_in_4bit=True)
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", quantization_config=bits)
+else:
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", dtype="bfloat16")"""

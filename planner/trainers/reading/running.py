@@ -54,9 +54,12 @@ class Running(Script):
         home = self._under.get(id(call), ((), ""))[1]
         return any(self._under.get(id(one), ((), ""))[1] == home and one.lineno < call.lineno for one in others)
 
-    def settled(self, call: ast.Call) -> bool:
-        """Whether the conditions that a call stands under are known."""
-        return self._holds(self._under.get(id(call), ((), ""))[0]) is not None
+    def settled(self, call: ast.Call, beside: ast.Call | None) -> bool:
+        """Whether the conditions that a call stands under are known, those left out that another one stands under too."""
+        shared = self._under.get(id(beside), ((), ""))[0]
+        tests = self._under.get(id(call), ((), ""))[0]
+        own = [one for one in tests if not any(one[0] is other and one[1] is met for other, met in shared)]
+        return self._holds(tuple(own)) is not None
 
     def conditions(self, call: ast.Call) -> list[ast.expr]:
         """The conditions that a call stands under."""

@@ -281,7 +281,11 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    return found | _turned(script, call) | _loading(script, words)
+    found |= _turned(script, call) | _loading(script, words, call)
+    others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
+    if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
+        found = {**_loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
+    return found
 
 
 TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
@@ -299,7 +303,7 @@ def _turned(script: Script, load: ast.Call) -> dict[str, Any]:
     return {}
 
 
-def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
+def _loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = None) -> dict[str, Any]:
     """Arguments of what loads a model: dtype, kernel of attention and bits."""
     found: dict[str, Any] = {}
     dtype = words.get("dtype", words.get("torch_dtype"))
@@ -313,7 +317,7 @@ def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
-    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits):
+    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
         found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
