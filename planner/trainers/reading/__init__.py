@@ -13,7 +13,6 @@ from planner.trainers.reading.given import CONFIG_FILE, Given, OpenQuestionsErro
 from planner.trainers.reading.programs import starts_a_trainer
 from planner.trainers.reading.settings import beside
 from planner.trainers.reading.shell import evaluate
-from planner.trainers.reading.training_scripts import builds_in_modules
 from planner.trainers.reading.values import read_text
 
 
@@ -32,7 +31,7 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
-    if not fits and path.suffix == ".py" and "__main__" in text and builds_in_modules(path):
+    if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):
         fits = ["trl"]
     if name or fits:
         try:

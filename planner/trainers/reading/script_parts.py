@@ -1,4 +1,4 @@
-"""What Python scripts say beside their trainer: lengths, checkpointing, and mappings that are handed on whole."""
+"""What Python scripts say beside their trainer: lengths, dtypes, checkpointing, and mappings that are handed on whole."""
 
 import ast
 from collections.abc import Mapping
@@ -60,3 +60,18 @@ def switched_on(script: Script) -> bool:
     prepared = [script.keywords(one) for one in script.calls(*PREPARES)]
     on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
     return on or bool(script.calls("gradient_checkpointing_enable"))
+
+
+TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+"""Methods of a module that turn its weights into another dtype."""
+
+
+def turned(script: Script, load: ast.Call) -> dict[str, Any]:
+    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
+    for call in script.calls(*TURNED):
+        inner: ast.AST = call.func
+        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
+            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
+        if inner is load and not call.args:
+            return {"dtype": TURNED[last_name(call.func)]}
+    return {}

@@ -24,6 +24,7 @@ from planner.trainers.reading.script_parts import (
     in_a_mapping,
     made_elsewhere,
     switched_on,
+    turned,
 )
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
@@ -104,19 +105,10 @@ def settings_of(
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
         data |= cut_length(script)
-    if data.get("gradient_checkpointing") in (None, False) and switched_on(script):  # nothing switches it off again
-        sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
-        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
-    if (said_so := said.setting("gradient_checkpointing")) is not None and is_open(str(data.get("gradient_checkpointing"))):
-        data["gradient_checkpointing"] = value_of(said_so)
+    _put_checkpointing(script, said, data)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
-    bits = "use_peft" not in data and any(data.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
-    if bits and value_of(said.setting("use_peft") or "false") is not True:
-        raise PlannerError(
-            f"{path}: it loads its model quantised and makes no adapters here, which transformers does not train; "
-            "--set use_peft=true imports it with adapters"
-        )
+    _require_adapters(path, said, data)
     if unsloth and data.get("max_seq_length") == data.get("max_length"):  # said twice
         data.pop("max_seq_length", None)
     old = "max_seq_length" in data and not unsloth
@@ -129,6 +121,26 @@ def settings_of(
     said.used.update(taken)
     settings.late += [*own_steps(script, said), *([OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else [])]
     return settings, kind, tuple(notes)
+
+
+def _put_checkpointing(script: Running, said: Given, data: dict[str, Any]) -> None:
+    """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
+    text = said.setting("gradient_checkpointing")
+    if data.get("gradient_checkpointing") in (None, False) and switched_on(script):
+        sure = any(script.runs(one) for one in script.calls(*CHECKPOINTS))
+        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
+    if text is not None and is_open(str(data.get("gradient_checkpointing"))):
+        data["gradient_checkpointing"] = value_of(text)
+
+
+def _require_adapters(path: Path, said: Given, data: Mapping[str, Any]) -> None:
+    """Raises PlannerError for a quantised model without adapters."""
+    bits = "use_peft" not in data and any(data.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
+    if bits and value_of(said.setting("use_peft") or "false") is not True:
+        raise PlannerError(
+            f"{path}: it loads its model quantised and makes no adapters here, which transformers does not train; "
+            "--set use_peft=true imports it with adapters"
+        )
 
 
 def builds_in_modules(path: Path) -> bool:
@@ -281,26 +293,11 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    found |= _turned(script, call) | _loading(script, words, call)
+    found |= turned(script, call) | _loading(script, words, call)
     others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
     if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
         found = {**_loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
     return found
-
-
-TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
-"""Methods of a module that turn its weights into another dtype."""
-
-
-def _turned(script: Script, load: ast.Call) -> dict[str, Any]:
-    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
-    for call in script.calls(*TURNED):
-        inner: ast.AST = call.func
-        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
-            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
-        if inner is load and not call.args:
-            return {"dtype": TURNED[last_name(call.func)]}
-    return {}
 
 
 def _loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = None) -> dict[str, Any]:

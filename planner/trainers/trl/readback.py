@@ -14,7 +14,7 @@ from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
-from planner.trainers.reading.training_scripts import settings_of
+from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.values import read_text
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
@@ -51,6 +51,11 @@ def read(path: Path, said: Given) -> Reading:
     take_program(settings, path, script)
     habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, found.sharding, script, found.notes)
+
+
+def in_modules(path: Path) -> bool:
+    """Whether a program builds a trainer in modules of its project, where its text says nothing of one."""
+    return builds_in_modules(path)
 
 
 def _of_own_words(found: Reading, data: dict[str, Any], said: Given) -> Reading:
