@@ -14,6 +14,7 @@ from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import KERNELS, FineTuning, adapter_targets, optimizer, quantised
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.settings import Settings, beside, file_settings
+from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.sharding import Sharding, said_or_asked
 from planner.trainers.reading.values import read_text
 
@@ -37,6 +38,7 @@ QUIET = re.compile(
 """Settings that decide nothing of a plan: checkpointing, say, stands in disable_gradient_checkpointing alone."""
 
 
+PROGRAM = r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory[./](?:launcher|cli)(?:\.py)?|src/train(?:_bash)?\.py)"
 LENGTH, OLD_LENGTH = 2048, 1024
 """Tokens at which sequences are cut where nothing is said: since 0.9.1, and while its program was called train_bash.py."""
 
@@ -61,7 +63,7 @@ def read(path: Path, said: Given) -> Reading:
             return of_plugins.parse(Settings(path, said.filled(data), said=said), said.num_gpus)
         _require_own(path, data)
         return parse(Settings(path, said.filled(data), said=said), said.num_gpus)
-    found = launched(path, said, r"(?:\S*/)?(?:llamafactory-cli|lmf|llamafactory\.launcher|src/train(?:_bash)?\.py)")
+    found = launched(path, said, PROGRAM)
     there = [beside(path, f"src/{one}.py", (".py",)) is not None for one in ("train_bash", "train")]
     newer = there == [False, True] or _own_length(path) is None  # what lies beside it, than the command
     old = found.program.endswith("train_bash.py") and newer
@@ -99,6 +101,8 @@ def _own_length(path: Path) -> int | None:
 
 def _require_own(path: Path, data: dict[str, Any]) -> None:
     """Raises PlannerError for the file of a scheduler whose commands start LLaMA-Factory."""
+    if not any(not isinstance(data[one], dict) for one in OWN & data.keys() - {"stage"}):
+        require_no_sections(path, data)
     if not OWN & data.keys():
         text = read_text(path)
         if re.search(r"llamafactory|src/train", text) is None:

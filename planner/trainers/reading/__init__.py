@@ -31,6 +31,8 @@ def read(path: Path, name: str | None = None, given: Given | None = None) -> Rea
         fits = [one for one in readers if _looks_like(readers[one].FORM, path, started)]
     if not fits and run and starts_a_trainer(path, run):
         fits = ["transformers"]
+    if not fits and path.suffix == ".py" and "__main__" in text and load("trl", "readback").in_modules(path):
+        fits = ["trl"]
     if name or fits:
         try:
             found = _collected(path, load(name or fits[0], "readback").read, said)

@@ -10,6 +10,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.programs import (
+    PARSERS,
     program_file,
     require_transformers,
     shards_itself,
@@ -18,13 +19,12 @@ from planner.trainers.reading.programs import (
 )
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.script_parts import BATCH, CHECKPOINTS, switched_on
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.training_arguments import MODES, RANKS, WHOLE
 from planner.trainers.reading.training_arguments import SWITCHES as ADAPTERS
 from planner.trainers.reading.training_scripts import (
-    BATCH,
-    CHECKPOINTS,
     CONFIGS,
     FOREIGN,
     TRAINERS,
@@ -35,8 +35,8 @@ from planner.trainers.reading.training_scripts import (
     model_arguments,
     own_steps,
     require_known_adapters,
+    require_language_model,
     require_ours,
-    switched_on,
 )
 from planner.trainers.reading.values import read_text
 
@@ -65,17 +65,62 @@ def take_program(given: Settings, path: Path, program: str) -> None:
     by_rank = decided and not any(given.data.get(one) is not None for one in (*ADAPTERS, *MODES, *WHOLE))
     code = _followed(file, {**usual, **given.data})
     own = {} if code is None else own_code(code, decided, by_rank)
+    idle = set() if code is None else _idle(code)
+    usual = {name: value for name, value in usual.items() if name not in idle}
+    given.data = {name: gap([name]) if name in idle and value is not None else value for name, value in given.data.items()}
     if code is not None and given.said is not None:
         given.late += own_steps(code, given.said)
     if code is not None and given.said is not None and given.said.model is None and (name := _own_model(code)):
         about = f"{code.path.name} builds {name} of its project, whose layers its arguments do not tell; the nearest preset"
         given.ask(Question(name="--model NAME", about=about))
+    if code is not None:
+        built = {last_name(one.func).startswith("DPO") for one in code.calls(*TRAINERS)}
+        given.built = "" if len(built) != 1 else "dpo" if True in built else "lm"
+        if "gradient_checkpointing" in given.data and _checkpoints(code):
+            given.data = {**given.data, "gradient_checkpointing": True}
+    if given.data.get("deepspeed") in (None, True, False) and (name := _engine_file(given)) is not None and _has_engine(file):
+        given.data = {**given.data, "deepspeed": given.get(name)}
     if shards_itself(file):
         own["shards_itself"] = True
     if file is None and not decided and (named := re.search(r"(?<![a-z])q?lora(?![a-z])", program.lower())):
         own["use_qlora" if named[0] == "qlora" else "use_peft"] = True  # its name is all there is
     given.usual = {**({BATCH: 8} if takes_training_arguments(file) else {}), **usual, **own}
     given.asked |= set() if code is None else read_by(code, given.data)
+
+
+HANDED_ON = ("gradient_checkpointing", "gradient_accumulation_steps", "bf16", "fp16", "optim")
+"""Arguments of transformers that do nothing where a program does not hand them to its trainer."""
+
+
+def _idle(program: Program) -> set[str]:
+    """Those of them that a program uses nowhere, although it spells out all that its trainer is given."""
+    made = program.calls(*CONFIGS)
+    spelled = any(word.arg == BATCH for one in made for word in one.keywords)
+    parsed = {last_name(node) for one in program.calls(*PARSERS) for node in ast.walk(one) if isinstance(node, ast.Name)}
+    derived = {one.name for one in ast.walk(program.tree) if isinstance(one, ast.ClassDef) and one.bases}
+    whole = any(word.arg is None for one in made for word in one.keywords) or not parsed.isdisjoint({*CONFIGS, *derived})
+    if not spelled or whole or re.search(r"\b(vars|asdict)\(|__dict__|getattr\(\w*arg", ast.unparse(program.tree)):
+        return set()
+    nodes = list(ast.walk(program.tree))
+    used = {one.attr for one in nodes if isinstance(one, ast.Attribute)}
+    used |= {str(one.arg) for one in nodes if isinstance(one, ast.keyword)}
+    used |= {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return set(HANDED_ON) - used - {one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+
+
+def _engine_file(given: Settings) -> str | None:
+    """The option that names the configuration of DeepSpeed, beside none of transformers: as deepspeed.add_config_arguments has it,
+    behind its switch, or as a program calls it that reads the file itself."""
+    found = [one for one in given.data if ENGINE_FILES.fullmatch(one) and isinstance(given.data[one], str)]
+    return next((one for one in found if one != "deepspeed_config" or given.get("deepspeed") is True), None)
+
+
+ENGINE_FILES = re.compile(r"deepspeed_config(_path|_file)?|ds_config(uration)?(_path|_file)?|ds_file")
+
+
+def _has_engine(file: Path | None) -> bool:
+    """Whether a program may hand a configuration of DeepSpeed to its engine: one that is there and never does has none."""
+    return file is None or re.search(r"deepspeed\.initialize\(|Trainer\(|Accelerator\(", read_text(file)) is not None
 
 
 ABBREVIATED = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
@@ -133,18 +178,25 @@ def own_code(program: Program, decided: bool, by_rank: bool = False) -> dict[str
     made = program.calls(*CONFIGS)
     for call in ([one for one in made if any(word.arg == BATCH for word in one.keywords)] or made)[:1]:
         found |= program.keywords(call)
+    trains = [one for one in program.calls("train") if "train" in ast.unparse(getattr(one.func, "value", one))]  # no model.train()
     loads = [one for one in program.calls("from_pretrained") if loads_model(one)]
+    loads = [one for one in loads if not program.behind(one, trains)] or loads  # one that is loaded then is merged, say
     sure = [one for one in loads if program.runs(one)]
     if len(sure) == 1 or len(loads) == 1:
         found |= model_arguments(program, sure or loads, False, [])
     elif not loads:
         found |= loaded_by_trainer(program)
-    if switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS)):
+    if _checkpoints(program):
         found["gradient_checkpointing"] = True
     if _precomputes(program):
         found["without_reference"] = True
     known = {name: value for name, value in found.items() if value is not None and (name in ASKED or not _open(value))}
     return known | _own_adapters(program, decided, by_rank)
+
+
+def _checkpoints(program: Program) -> bool:
+    """Whether a call on the model switches checkpointing on, which no argument switches off again."""
+    return switched_on(program) and any(program.runs(one) for one in program.calls(*CHECKPOINTS))
 
 
 def _precomputes(program: Program) -> bool:
@@ -162,10 +214,7 @@ def _require_language_model(program: Program) -> None:
         if program.runs(call):
             name = FOREIGN[last_name(call.func)]
             raise PlannerError(f"{program.path}: {name} is not modelled; supervised fine-tuning and DPO are")
-    loads = [last_name(getattr(one.func, "value", one)) for one in program.calls("from_pretrained")]
-    heads = [one for one in loads if re.search("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM)$", one)]
-    if heads and not any(one.endswith("ForCausalLM") for one in loads):
-        raise PlannerError(f"{program.path}: {heads[0]} is no language model, which is what is modelled")
+    require_language_model(program)
 
 
 def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, Any]:
@@ -185,9 +234,11 @@ def _own_adapters(program: Program, decided: bool, by_rank: bool) -> dict[str, A
 
 
 def read_by(program: Program, options: Mapping[str, Any]) -> set[str]:
-    """Options that the program passes on to the libraries, whatever it calls them, also in calls that are not made."""
-    calls = Script.calls(program, "LoraConfig", *CONFIGS, "from_pretrained")
-    given = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
+    """Options that the program passes on to the libraries, whatever it calls them, also in calls that are not made, or makes such
+    calls under."""
+    calls = Script.calls(program, "LoraConfig", "BitsAndBytesConfig", *CONFIGS, "from_pretrained")
+    given: list[ast.AST] = [node for call in calls for node in (*call.args, *(one.value for one in call.keywords))]
+    given += [node for call in calls for test in program.conditions(call) for node in ast.walk(test)]
     words = [one for one in given if isinstance(one, ast.Attribute | ast.Name)]
     return {last_name(one) for one in words} & set(options)
 

@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.python import Script
@@ -29,9 +30,12 @@ def _several(script: Script, trainers: Sequence[str]) -> Iterator[tuple[str, str
     """(Class, method, least number of passes) of the trainers that a script makes and that run the model several times."""
     classes = {one.name: one for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
     for name in (one for one in classes if script.calls(one)):
-        own = classes[name].body if _derived(name, classes, trainers) else []
-        for part in (one for one in own if isinstance(one, ast.FunctionDef) and one.name in STEPS):
-            if (count := passes(part.body)) > 1:
+        own = [one for one in classes[name].body if isinstance(one, ast.FunctionDef)] if _derived(name, classes, trainers) else []
+        steps = [one for one in own if one.name in STEPS]
+        named = {**script.functions, **{one.name: one for one in own}} if steps else {}
+        inner = {one: passes(node.body) for one, node in named.items() if one not in STEPS}
+        for part in steps:
+            if (count := passes(part.body, inner)) > 1:
                 yield name, part.name, count
 
 
@@ -48,28 +52,38 @@ def _derived(name: str, classes: dict[str, ast.ClassDef], trainers: Sequence[str
     return False
 
 
-def passes(statements: Sequence[ast.stmt]) -> int:
-    """Forward passes of some statements: of branches that exclude each other the most, of a loop with one at least two."""
+def passes(statements: Sequence[ast.stmt], inner: Mapping[str, int] = MappingProxyType({})) -> int:
+    """Forward passes of some statements: of branches that exclude each other the most, of a loop with one at least two; ``inner``:
+    those of functions that are given the model."""
     count = 0
     for one in reversed(statements):  # of those behind it, which a branch that leaves does not reach
         if isinstance(one, ast.If):
             ways = (one.body, one.orelse)
-            count = _of(one.test) + max(passes(way) + (0 if way and isinstance(way[-1], LEAVES) else count) for way in ways)
+            left = [0 if way and isinstance(way[-1], LEAVES) else count for way in ways]
+            count = _of(one.test, inner) + max(passes(way, inner) + more for way, more in zip(ways, left, strict=True))
         elif isinstance(one, ast.For | ast.While):
-            count += 2 * passes(one.body)
+            count += 2 * passes(one.body, inner)
         elif isinstance(one, ast.With):
-            count += passes(one.body)
+            count += passes(one.body, inner)
         elif isinstance(one, ast.Try):
-            count += max([passes(one.body), *(passes(way.body) for way in one.handlers)]) + passes(one.finalbody)
+            ways_on = [one.body, *(way.body for way in one.handlers)]
+            count += max(passes(way, inner) for way in ways_on) + passes(one.finalbody, inner)
         elif not isinstance(one, ast.FunctionDef | ast.ClassDef):
-            count += _of(one)
+            count += _of(one, inner)
     return count
 
 
-def _of(node: ast.AST) -> int:
-    """Forward passes of one statement without statements in it: calls of a model, and of the step that it replaces."""
+def _of(node: ast.AST, inner: Mapping[str, int]) -> int:
+    """Forward passes of one statement without statements in it: calls of a model, of the step that it replaces, and of functions
+    that are given the model."""
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
-    return sum(RUNS.fullmatch(last_name(one.func)) is not None or _above(one) for one in calls)
+    return sum(1 if RUNS.fullmatch(last_name(one.func)) or _above(one) else _given_on(one, inner) for one in calls)
+
+
+def _given_on(call: ast.Call, inner: Mapping[str, int]) -> int:
+    """Passes of a function that is given the model which is trained."""
+    given = any(last_name(one) == "model" for one in (*call.args, *(word.value for word in call.keywords)))
+    return inner.get(last_name(call.func), 0) if given else 0
 
 
 def _above(call: ast.Call) -> bool:

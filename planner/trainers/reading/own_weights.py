@@ -1,4 +1,5 @@
-"""Which weights a program trains: parts of a model that it freezes itself, where it makes no adapters."""
+"""Which weights a program trains or holds: parts of a model that it freezes itself, where it makes no adapters, and a model of
+its own for reference, where it makes some."""
 
 import ast
 import re
@@ -15,6 +16,7 @@ ADAPTED = ("LoraConfig", "get_peft_model", "prepare_model_for_kbit_training")
 OTHERS = re.compile(r"ref|teacher|reward|vision|visual|tower|image|audio|vae|encoder|old|critic|judge|draft|oracle", re.IGNORECASE)
 """Names of what is no part of the model that is trained."""
 NAME = "requires_grad"
+REFERENCE = "ref_model"
 
 
 def question(script: Running, said: Given) -> Question | None:
@@ -27,6 +29,30 @@ def question(script: Running, said: Given) -> Question | None:
     what = "freezes a part of the weights, which is not priced; false imports it with all trained"
     about = f"{shown(ast.unparse(frozen)[:60])} {what}"
     return Question(name=NAME, about=about, choices=("false",))
+
+
+def reference(script: Running, said: Given) -> Question | None:
+    """What is asked of a program that hands DPO another model for reference although it trains adapters; None = it does not, or
+    the user says that it is imported without."""
+    if said.setting(REFERENCE) is not None or not script.calls(*ADAPTED):
+        return None
+    for call in script.calls("DPOTrainer"):
+        given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == REFERENCE)]
+        if any(_loaded(script, one) for one in given):
+            what = "DPOTrainer holds a second model for reference beside adapters, which is not priced"
+            about = f"{what}; false imports it with the frozen weights for reference"
+            return Question(name=REFERENCE, about=about, choices=("false",))
+    return None
+
+
+def _loaded(script: Running, node: ast.expr) -> bool:
+    """Whether what is given is a model that a call makes; of a name, by the last of its assignments that may run."""
+    if isinstance(node, ast.Call):
+        return True
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign)]
+    held = [one.value for one in made if ast.unparse(one.targets[0]) == ast.unparse(node)]
+    ways = [way for one in held for way in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))]
+    return isinstance(max(filter(script.may_run, ways), key=lambda one: one.lineno, default=None), ast.Call)
 
 
 def _frozen(script: Running) -> Iterator[ast.stmt]:

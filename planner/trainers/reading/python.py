@@ -221,10 +221,10 @@ class Script:
 
     def _parameter(self, function: Function, name: str) -> tuple[Any] | None:
         """What a parameter is given by the one call of the function, else its default; None = there is no such parameter."""
-        arguments = function.args
+        arguments, calls = function.args, self._calls.get(self._made_by.get(id(function), function.name), [])
         positional = [*arguments.posonlyargs, *arguments.args]
         names = [one.arg for one in [*positional, *arguments.kwonlyargs]]
-        calls = self._calls.get(self._made_by.get(id(function), function.name), [])
+        calls = [one for one in calls if isinstance(one.func, ast.Name)] or calls  # train(...), beside trainer.train()
         if arguments.kwarg is not None and name == arguments.kwarg.arg and len(calls) == 1:
             rest = [one for one in calls[0].keywords if one.arg is not None and one.arg not in names]
             return ({str(one.arg): self._value(one.value) for one in rest},)
@@ -258,11 +258,11 @@ class Script:
             return self._option(self._options[name], name)
         fields = self._fields.get(name, [])
         given = [one.value for calls in self._calls.values() for call in calls for one in call.keywords if one.arg == name]
-        if len(fields) == 1 and len(given) <= 1:
-            default = given[0] if given and ast.unparse(given[0]) != ast.unparse(node) else fields[0]
-            if default is not None:
-                self.defaults.append(name)
-                return self._value(python_text.default_of(default))
+        others = [one for one in given if ast.unparse(one) != ast.unparse(node)]  # those that are not given this very value
+        default = (others[0] if others else fields[0]) if len(fields) == 1 and (len(given) <= 1 or not others) else None
+        if default is not None:
+            self.defaults.append(name)
+            return self._value(python_text.default_of(default))
         return gap([name])
 
     def _option(self, call: ast.Call, name: str) -> Any:
@@ -378,7 +378,8 @@ class Script:
         if last in self.functions and len(self._calls.get(last, [])) == 1:
             returns = [one for one in ast.walk(self.functions[last]) if isinstance(one, ast.Return) and one.value is not None]
             found = self._value(returns[0].value) if len(returns) == 1 and returns[0].value is not None else None
-            return (found,) if isinstance(found, FileSettings) or waits(found) else None
+            if isinstance(found, FileSettings) or waits(found) or not READS.fullmatch(name):  # else put into an object key by key
+                return (found,) if isinstance(found, FileSettings) or waits(found) else None
         if last == "split" and owner is not None and isinstance(text := self._value(owner), str) and not is_open(text):
             return (text.split(str(self._value(node.args[0])) if node.args else None),)
         if last == "get" and owner is not None and 1 <= len(node.args) <= 2:
@@ -389,6 +390,8 @@ class Script:
             return (held.get(key, default),) if isinstance(held, dict) else None
         if last in (*HOLDERS, *self._classes) and len(node.keywords) == 1 and node.keywords[0].arg is None and not node.args:
             return (self._value(node.keywords[0].value),)
+        if last in HOLDERS and node.keywords and not node.args:
+            return (FileSettings(self.keywords(node)),)
         first = next(iter(node.args or words), None)
         if PASSES.fullmatch(name or last):
             inner = owner if isinstance(node.func, ast.Attribute) and last not in ("to_container", "create", "deepcopy") else first

@@ -1,7 +1,7 @@
 """Python scripts under their conditions: calls that their options keep from running do not count. Nothing is executed."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,22 @@ class Running(Script):
         tests, home = self._under.get(id(node), ((), ""))
         called = home in ("", "main") or bool(self.calls(owner if owner and home == "__init__" else home))
         return called and self._holds(tests) is not False
+
+    def behind(self, call: ast.Call, others: Sequence[ast.Call]) -> bool:
+        """Whether a call stands behind one of some others in the same function."""
+        home = self._under.get(id(call), ((), ""))[1]
+        return any(self._under.get(id(one), ((), ""))[1] == home and one.lineno < call.lineno for one in others)
+
+    def settled(self, call: ast.Call, beside: ast.Call | None) -> bool:
+        """Whether the conditions that a call stands under are known, those left out that another one stands under too."""
+        shared = self._under.get(id(beside), ((), ""))[0]
+        tests = self._under.get(id(call), ((), ""))[0]
+        own = [one for one in tests if not any(one[0] is other and one[1] is met for other, met in shared)]
+        return self._holds(tuple(own)) is not None
+
+    def conditions(self, call: ast.Call) -> list[ast.expr]:
+        """The conditions that a call stands under."""
+        return [test for test, _ in self._under.get(id(call), ((), ""))[0]]
 
     def _holds(self, tests: tuple[tuple[ast.expr, bool], ...]) -> bool | None:
         """Whether conditions are met; None = not known."""

@@ -18,7 +18,9 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "none", 
 
 SWITCHED = ("true", "false")
 """Answers of a switch."""
-_PLACEHOLDER = re.compile(r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,80}|YOUR_\w{1,80}|<[^<>]{1,80}>|\.{3,80})", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"(TO_?BE_?(FILLED|SET)|TODO|FIXME|X{2,80}|YOUR_\w{1,80}|<[^<>]{1,80}>|\{\{ ?\w{1,80} ?\}\}|\.{3,80})", re.IGNORECASE
+)
 """What people leave to be filled in."""
 
 
@@ -34,6 +36,8 @@ class Settings:
         self.asked: set[str] = set() if asked is None else asked
         self.late: list[Question] = []
         """What its program leaves open, to be asked where nothing refuses the job."""
+        self.built = ""
+        """The step of the trainer that its program builds, lm or dpo; empty = not known."""
 
     def ask(self, question: Question) -> None:
         """Leaves a question with the others, so that one sentence asks for all; raises OpenQuestionsError where nobody collects."""
@@ -188,7 +192,8 @@ def file_settings(path: Path, what: str) -> dict[str, Any]:
         keys = library.given_twice(read_text(path)) if "is given twice" in str(error) else []
         if keys and all(_NO_MATTER.fullmatch(one) for one in keys):
             return {**library.parse_yaml(read_text(path), str(path), last=True), TWICE: ", ".join(keys)}
-        text = re.sub(r"^([ ]*[\w.-]{1,80}:[ ]+)(\{\w{1,80}\}[^\s{}]{1,300})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
+        place = r"\{\w{1,80}\}[^\s{}]{1,300}|\{\{ ?\w{1,80} ?\}\}[^\s{}]{0,300}"
+        text = re.sub(rf"^([ ]*[\w.-]{{1,80}}:[ ]+)({place})[ ]*$", r"\1'\2'", read_text(path), flags=re.MULTILINE)
         return library.parse_yaml(text, str(path))  # a place that is left to be filled in, without quotes
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ PASSES = re.compile(
 HOLDERS = ("Namespace", "SimpleNamespace", "DictConfig", "EasyDict", "edict", "Box", "Munch", "AttrDict")
 """Classes that hold a mapping as it is."""
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
+
+
+OF_THE_MODEL = {"r", "lora_r", "target_modules", "load_in_4bit", "load_in_8bit", "model_name_or_path", "max_seq_length"}
+"""Keys of sections that decide the job beside the arguments of a trainer."""
+
+
+def require_no_sections(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises PlannerError where sections of its own say what a program makes of the model."""
+    if apart := [name for name, one in data.items() if isinstance(one, Mapping) and OF_THE_MODEL & one.keys()]:
+        what = f"its sections {', '.join(apart)} say what a program of its own makes of the model"
+        raise PlannerError(f"{path}: {what}; import that program")
 
 
 class FileSettings(dict[str, Any]):

@@ -33,13 +33,16 @@ SUPERVISED = re.compile(r"sft|lora|full|pt|train|tun|lm|supervised|^na$|none|sta
 
 def objective_of(given: Settings, script: str) -> str:
     """lm or dpo. Raises PlannerError for the other trainers of TRL."""
-    words = re.split(r"[^a-z0-9]+", f"{given.path.resolve().parent.name}/{given.path.stem}/{script}".lower())
+    folder = "" if given.built else given.path.resolve().parent.name  # what a program builds tells more than where it lies
+    words = re.split(r"[^a-z0-9]+", f"{folder}/{given.path.stem}/{script}".lower())
     foreign = next((NOT_LM[one] for one in words if one in NOT_LM), None)
     if given.get("gamma_beta_ratio") is not None or given.get("simpo_gamma") is not None:
         foreign = "SIMPO"
+    by = ""
     for name, words_of_step in OTHER_STEPS.items():
-        if any(words_of_step.fullmatch(one) and given.data[one] not in (None, False) for one in given.data):
-            foreign = foreign or name
+        of_it = next((one for one in given.data if words_of_step.fullmatch(one) and given.data[one] not in (None, False)), None)
+        if of_it is not None and not foreign:
+            foreign, by = name, f", and {of_it} is an argument of it"
     for name in (one for one in given.data if STEP_WORDS.fullmatch(one) and isinstance(given.data[one], str)):
         words_of_it = re.split(r"[^a-z0-9]+", given.data[name].lower())
         foreign = foreign or next((NOT_LM[one] for one in words_of_it if one in NOT_LM), None)
@@ -50,9 +53,11 @@ def objective_of(given: Settings, script: str) -> str:
     if foreign or given.get("num_generations") is not None or given.get("reward_funcs") is not None:
         grpo = foreign in (None, "GRPO") and given.path.suffix in (".yaml", ".yml")
         also = "; --from rl:trl reads it as an RL plan" if grpo else ""
-        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled; supervised fine-tuning and DPO are{also}")
+        raise OtherStepError(f"{given.path}: {foreign or 'GRPO'} is not modelled{by}; supervised fine-tuning and DPO are{also}")
     if named in ("sft", "pt", "pretrain", "clm", "supervised"):  # whatever arguments of other steps stand beside it
         return "lm"
+    if given.built:
+        return given.built
     preference = any(given.data.get(one) is not None for one in ("beta", "max_prompt_length", "precompute_ref_log_probs"))
     stem = re.split(r"[^a-z0-9]+", script.rpartition("/")[2].removesuffix(".py").lower())
     supervised = any(one in ("sft", "pt", "clm", "finetune", "pretrain") for one in stem)  # whatever its folder is called

@@ -268,9 +268,15 @@ def _about_adapters(given: Settings, script: str, adapters: bool, habits: Habits
     """What a program of its own decides about adapters."""
     own = any(given.data.get(one) is not None for one in OWN_WORDS) and given.data.get("use_peft") is None
     if adapters:
-        asked = _own_adapters(given, script) if own or habits is TRANSFORMERS else ()
+        elsewhere = _adapters_elsewhere(given)
+        asked = _own_adapters(given, script) if own or elsewhere or habits is TRANSFORMERS else ()
         return asked if habits not in (TRL, OLD_TRL) or _says_adapters(given) else (UNSAID, *asked)
     return _own_switch(given, script)
+
+
+def _adapters_elsewhere(given: Settings) -> bool:
+    """Whether a program itself is read that is given its adapters by another module: it says no rank."""
+    return given.path.suffix in (".py", ".ipynb") and all(given.data.get(one) is None for one in RANKS)
 
 
 UNSAID = Question(name="use_peft", about="TRL makes no adapters of a rank without it", choices=SWITCHED)
@@ -293,7 +299,7 @@ def _own_switch(given: Settings, script: str) -> tuple[Question, ...]:
     if any(given.get(one) is not None for one in (*SWITCHES, *MODES, *WHOLE)):
         return ()
     waits = any(is_open(str(given.data.get(one, given.usual.get(one)))) for one in SWITCHES)
-    if script and waits:  # asked already, and what hangs on it
+    if (script or _adapters_elsewhere(given)) and waits:  # asked already, and what hangs on it
         return _own_adapters(given, script)
     own = [name for one in given.left() if re.search("lora|peft|adapter", name := one.partition(" = ")[0])]
     loaded = [one for one in own if LOADED.fullmatch(one) and not re.search("output|save|merge|export|target", one)]

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,17 @@ from planner.trainers.reading.modules import with_modules
 from planner.trainers.reading.python import Script
 from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.running import Running
+from planner.trainers.reading.script_parts import (
+    BATCH,
+    CHECKPOINTS,
+    OF_ANOTHER,
+    cut_length,
+    held,
+    in_a_mapping,
+    made_elsewhere,
+    switched_on,
+    turned,
+)
 from planner.trainers.reading.settings import Settings
 from planner.trainers.reading.shell.text import gap, is_open
 from planner.trainers.reading.values import not_priced
@@ -30,7 +42,6 @@ FOREIGN_ADAPTERS = (
     "get_reft_model",
 )  # fmt: skip
 """What trains something else than all weights or LoRA, by what builds it."""
-BATCH = "per_device_train_batch_size"
 """What the configuration of a trainer that trains says; one without it is made for something else."""
 OPEN = (BATCH, "gradient_accumulation_steps", "gradient_checkpointing", "bf16")
 """What decides time or memory in such a configuration."""
@@ -38,6 +49,10 @@ UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel")
 WHOLE = ("embed_tokens", "lm_head")
 """Modules that unsloth trains as a whole where an adapter names them."""
 MODELS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoLigerKernelForCausalLM", *UNSLOTH)
+
+
+OTHER_MODELS = re.compile("For(SequenceClassification|TokenClassification|QuestionAnswering|MaskedLM|Seq2SeqLM)$")
+"""Classes of models that are no decoders."""
 
 
 class WithModules(Running):
@@ -53,14 +68,19 @@ def settings_of(
 ) -> tuple[Settings, str, tuple[str, ...]]:  # fmt: skip
     """(Arguments as the command lines of TRL's scripts name them, 'unsloth', 'trl', 'old trl' or 'transformers', notes);
     ``options`` of the command that starts it. Raises PlannerError."""
-    under = said.with_settings({**{name: str(value) for name, value in options.items()}, **said.settings})
+    taken: set[str] = set()
+    under = replace(said, settings={**{name: str(value) for name, value in options.items()}, **said.settings}, used=taken)
     script = Running(path, under)
-    if not script.calls(*TRAINERS, *CONFIGS, *FOREIGN) or _takes_from_its_project(script.tree):
+    builds = script.calls(*TRAINERS, *CONFIGS, *FOREIGN)
+    if not builds or _takes_from_its_project(script.tree) or not (script.calls("from_pretrained") or _named(script)):
         script = WithModules(path, under)
     _require_training(script)
     notes: list[str] = []
     loads = [one for one in script.calls("from_pretrained") if loads_model(one)]
     unsloth = any(_owner(one) in UNSLOTH for one in loads)
+    if not loads and script.calls("UnslothTrainer", "UnslothTrainingArguments"):
+        what = "its trainer is unsloth's, and the model is loaded in another module"
+        raise PlannerError(f"{path}: {what}; import the program that calls {'|'.join(UNSLOTH)}.from_pretrained")
     data = model_arguments(script, loads, unsloth, notes)
     configs = sorted(script.calls(*CONFIGS), key=lambda one: all(word.arg != BATCH for word in one.keywords))
     if len(configs) > 1:
@@ -75,6 +95,8 @@ def settings_of(
         data = {**{name: gap([name]) for name in (*OPEN, *(("max_length",) if elsewhere else ()))}, **data}
     elif any(re.search("precision|dtype|amp|bf16|fp16", one) for one in spread) and not {"bf16", "fp16"} & data.keys():
         data["bf16"] = gap(["bf16"])
+    for call in configs[:1]:
+        data |= in_a_mapping(script, call, data)
     if not loads:
         data |= loaded_by_trainer(script) | _named_by_trainer(script, trainers)
     data |= adapters(script, unsloth)
@@ -82,32 +104,58 @@ def settings_of(
     if any(one.startswith("DPO") for one in kinds):
         data.setdefault("beta", 0.1)
     if not any(isinstance(data.get(one), int) for one in ("max_length", "max_seq_length")):
-        data |= _cut(script)
-    if data.get("gradient_checkpointing") is None and switched_on(script):
-        sure, text = any(script.runs(one) for one in script.calls(*CHECKPOINTS)), said.setting("gradient_checkpointing")
-        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
-    if (said_so := said.setting("gradient_checkpointing")) is not None and is_open(str(data.get("gradient_checkpointing"))):
-        data["gradient_checkpointing"] = value_of(said_so)
+        data |= cut_length(script)
+    _put_checkpointing(script, said, data)
     if script.defaults:
         notes.append(f"options of the script at their defaults: {', '.join(dict.fromkeys(script.defaults))}")
+    _require_adapters(path, said, data)
+    if unsloth and data.get("max_seq_length") == data.get("max_length"):  # said twice
+        data.pop("max_seq_length", None)
+    old = "max_seq_length" in data and not unsloth
+    kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
+    if kind == "trl" and (old or "TrainingArguments" in kinds):
+        kind = "old trl"
+    settings = Settings(path, said.filled(data), said=said)
+    settings.built = "dpo" if any(one.startswith("DPO") for one in kinds) else "lm"
+    settings.asked |= taken - data.keys()  # keywords that have another name here
+    said.used.update(taken)
+    settings.late += [*own_steps(script, said), *([OF_ANOTHER] if settings.data.get("torch_dtype") == gap(["torch_dtype"]) else [])]
+    return settings, kind, tuple(notes)
+
+
+def _put_checkpointing(script: Running, said: Given, data: dict[str, Any]) -> None:
+    """Checkpointing that a call on the model switches on, which nothing switches off again, and what the user says of it."""
+    text = said.setting("gradient_checkpointing")
+    if data.get("gradient_checkpointing") in (None, False) and switched_on(script):
+        sure = any(script.runs(one) for one in script.calls(*CHECKPOINTS))
+        data["gradient_checkpointing"] = True if sure else gap(["gradient_checkpointing"]) if text is None else text
+    if text is not None and is_open(str(data.get("gradient_checkpointing"))):
+        data["gradient_checkpointing"] = value_of(text)
+
+
+def _require_adapters(path: Path, said: Given, data: Mapping[str, Any]) -> None:
+    """Raises PlannerError for a quantised model without adapters."""
     bits = "use_peft" not in data and any(data.get(one) is True for one in ("load_in_4bit", "load_in_8bit"))
     if bits and value_of(said.setting("use_peft") or "false") is not True:
         raise PlannerError(
             f"{path}: it loads its model quantised and makes no adapters here, which transformers does not train; "
             "--set use_peft=true imports it with adapters"
         )
-    old = "max_seq_length" in data and not unsloth
-    kind = "unsloth" if unsloth else "transformers" if not any(one.startswith(("SFT", "DPO")) for one in kinds) else "trl"
-    if kind == "trl" and (old or "TrainingArguments" in kinds):
-        kind = "old trl"
-    settings = Settings(path, said.filled(data), said=said)
-    settings.late += own_steps(script, said)
-    return settings, kind, tuple(notes)
+
+
+def builds_in_modules(path: Path) -> bool:
+    """Whether a program builds a trainer in modules of its project that it takes from there."""
+    try:
+        script = WithModules(path, Given())
+    except PlannerError:
+        return False
+    return bool(script.calls(*TRAINERS)) and _elsewhere(script, script.calls(*TRAINERS)) is None
 
 
 def own_steps(script: Running, said: Given) -> list[Question]:
     """What is asked of a program about passes and weights of its own."""
-    return [one for one in (own_passes.question(script, said, TRAINERS), own_weights.question(script, said)) if one is not None]
+    weights = (own_weights.question(script, said), own_weights.reference(script, said))
+    return [one for one in (own_passes.question(script, said, TRAINERS), *weights) if one is not None]
 
 
 _OBJECTS = (
@@ -124,6 +172,14 @@ def require_known_adapters(script: Script) -> None:
         raise PlannerError(f"{script.path}: {last_name(call.func)} is not modelled; all weights, LoRA and QLoRA are")
 
 
+def require_language_model(script: Script) -> None:
+    """Raises PlannerError where no model that is loaded is a language model: classifiers and sequence-to-sequence models."""
+    loads = [_owner(one) for one in script.calls("from_pretrained")]
+    others = [one for one in loads if OTHER_MODELS.search(one)]
+    if others and not any(one in MODELS or one.endswith("ForCausalLM") for one in loads):
+        raise PlannerError(f"{script.path}: {others[0]} is no language model, which is what is modelled")
+
+
 def _require_training(script: Script) -> None:
     """Raises PlannerError for scripts that train nothing, nothing that is modelled, or whatever their command line says."""
     ours, others = script.calls(*TRAINERS), script.calls(*FOREIGN)
@@ -131,6 +187,7 @@ def _require_training(script: Script) -> None:
         name = FOREIGN[last_name(others[0].func)]
         raise PlannerError(f"{script.path}: {name} is not modelled; supervised fine-tuning and DPO are")
     require_known_adapters(script)
+    require_language_model(script)
     own = {one.name for one in ast.walk(script.tree) if isinstance(one, ast.ClassDef)}
     named = (one for one in script.names_used() if re.fullmatch(r"[A-Z]\w*Trainer(For\w+)?", one) and one not in own)
     other = next((one for one in named if script.calls(one) and one not in TRAINERS), None)
@@ -154,6 +211,11 @@ def _require_training(script: Script) -> None:
     called = {last_name(one.func) for one in ast.walk(script.tree) if isinstance(one, ast.Call)} - {*CONFIGS}
     if not ours and not any(re.search(r"(?<!pre)train(?!ed)", one.lower()) for one in called):
         raise PlannerError(f"{script.path}: it builds arguments of a trainer and starts no training")
+
+
+def _named(script: Script) -> bool:
+    """Whether a trainer is given the name of its model."""
+    return any(isinstance(one, str) and not is_open(one) for one in _named_by_trainer(script, script.calls(*TRAINERS)).values())
 
 
 def _takes_from_its_project(tree: ast.Module) -> bool:
@@ -231,25 +293,14 @@ def model_arguments(script: Script, loads: list[ast.Call], unsloth: bool, notes:
         return found | {"max_length": words.get("max_seq_length", 2048), "dtype": dtype if known else "bfloat16"}
     if words.get("device_map") not in (None, "cpu") and not isinstance(words["device_map"], dict):
         notes.append("device_map spreads the layers over the GPUs of one process; priced with one process per GPU")
-    return found | _turned(script, call) | _loading(script, words)
+    found |= turned(script, call) | _loading(script, words, call)
+    others = [one for one in loads[1:] if isinstance(script, Running) and not script.settled(call, one)]
+    if others and (bits := [name for name in ("load_in_4bit", "load_in_8bit") if found.get(name) is True]):  # or that one
+        found = {**_loading(script, script.keywords(others[0]), others[0]), **found, **{name: gap([name]) for name in bits}}
+    return found
 
 
-TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
-"""Methods of a module that turn its weights into another dtype."""
-
-
-def _turned(script: Script, load: ast.Call) -> dict[str, Any]:
-    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
-    for call in script.calls(*TURNED):
-        inner: ast.AST = call.func
-        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
-            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
-        if inner is load and not call.args:
-            return {"dtype": TURNED[last_name(call.func)]}
-    return {}
-
-
-def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
+def _loading(script: Script, words: Mapping[str, Any], load: ast.Call | None = None) -> dict[str, Any]:
     """Arguments of what loads a model: dtype, kernel of attention and bits."""
     found: dict[str, Any] = {}
     dtype = words.get("dtype", words.get("torch_dtype"))
@@ -263,6 +314,8 @@ def _loading(script: Script, words: Mapping[str, Any]) -> dict[str, Any]:
                          ("use_bnb_nested_quant", "bnb_4bit_use_double_quant")):  # fmt: skip
         if theirs in quantised or quantised is not words:
             found[ours] = quantised.get(theirs, False)
+    if quantised is not words and isinstance(script, Running) and bits is not None and not script.settled(bits, load):
+        found |= {name: gap([name]) for name in ("load_in_4bit", "load_in_8bit") if found[name] is True}
     spread = quantised is words and (any(one.startswith("**") for one in words) or _put_in_keywords(script))
     if spread and bits is not None and "load_in_4bit" not in found:  # in keywords that are not followed to here
         found |= {"load_in_4bit": gap(["load_in_4bit"]), "use_bnb_nested_quant": gap(["bnb_4bit_use_double_quant"])}
@@ -294,13 +347,13 @@ def _named_by_trainer(script: Script, trainers: list[ast.Call]) -> dict[str, Any
     if node is None:
         node = next((call.args[0] for call in trainers if call.args), None)
     if node is None and any(one.arg is None for call in trainers for one in call.keywords) and not script.calls("from_pretrained"):
-        return {"torch_dtype": gap(["torch_dtype"]), "use_peft": gap(["use_peft"])}  # in keywords that are not known here
+        return made_elsewhere(script.said)  # in keywords that are not known here
     value = script.value(node) if node is not None else None
     if not isinstance(value, str):
         return {}
     # A model that something else has loaded.
     elsewhere = is_open(value) and node is not None and re.fullmatch(r"\w+|.*[.]model", ast.unparse(node))
-    return {"model_name_or_path": value, **({name: gap([name]) for name in ("torch_dtype", "use_peft")} if elsewhere else {})}
+    return {"model_name_or_path": value, **(made_elsewhere(script.said) if elsewhere else {})}
 
 
 def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None) -> dict[str, Any]:
@@ -316,12 +369,12 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
         raise PlannerError(f"{script.path}: use_dora: DoRA is not modelled; LoRA is")
     if words.get("layers_to_transform") is not None and script.said.setting("layers_to_transform") is None:
         raise not_priced(str(script.path), ["layers_to_transform"], ["layers_to_transform"])
-    found: dict[str, Any] = {
-        "use_peft": True, "lora_r": words.get("r", 16 if unsloth else 8), "lora_dropout": words.get("lora_dropout", 0.0),
-    }  # fmt: skip
-    targets = words.get("target_modules")
-    if any(one.arg == "target_modules" and "all_linear" in ast.unparse(one.value) for one in calls[0].keywords):
-        targets = "all-linear"  # of a function that lists them
+    apart = held(script, calls[0])
+    rank = words.get("r", gap(["lora_r"]) if apart else 16 if unsloth else 8)
+    found: dict[str, Any] = {"use_peft": True, "lora_r": rank, "lora_dropout": words.get("lora_dropout", 0.0)}
+    targets = words.get("target_modules", gap(["lora_target_modules"]) if apart else None)
+    if any(one.arg == "target_modules" and _lists_all_linear(script, one.value) for one in calls[0].keywords):
+        targets = "all-linear"
     if targets is not None or unsloth:
         found["lora_target_modules"] = targets or "all-linear"
     whole = [one for one in targets if str(one) in WHOLE] if unsloth and isinstance(targets, list) else []
@@ -334,23 +387,8 @@ def adapters(script: Script, unsloth: bool, calls: list[ast.Call] | None = None)
     return found
 
 
-def _cut(script: Script) -> dict[str, Any]:
-    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
-    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
-           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
-    if not cut:
-        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
-        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
-    return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
-
-
-LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
-"""Variables that scripts keep the length of a sequence in."""
-CHECKPOINTS = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
-
-
-def switched_on(script: Script) -> bool:
-    """Whether checkpointing is switched on by a call on the model."""
-    prepared = [script.keywords(one) for one in script.calls("prepare_model_for_kbit_training")]
-    on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
-    return on or bool(script.calls("gradient_checkpointing_enable"))
+def _lists_all_linear(script: Script, node: ast.expr) -> bool:
+    """Whether targets are what a function gives that lists all linear layers, by its name, or a variable that holds them."""
+    made = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and isinstance(node, ast.Name)]
+    held = [one.value for one in made if ast.unparse(one.targets[0]) == getattr(node, "id", "")]
+    return any("all_linear" in ast.unparse(one)[:200] for one in (node, *held) if isinstance(one, ast.Call | ast.Name))

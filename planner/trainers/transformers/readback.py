@@ -11,6 +11,7 @@ from planner.trainers.reading.given import Given, Question
 from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import program_file, require_loop
 from planner.trainers.reading.settings import Settings, file_settings
+from planner.trainers.reading.settings_files import require_no_sections
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, TRANSFORMERS, TRL, UNSLOTH, parse, says_both
 from planner.trainers.reading.training_scripts import settings_of
 from planner.trainers.reading.values import read_text
@@ -26,6 +27,7 @@ def read(path: Path, said: Given) -> Reading:
     """The job of a file. Raises PlannerError."""
     if path.suffix in (".yaml", ".yml", ".json"):
         data = _flat(file_settings(path, "arguments of transformers"))
+        require_no_sections(path, data)
         if not any(one in data for one in BATCHES):
             raise PlannerError(f"{path}: it has no arguments of transformers' Trainer")
         given = Settings(path, said.filled(data), said=said)

@@ -14,10 +14,16 @@ from planner.trainers.reading.own_code import take_program
 from planner.trainers.reading.programs import trainer_kind
 from planner.trainers.reading.settings import Settings, file_settings
 from planner.trainers.reading.training_arguments import BATCHES, HABITS, LENGTHS, MODELS, TRL, parse
-from planner.trainers.reading.training_scripts import settings_of
+from planner.trainers.reading.training_scripts import builds_in_modules, settings_of
 from planner.trainers.reading.values import read_text
 
 PROGRAM = r"(?:\S*/)?(?:\w*_)?(?:sft|dpo)(?:_\w+)?\.py|trl|trl\.scripts\.(?:sft|dpo)"
+
+TRAINS = re.compile(
+    r"learning_rate|lr|warmup\w*|num_train_epochs|max_steps|output_dir|dataset(_name|_mixer|_mixture)?|(per_device_|per_gpu_|micro_|train_)\w*|gradient_\w+"
+    r"|use_peft|lora_\w+|max_(seq_|prompt_)?length|bf16|fp16|deepspeed|fsdp\w*|optim\w*|packing|beta|batch_size\w*|epochs|num_epochs"
+)
+"""Arguments of which every recipe of a training has one."""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -32,6 +38,8 @@ def read(path: Path, said: Given) -> Reading:
         if not any(one in data for one in (*MODELS, *BATCHES, "model")):
             _require_no_launcher(path)
             raise PlannerError(f"{path}: its settings stand in sections of its own, and none is one of TRL's")
+        if not any(TRAINS.fullmatch(one) for one in data):
+            raise PlannerError(f"{path}: it names a model and no argument of a training beside it; import what reads it")
         if isinstance(data.get("model"), str) and not any(one in data for one in MODELS):
             raise PlannerError(f"{path}: it says model where a recipe of TRL says {MODELS[0]}: a program of its own reads it")
         if (text := said.setting("gradient_checkpointing")) is not None:
@@ -43,6 +51,11 @@ def read(path: Path, said: Given) -> Reading:
     take_program(settings, path, script)
     habits, gpus = HABITS[trainer_kind(path, script)], said.num_gpus or found.num_gpus
     return parse(settings, habits, gpus, found.sharding, script, found.notes)
+
+
+def in_modules(path: Path) -> bool:
+    """Whether a program builds a trainer in modules of its project, where its text says nothing of one."""
+    return builds_in_modules(path)
 
 
 def _of_own_words(found: Reading, data: dict[str, Any], said: Given) -> Reading:

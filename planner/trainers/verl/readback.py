@@ -12,7 +12,7 @@ from planner.trainers.megatron.core_settings import MODULES
 from planner.trainers.reading.commands import Launch, launched
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.fine_tuning import adapter_targets
-from planner.trainers.reading.given import Given, Question
+from planner.trainers.reading.given import Given, OtherStepError, Question
 from planner.trainers.reading.interpolation import extended, override, resolved
 from planner.trainers.reading.megatron_degrees import degrees
 from planner.trainers.reading.named_models import named_model
@@ -20,7 +20,7 @@ from planner.trainers.reading.settings import Settings, file_settings, parsed
 from planner.trainers.reading.values import not_priced, percent, quotient
 
 PROGRAM = (
-    r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer"
+    r"(verl\.(?:trainer|experimental)|recipe)\.[\w.]+|\w+\.trainer\.(?:fsdp_)?sft_trainer|[\w.]+\.fsdp_sft_trainer"
     r"|\S*verl/trainer/\w+\.py|\S*main_(\w+_)?ppo(\.py)?"
 )
 LENGTHS = ("max_prompt_length", "max_response_length")
@@ -35,6 +35,10 @@ OWN_STEP = re.compile(
     r"(?!(actor_rollout_ref|critic|data|trainer|algorithm|reward_model|ray_init|hydra)\.)\w+\.\w*(loss|distill|teacher)\w*"
 )
 """Keys of sections that verl does not have, by words that say that a program adds to the loss."""
+OWN_TERM = re.compile(r"(\w+\.)*\w*(regulari[sz]|distill|teacher)\w*\.(enabled?|use) = ")
+"""Switches of sections that a fork's SFT trainer adds to the loss, which keep a second model."""
+GROUPS = ("engine", "model", "optim")
+"""Files of hydra that a word without a dot chooses: engine=fsdp."""
 USUAL = (
     *(f"actor_rollout_ref.actor.megatron.{one}" for one in
       ("tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel")),
@@ -48,6 +52,11 @@ USUAL_SFT = (
     "data.micro_batch_size_per_gpu", "data.micro_batch_size", "ulysses_sequence_parallel_size",
 )
 """Those of its SFT trainer."""
+WAITS = "weights and optimizer states that wait on the host between steps are on the GPU in the update"
+COMPUTED = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
+"""engine.dtype -> precision.  [verl, workers/config/engine.py]"""
+ANOTHER = re.compile(r"(?<![a-z])(dpo|sft|kto|orpo|simpo|rm|reward)(?![a-z])")
+"""Steps in the name of a program that takes verl's keys for the model alone."""
 OFFLOAD = "weights and optimizer states that wait on the host during generation are on the GPU in the update"
 
 
@@ -74,7 +83,11 @@ def read(path: Path, said: Given) -> Reading:
             found = launched(path, said, r"[^\s=]*train\w*\.py")
         if not any(one.startswith("actor_rollout_ref.") for one in found.words):
             raise
-    words = {key.lstrip("+~"): parsed(value) for key, _, value in (one.partition("=") for one in found.words if "=" in one)}
+        if (step := ANOTHER.search(re.split(r"[./]", found.program.removesuffix(".py"))[-1])) is not None:
+            what = f"{shown(found.program)} is no program of verl, and its step is {step[0]} by its name"
+            raise OtherStepError(f"{path}: {what}: it trains by keys of its own, which are not read") from None
+    pairs = [one.lstrip("+~").partition("=") for one in found.words if "=" in one]
+    words = {key: parsed(value) for key, _, value in pairs if key not in GROUPS}
     given = Settings(path, resolved(said.filled(override(_usual(path, found), words))), said=said)
     if given.section("worker").data:
         raise PlannerError(f"{path}: its section worker is EasyR1's, whose configuration is not read; actor_rollout_ref is verl's")
@@ -245,6 +258,8 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
         raise PlannerError(f"{given.path}: engine={engine} is not modelled; fsdp and megatron are")
     if engine == "megatron" or "tensor_model_parallel_size" in given.section("engine").data:
         return _sft_megatron(given, found, num_gpus)
+    if own := [one.partition(" = ")[0] for one in given.left() if OWN_TERM.match(one)]:
+        raise not_priced(str(given.path), own, own)
     model, data = given.section("model"), given.section("data")
     name = model.label("partial_pretrain", "path")
     spec, notes = named_model(name, given.path) if name else (None, ())
@@ -255,20 +270,28 @@ def _sft(given: Settings, found: Launch, num_gpus: int | None) -> Reading:
     rank, batch = model.size("lora_rank", 0, 0), data.size("train_batch_size", 256)
     micro, more = _of_tokens(data, sp, max((gpus or 1) // sp, 1))
     fields = {
-        "cp": sp, "micro_batch_size": micro, "zero": 3, **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
+        "cp": sp, "micro_batch_size": micro, "zero": 3 if config.flag("reshard_after_forward", True) else 2,
+        **({"cp_method": int(CpMethod.A2A)} if sp > 1 else {}),
         "recompute": int(Recompute.FULL if model.flag("enable_gradient_checkpointing", True) else Recompute.NONE),
-        "offload_parameters": int(config.flag("offload_params") or config.flag("cpu_offload")),
+        "offload_parameters": int(any(config.flag(one) for one in ("offload_params", "cpu_offload", "offload_policy"))),
+        "offload_activations": int(model.flag("enable_activation_offload")),
     }  # fmt: skip
+    if config.get("strategy") not in (None, "fsdp", "fsdp2"):
+        raise PlannerError(f"{config.where('strategy')} is {shown(config.get('strategy'))}; a plan knows fsdp and fsdp2")
+    waits = (WAITS,) if any(config.flag(f"{what}_offload") for what in ("param", "optimizer")) else ()
     if gpus is not None:
         dp = quotient(gpus, sp, f"{given.path}: GPUs by ulysses_sequence_parallel_size")
         fields |= {"dp": dp, "num_microbatches": quotient(batch, micro * dp, f"{given.path}: train_batch_size by micro batches")}
+    if gpus is not None and 0 < config.size("fsdp_size", -1, -1) < fields["dp"] * sp:
+        raise PlannerError(f"{config.where('fsdp_size')}: replicas of groups of shards are not read here")
     half = str(config.get("model_dtype", "fp32")).lower() in ("bf16", "bfloat16")
+    computed = config.choice("dtype", COMPUTED, "bfloat16")
     return Reading(
         trainer=spell("verl", {"loss": "fused_linear"} if model.flag("use_liger") else {}), fields=fields, model=spec,
         model_name=name, num_gpus=gpus, global_batch_size=batch, sequence_length=data.size("max_length", 1024),
-        precision="bf16_true" if half and not rank else "bf16", lora_rank=rank,
+        precision="bf16_true" if half and not rank and computed == "bf16" else computed, lora_rank=rank,
         lora_targets=adapter_targets(model.get("target_modules", "all-linear")) if rank else "all",
-        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more),
+        frozen_weights=("bf16" if half else "fp32") if rank else None, notes=(*notes, *more, *waits),
         unread=tuple(one for one in given.left() if READ_HERE.fullmatch(one.split(" = ")[0])),
     )  # fmt: skip
 

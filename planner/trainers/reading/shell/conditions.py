@@ -129,7 +129,7 @@ class _Condition:
             return self.unary("-n" if operator == "!=" else "-z", left)
         if is_open(left) or is_open(right) or MAYBE in left + right:
             names = roots(left) + roots(right)
-            if len(names) == 1 and not (is_open(left) and is_open(right)):
+            if len(names) == 1 and operator != "=~" and not (is_open(left) and is_open(right)):
                 self.choices.setdefault(names[0], []).append(right if is_open(left) else left)
             return Verdict(None, names)
         if operator in _NUMBERS:

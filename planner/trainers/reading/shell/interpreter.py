@@ -2,9 +2,10 @@
 
 import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from planner import library
@@ -279,7 +280,7 @@ class _Follower:
         if name in ("sbatch", "qsub", "bash", "sh") and node.documents:
             self.nested(self.script.documents[-1][1])
         if (place := place_of_file(words)) >= 0 and (file := script_near(self.directory, words[place])) is not None:
-            self.started(file, words[place + 1 :])
+            self.behind(words[: place - 1] if name == "srun" else [], partial(self.started, file, words[place + 1 :]))
         if name == "sed":
             self.script.edits.append(rest)
         if name in ("exit", "return"):
@@ -306,26 +307,25 @@ class _Follower:
         elif name not in _QUIET:
             self.command(words)
 
+    def behind(self, before: list[str], run: Callable[[], None]) -> None:
+        """Runs what a command starts: what that records stands behind the command's own words."""
+        inner = len(self.script.commands)
+        run()
+        self.script.commands[inner:] = [Command([*before, *one.words], one.under, one.seen) for one in self.script.commands[inner:]]
+
     def command(self, words: list[str]) -> None:
-        """Records a command that has options or a file of settings; of ``srun bash -c '...'`` both what starts it and what the
-        text says."""
+        """Records a command that has options or a file of settings; of ``srun bash -c '...'`` what the text says, behind it."""
         if place := script_place(words):
-            inner = len(self.script.commands)
-            self.nested(words[place])
-            started = self.script.commands[inner:]
-            self.script.commands[inner:] = [Command([*words[: place - 2], *one.words], one.under, one.seen) for one in started]
+            self.behind(words[: place - 2], partial(self.nested, words[place]))
             return
-        written = dict(self.script.documents)
-        place, before = place_of_written(words, written)
+        place, before = place_of_written(words, written := dict(self.script.documents))
         if place >= 0:
-            inner = len(self.script.commands)
-            self.nested(written[words[place]])
-            launched = self.script.commands[inner:]
-            self.script.commands[inner:] = [Command([*words[:before], *one.words], one.under, one.seen) for one in launched]
+            self.behind(words[:before], partial(self.nested, written[words[place]]))
             return
         recorded = any(OPTION.search(word) or SETTINGS.search(word) for word in words)
         recorded |= words[1:2] in (["train"], ["sft"], ["pt"]) and is_open("".join(words[2:3]))  # a file that a variable names
-        if recorded or (words[0].startswith("python") and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
+        runs = words[0].startswith("python") or any(word.endswith(".py") for word in words)  # uv run, poetry run and their like
+        if recorded or (runs and any(re.match(r"[+~]*\w+(\.\w+)+=", word) for word in words)):
             self.script.commands.append(Command(words, seen=self.variables.text("CUDA_VISIBLE_DEVICES") or ""))
 
     def nested(self, text: str) -> None:

@@ -49,9 +49,19 @@ def script_place(words: list[str]) -> int:
     return len(words) - 1 if remote else 0
 
 
+def before_shell(words: list[str]) -> list[str]:
+    """The words of srun before a shell that it starts on every node."""
+    shell = next((i for i, word in enumerate(words) if word in SHELLS), 0)
+    return words[:shell] if words[0] == "srun" else []
+
+
+SHELLS = ("bash", "sh", "zsh")
+
+
 def place_of_file(words: list[str]) -> int:
     """Place of the script that bash, sbatch or its own name starts; -1 = none."""
-    first = 1 if words[0] in ("bash", "sh", "zsh", "sbatch") else 0
+    skipped = len(before_shell(words))
+    first = skipped + 1 if words[skipped] in (*SHELLS, "sbatch") else 0
     place = next((i for i, word in enumerate(words) if i >= first and not word.startswith("-")), len(words))
     named = place < len(words) and re.fullmatch(rf"([^\s{CLOSE}]*{CLOSE})?[\w./-]{{1,200}}\.(sh|bash|slurm|sbatch)", words[place])
     return place if named and (first or place == 0) else -1

@@ -1,0 +1,77 @@
+"""What Python scripts say beside their trainer: lengths, dtypes, checkpointing, and mappings that are handed on whole."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from planner.trainers.reading.given import Given, Question, value_of
+from planner.trainers.reading.python import Script
+from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.shell.text import gap, is_open
+
+BATCH = "per_device_train_batch_size"
+LENGTHS = ("max_length", "max_seq_length")
+
+
+def in_a_mapping(script: Script, call: ast.Call, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides time or memory beside the batch where a configuration is given a mapping whole that is not known here."""
+    if not held(script, call):
+        return {}
+    long = last_name(call.func) in ("SFTConfig", "DPOConfig") and not any(one in data for one in LENGTHS)
+    return {name: gap([name]) for name in ("optim", "fp16", *(LENGTHS[:1] if long else ())) if name not in data}
+
+
+_ABOUT = "the dtype another module loads weights in; or say --set load_in_4bit=true"
+OF_ANOTHER = Question(name="torch_dtype", about=_ABOUT, choices=("bfloat16", "float32"))
+
+
+def made_elsewhere(said: Given) -> dict[str, Any]:
+    """What is asked of a model that another module makes: its dtype, unless its bits are said, and whether it has adapters."""
+    bits = said.setting("load_in_4bit")
+    of_it = {"torch_dtype": gap(["torch_dtype"])} if bits is None else {"load_in_4bit": value_of(bits)}
+    return {**of_it, "use_peft": gap(["use_peft"])}
+
+
+def held(script: Script, call: ast.Call) -> bool:
+    """Whether keywords of a call stand in a mapping that is not followed to here."""
+    words, named = script.keywords(call), {one.arg for one in call.keywords}
+    return any(one.startswith("**") or (one == BATCH and one not in named and is_open(str(words[one]))) for one in words)
+
+
+def cut_length(script: Script) -> dict[str, Any]:
+    """The length at which the tokenizer cuts, where it is one; else the one that a variable names."""
+    cut = [words["max_length"] for calls in script.calls("tokenizer", "tokenize", "encode_plus", "processor")
+           if (words := script.keywords(calls)).get("truncation") and isinstance(words.get("max_length"), int)]  # fmt: skip
+    if not cut:
+        named = [one for one in ast.walk(script.tree) if isinstance(one, ast.Assign) and last_name(one.targets[0]) in LENGTH_NAMES]
+        cut = [value for one in named if isinstance(value := script.value(one.value), int) and value > 1]
+    return {"max_length": cut[0]} if cut and len(set(cut)) == 1 else {}
+
+
+LENGTH_NAMES = ("max_length", "max_seq_length", "max_seq_len", "seq_length", "sequence_length", "block_size", "cutoff_len")
+"""Variables that scripts keep the length of a sequence in."""
+PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+"""Of PEFT, the second before its version 0.10.  [peft, utils/other.py]"""
+CHECKPOINTS = ("gradient_checkpointing_enable", *PREPARES)
+
+
+def switched_on(script: Script) -> bool:
+    """Whether checkpointing is switched on by a call on the model."""
+    prepared = [script.keywords(one) for one in script.calls(*PREPARES)]
+    on = any(one.get("use_gradient_checkpointing", True) is True for one in prepared)
+    return on or bool(script.calls("gradient_checkpointing_enable"))
+
+
+TURNED = {"half": "float16", "bfloat16": "bfloat16", "float": "float32"}
+"""Methods of a module that turn its weights into another dtype."""
+
+
+def turned(script: Script, load: ast.Call) -> dict[str, Any]:
+    """The dtype that a model is turned into where it is loaded: from_pretrained(...).half()."""
+    for call in script.calls(*TURNED):
+        inner: ast.AST = call.func
+        while isinstance(inner, ast.Attribute | ast.Call) and inner is not load:
+            inner = inner.value if isinstance(inner, ast.Attribute) else inner.func
+        if inner is load and not call.args:
+            return {"dtype": TURNED[last_name(call.func)]}
+    return {}
