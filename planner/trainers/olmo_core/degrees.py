@@ -53,7 +53,7 @@ def _answered(script: Parts, value: Any, name: str, about: str, asked: list[Ques
 
 
 def replicas_of(path: Path, parallel: dict[str, Any], gpus: int) -> dict[str, int]:
-    """Replicas and ranks that share the weights.  [data_parallel.py, get_replicate_and_shard_degree; experts lie over the latter]"""
+    """Replicas and ranks that share the weights, over which experts lie.  [data_parallel.py, get_replicate_and_shard_degree]"""
     kind, replicas, shard = (parallel.pop(name) for name in ("kind", "num_replicas", "shard_degree"))
     if kind not in ("fsdp", "hsdp"):
         raise PlannerError(f"{path}: dp_config.name is {shown(kind)}; fsdp and hsdp are read, which share the weights")

@@ -11,6 +11,7 @@ from planner.model_names import preset_of
 from planner.trainers.reading.configuration import known_model
 from planner.trainers.reading.parts import Parts
 from planner.trainers.reading.python_text import last_name
+from planner.trainers.reading.shell.text import is_open
 
 OWNER = "TransformerConfig"
 _REORDERED = {"qk_norm": True, "block_name": "reordered_norm"}
@@ -78,18 +79,33 @@ class Model:
 def model_of(script: Parts) -> Model:
     """The model that the one factory of TransformerConfig makes."""
     owned = [one for one in script.every_call() if isinstance(one.func, ast.Attribute) and last_name(one.func.value) == OWNER]
-    made = [one for one in owned if last_name(one.func) not in ("from_dict", "from_json")]
-    names = list(dict.fromkeys(last_name(one.func) for one in made))
+    made = [(last_name(one.func), one) for one in owned if last_name(one.func) not in ("from_dict", "from_json")]
+    made = made or _looked_up(script)
+    names = list(dict.fromkeys(name for name, _ in made))
     if len(made) != 1:
         about = f"{', '.join(names)[:80]} are called" if names else "no factory of TransformerConfig is called here"
-        return Model(None, about, half=any(_said(script, one).get("dtype") == "bfloat16" for one in made))
-    said = _said(script, made[0])
-    rows = _rows(script, made[0], said)
+        return Model(None, about, half=any(_said(script, one).get("dtype") == "bfloat16" for _, one in made))
+    [(name, call)] = made
+    said = _said(script, call)
+    rows = _rows(script, call, said)
     half = said.get("dtype") == "bfloat16"
     if changed := next((place for place in script.changed() if SIZES.search(place)), None):
-        return Model(None, f"{names[0]} is changed after it is made: {changed[:80]}", rows, half)
-    spec, about = _spec(script, names[0], said, rows)
+        return Model(None, f"{name} is changed after it is made: {changed[:80]}", rows, half)
+    spec, about = _spec(script, name, said, rows)
     return Model(spec, about, rows, half)
+
+
+def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
+    """A factory that getattr(TransformerConfig, name) gives, and the one call that says a vocab_size, which is of it."""
+    every = script.every_call()
+    names = [script.value(one.args[1]) for one in every if last_name(one.func) == "getattr" and len(one.args) > 1
+             and last_name(one.args[0]) == OWNER]  # fmt: skip
+    calls = [one for one in every if any(word.arg == "vocab_size" for word in one.keywords) and not _of_tokenizer(one)]
+    return [(names[0], calls[0])] if len(names) == len(calls) == 1 and isinstance(names[0], str) and not is_open(names[0]) else []
+
+
+def _of_tokenizer(call: ast.Call) -> bool:
+    return "TokenizerConfig" in (last_name(call.func), last_name(getattr(call.func, "value", call)))
 
 
 def _said(script: Parts, call: ast.Call) -> dict[str, Any]:
@@ -116,14 +132,16 @@ def _rows(script: Parts, call: ast.Call, said: dict[str, Any]) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     node = next((one.value for one in call.keywords if one.arg == "vocab_size"), next(iter(call.args), None))
-    every = [one for one in script.every_call() if isinstance(one.func, ast.Attribute)]
-    made = [one for one in every if last_name(getattr(one.func, "value", one)) == "TokenizerConfig"]
+    made = [one for one in script.every_call() if _of_tokenizer(one)]
     kinds = list(dict.fromkeys(last_name(one.func) for one in made)) or ["dolma2"]  # of internal/experiment.py
     tokens = TOKENS.get(kinds[0]) if len(kinds) == 1 else None
     if kinds == ["from_hf"] and len(made) == 1:
         name = script.value(made[0].args[0] if made[0].args else next(iter(made[0].keywords), ast.keyword(value=made[0])).value)
         preset = preset_of(name) if isinstance(name, str) else None
         tokens = load_model(preset).vocab_size if preset else TOKENS["dolma2"] if str(name).startswith("allenai/dolma2") else None
+    elif kinds == ["TokenizerConfig"] and len(made) == 1:
+        said_so = script.keywords(made[0]).get("vocab_size")
+        tokens = said_so if isinstance(said_so, int) else None
     node = script.made(node)
     if isinstance(node, ast.Call) and last_name(node.func) == "padded_vocab_size" and tokens:
         each = [script.value(one) for one in (*node.args, *(word.value for word in node.keywords))] or [128]
@@ -182,7 +200,7 @@ def _built(script: Parts, name: str, said: dict[str, Any], rows: int | None) -> 
         tied_embeddings=said.get("tie_word_embeddings") is True, variant=("olmo3" if windows else "olmo2") if reordered else "",
         **windows, **experts,
     )  # fmt: skip
-    return known_model(found), ""
+    return known_model(replace(found, max_sequence_length=131072) if said.get("rope_scaling") is not None else found), ""
 
 
 def _windows(script: Parts, said: Any, layers: int) -> dict[str, Any]:
