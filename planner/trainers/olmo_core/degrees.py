@@ -91,13 +91,15 @@ def stages_of(script: Parts, call: ast.Call | None, parallel: dict[str, Any], mo
     return [[f"layers.{i}" for i in range(a, b)] for a, b in pairwise([0, *splits, layers])]
 
 
-def notes_of(parts: dict[str, ast.Call | None], parallel: dict[str, Any]) -> tuple[str, ...]:
+def notes_of(script: Parts, parts: dict[str, ast.Call | None], parallel: dict[str, Any]) -> tuple[str, ...]:
     """What was taken for what."""
     cp = parts.get("cp_config")
     ring = cp is not None and last_name(cp.func) == "zig_zag"
+    usual = list(dict.fromkeys(script.defaults))
     nodes = parallel["kind"] == "hsdp" and parallel["num_replicas"] is None and parallel["shard_degree"] is None
     return (
         *[f"hsdp without num_replicas and shard_degree has one replica a node; nodes have {NODE} GPUs"] * nodes,
+        *[f"options of the script at their defaults: {', '.join(usual)}"] * bool(usual),
         *["cp_config zig_zag passes keys and values in a ring; priced as one gathering of them"] * ring,
     )
 

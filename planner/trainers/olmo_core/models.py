@@ -31,7 +31,8 @@ LLAMA = {
     "llama3_405B": _sizes(16384, 126, 128, 1.2, n_kv_heads=8, hidden_size_multiple_of=4096),
 }  # fmt: skip
 OLMO = {
-    "14M": _sizes(128, 4, 8), "30M": _sizes(256, 4, 8), "60M": _sizes(384, 8, 8, 1.5), "100M": _sizes(512, 12, 8, 1.5),
+    "1M": _sizes(12, 4, 4, 1.0, head_dim=4), "14M": _sizes(128, 4, 8), "30M": _sizes(256, 4, 8), "60M": _sizes(384, 8, 8, 1.5),
+    "100M": _sizes(512, 12, 8, 1.5),
     "190M": _sizes(768, 12, 12, 1.5), "370M": _sizes(1024, 16, 16, 1.5), "600M": _sizes(1344, 16, 16, 1.5),
     "760M": _sizes(1536, 16, 16, 1.5), "1B_v2": _sizes(2048, 16, 16, 1.5), "3B": _sizes(3328, 16, 16, 1.5),
     "7B": _sizes(4096, 32, 32), "13B": _sizes(5120, 40, 40),
@@ -51,7 +52,7 @@ FACTORIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 QUIET = re.compile(
     r"layer_norm_\w+|rope_\w+|fused_ops|use_flash|attn_backend|flash_\w+|init_\w+|\w+_weight|lb_loss\w*|z_loss\w*|dropless|capacity_factor|name"
-    r"|no_global_rope|embed_scale|dtype|vocab_size|loss_implementation"
+    r"|no_global_rope|embed_scale|dtype|vocab_size|loss_implementation|backend|scaling"
 )
 """Keywords that change no size."""
 TOKENS = {"dolma2": 100278, "dolma2_sigdig": 100278, "gpt_neox_olmo_dolma_v1_5": 50280, "gpt2": 50257}
@@ -89,19 +90,31 @@ def model_of(script: Parts) -> Model:
     said = _said(script, call)
     rows = _rows(script, call, said)
     half = said.get("dtype") == "bfloat16"
-    if changed := next((place for place in script.changed() if SIZES.search(place)), None):
+    if others := _others(script, call):
+        return Model(None, f"{name} and {', '.join(others)[:80]} are called", rows, half)
+    places = (one for one in script.changed() if SIZES.search(one) and not QUIET.fullmatch(one.rpartition(".")[2]))
+    if changed := next(places, None):
         return Model(None, f"{name} is changed after it is made: {changed[:80]}", rows, half)
     spec, about = _spec(script, name, said, rows)
     return Model(spec, about, rows, half)
 
 
 def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
-    """A factory that getattr(TransformerConfig, name) gives, and the one call that says a vocab_size, which is of it."""
-    every = script.every_call()
-    names = [script.value(one.args[1]) for one in every if last_name(one.func) == "getattr" and len(one.args) > 1
-             and last_name(one.args[0]) == OWNER]  # fmt: skip
-    calls = [one for one in every if any(word.arg == "vocab_size" for word in one.keywords) and not _of_tokenizer(one)]
-    return [(names[0], calls[0])] if len(names) == len(calls) == 1 and isinstance(names[0], str) and not is_open(names[0]) else []
+    """Factories that are called by what getattr(TransformerConfig, name) gives."""
+    found = []
+    for call in script.every_call():
+        made = script.made(call.func)
+        looked_up = isinstance(made, ast.Call) and last_name(made.func) == "getattr" and len(made.args) > 1
+        if isinstance(made, ast.Call) and looked_up and last_name(made.args[0]) == OWNER:
+            name = script.value(made.args[1])
+            found.append((name if isinstance(name, str) and not is_open(name) else "one that is looked up", call))
+    return found
+
+
+def _others(script: Parts, made: ast.Call) -> list[str]:
+    """Functions that are called with a vocab_size as well, and may make the model that is trained."""
+    every = [one for one in script.every_call() if one is not made and not _of_tokenizer(one)]
+    return [last_name(one.func) for one in every if any(word.arg == "vocab_size" for word in one.keywords)]
 
 
 def _of_tokenizer(call: ast.Call) -> bool:

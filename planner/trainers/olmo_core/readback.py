@@ -12,9 +12,9 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
-from planner.trainers.olmo_core.cookbook import OlmoScript
 from planner.trainers.olmo_core.degrees import notes_of, parallel_of, replicas_of, stages_of, word
 from planner.trainers.olmo_core.models import model_of
+from planner.trainers.olmo_core.script import LENGTHS, OlmoScript
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
 from planner.trainers.reading.parts import Parts
@@ -24,8 +24,6 @@ from planner.trainers.reading.values import not_priced, quotient
 from planner.trainers.torchtitan.readback import reading_of
 
 MODULE = "TransformerTrainModuleConfig"
-LENGTHS = ("max_sequence_length", "sequence_length")
-"""Keywords and attributes that hold the tokens of a sequence."""
 OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfig": "Adam"}
 DECIDES = re.compile(r"(^|\.)(autocast_precision|optim|(pp|dp|tp|cp|ep|ac|float8)_config(\..+)?)$")
 """Attributes that make another training of one that is built."""
@@ -41,7 +39,8 @@ def read(path: Path, said: Given) -> Reading:
     else:  # attributes of this name hold it
         script = OlmoScript(path, said.with_settings({**dict.fromkeys(LENGTHS, str(length)), **said.settings}))
     module = _module(script)
-    _refuse(script)
+    if said.num_gpus is not None:  # which some of it may hang on
+        _refuse(script)
     words = {one.arg: one.value for one in module.keywords if one.arg}
     model = model_of(script)
     spec = said.spec() or model.spec
@@ -59,7 +58,7 @@ def read(path: Path, said: Given) -> Reading:
         asked.append(NEEDED["num_gpus"])
     if asked or length is None or said.num_gpus is None or spec is None:
         ask(str(path), list({one.name: one for one in asked}.values()))
-    notes = notes_of(parts, parallel)
+    notes = notes_of(script, parts, parallel)
     parallel |= replicas_of(path, parallel, said.num_gpus)
     training: dict[str, Any] = {
         "local_batch_size": quotient(micro, length, f"{path}: rank_microbatch_size by sequences of {length} tokens"),
@@ -146,7 +145,8 @@ def _number(script: Parts, nodes: list[ast.expr], name: str, asked: list[Questio
         return int(known[0])
     open_ = list(dict.fromkeys(name for one in values if isinstance(one, str) and is_open(one) for name in roots(one)))
     one = open_[0] if len(open_) == 1 and open_[0].isidentifier() and not known else name
-    asked.append(Question(name=one, about=f"tokens: {name}", choices=tuple(str(one) for one in dict.fromkeys(known))))
+    if one not in LENGTHS:  # which --sequence-length answers
+        asked.append(Question(name=one, about=f"tokens: {name}", choices=tuple(str(one) for one in dict.fromkeys(known))))
     return 1
 
 

@@ -1,6 +1,7 @@
 """Python scripts that build an object out of others: which call makes a part. Nothing is executed."""
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from planner.trainers.reading.python import Script
@@ -13,6 +14,14 @@ FARTHEST = 12
 
 class Parts(Script):
     """A script whose objects are built of parts that names, functions and conditions hand on."""
+
+    def _walk(self) -> None:
+        """A name that a function calls global is one of the module, and may be set there."""
+        super()._walk()
+        for node in ast.walk(self.tree):
+            for name in node.names if isinstance(node, ast.Global) else ():
+                set_here = self._names.pop((id(self._home[id(node)]), name), [])
+                self._names.setdefault((id(None), name), []).extend(replace(one, sure=False) for one in set_here)
 
     def every_call(self) -> list[ast.Call]:
         """All calls, in the order of the text."""
