@@ -14,6 +14,8 @@ from planner.trainers.reading.python_text import last_name
 from planner.trainers.reading.shell.text import is_open
 
 OWNER = "TransformerConfig"
+MOST_CALLS = 50
+"""Calls that are looked into for the factory that they are of."""
 _REORDERED = {"qk_norm": True, "block_name": "reordered_norm"}
 
 
@@ -101,8 +103,9 @@ def model_of(script: Parts) -> Model:
 
 def _looked_up(script: Parts) -> list[tuple[str, ast.Call]]:
     """Factories that are called by what getattr(TransformerConfig, name) gives."""
-    found = []
-    for call in script.every_call():
+    found: list[tuple[str, ast.Call]] = []
+    named = [one for one in script.every_call() if any(word.arg == "vocab_size" for word in one.keywords)]
+    for call in named[:MOST_CALLS]:
         made = script.made(call.func)
         looked_up = isinstance(made, ast.Call) and last_name(made.func) == "getattr" and len(made.args) > 1
         if isinstance(made, ast.Call) and looked_up and last_name(made.args[0]) == OWNER:
@@ -213,7 +216,9 @@ def _built(script: Parts, name: str, said: dict[str, Any], rows: int | None) -> 
         tied_embeddings=said.get("tie_word_embeddings") is True, variant=("olmo3" if windows else "olmo2") if reordered else "",
         **windows, **experts,
     )  # fmt: skip
-    return known_model(replace(found, max_sequence_length=131072) if said.get("rope_scaling") is not None else found), ""
+    found = replace(found, max_sequence_length=131072) if said.get("rope_scaling") is not None else found
+    known = known_model(found)
+    return (known_model(found, preset_of(name) or "") if known is not found else found), ""
 
 
 def _windows(script: Parts, said: Any, layers: int) -> dict[str, Any]:

@@ -12,21 +12,20 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
+from planner.trainers.olmo_core.changes import require_unchanged
 from planner.trainers.olmo_core.degrees import notes_of, parallel_of, replicas_of, stages_of, word
-from planner.trainers.olmo_core.models import model_of
+from planner.trainers.olmo_core.models import MOST_CALLS, model_of
 from planner.trainers.olmo_core.script import LENGTHS, OlmoScript
 from planner.trainers.reading.configuration import NEEDED, Reading
 from planner.trainers.reading.given import Given, Question, ask, value_of
 from planner.trainers.reading.parts import Parts
 from planner.trainers.reading.python_text import UNNAMED, last_name
 from planner.trainers.reading.shell.text import is_open, roots
-from planner.trainers.reading.values import not_priced, quotient
+from planner.trainers.reading.values import quotient
 from planner.trainers.torchtitan.readback import reading_of
 
 MODULE = "TransformerTrainModuleConfig"
 OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfig": "Adam"}
-DECIDES = re.compile(r"(^|\.)(autocast_precision|optim|(pp|dp|tp|cp|ep|ac|float8)_config(\..+)?)$")
-"""Attributes that make another training of one that is built."""
 
 
 def read(path: Path, said: Given) -> Reading:
@@ -40,7 +39,7 @@ def read(path: Path, said: Given) -> Reading:
         script = OlmoScript(path, said.with_settings({**dict.fromkeys(LENGTHS, str(length)), **said.settings}))
     module = _module(script)
     if said.num_gpus is not None:  # which some of it may hang on
-        _refuse(script)
+        require_unchanged(script)
     words = {one.arg: one.value for one in module.keywords if one.arg}
     model = model_of(script)
     spec = said.spec() or model.spec
@@ -97,21 +96,12 @@ def _module(script: Parts) -> ast.Call:
     return every[0]
 
 
-def _refuse(script: Parts) -> None:
-    """Raises PlannerError for what makes another training."""
-    changed = [f"{place} in line {line}" for place, line in script.changed().items() if DECIDES.search(place)]
-    if changed:
-        raise PlannerError(f"{script.path}: {', '.join(changed)[:200]} is set after its configuration is built, which is not read")
-    frozen = [one.value for call in script.every_call() for one in call.keywords if one.arg == "freeze_params"]
-    if any(script.value(one) not in (None, [], False) for one in frozen) and script.said.setting("freeze_params") != "false":
-        raise not_priced(str(script.path), ["freeze_params"], ["freeze_params"])
-
-
 def _length(script: Parts, module: ast.Call, said: Given) -> int | None:
     """Tokens of a sequence: what the user, the module's or the data's configuration, or the call that builds both says; None where
     the data have others than the module."""
     every = [one for one in script.every_call() if re.match(r"(partial|build_config|CommonComponents)$|Numpy", _class(one))]
-    every_word = ([one.value for call in calls for one in call.keywords if one.arg in LENGTHS] for calls in ([module], every))
+    both = ([module], every[:MOST_CALLS])
+    every_word = ([one.value for call in calls for one in call.keywords if one.arg in LENGTHS] for calls in both)
     known = [[one for one in map(script.value, some) if isinstance(one, int) and not isinstance(one, bool)] for some in every_word]
     if said.sequence_length is not None or any(place.rpartition(".")[2] in LENGTHS for place in script.changed() if "." in place):
         return said.sequence_length
@@ -129,7 +119,7 @@ def _class(call: ast.Call) -> str:
 def _batches(script: Parts) -> list[ast.expr]:
     """Tokens of a step, where calls say them and do not hand on what they were given."""
     named = [one.value for call in script.every_call() for one in call.keywords if one.arg == "global_batch_size"]
-    return [one for one in named if last_name(one) != "global_batch_size"] or named
+    return ([one for one in named if last_name(one) != "global_batch_size"] or named)[:MOST_CALLS]
 
 
 def _number(script: Parts, nodes: list[ast.expr], name: str, asked: list[Question]) -> int:

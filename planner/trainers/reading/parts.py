@@ -22,6 +22,7 @@ class Parts(Script):
             for name in node.names if isinstance(node, ast.Global) else ():
                 set_here = self._names.pop((id(self._home[id(node)]), name), [])
                 self._names.setdefault((id(None), name), []).extend(replace(one, sure=False) for one in set_here)
+        self._own = {place.rpartition(".")[2] for place in self._attributes if place.startswith("self.")}
 
     def every_call(self) -> list[ast.Call]:
         """All calls, in the order of the text."""
@@ -43,8 +44,7 @@ class Parts(Script):
 
     def _of_attribute(self, node: ast.Attribute) -> Any:
         """A field that its object sets itself, somewhere, is not what its class says."""
-        own = {place.rpartition(".")[2] for place in self._attributes if place.startswith("self.")}
-        if node.attr in own and ast.unparse(node) not in self._attributes and self.said.setting(node.attr) is None:
+        if node.attr in self._own and ast.unparse(node) not in self._attributes and self.said.setting(node.attr) is None:
             return gap([node.attr])
         return super()._of_attribute(node)
 

@@ -78,7 +78,7 @@ def require_transformers(script: Path, file: Path | None) -> None:
     modules = re.findall(r"^\s*(?:from|import) ([\w.]+)", text, re.MULTILINE)
     trained = next((name for one, name in LIBRARIES.items() if any(re.match(rf"{one}\b", module) for module in modules)), None)
     if file is not None and trained is not None:
-        own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo") else ", whose programs are not read"
+        own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo", "OLMo-core") else ", whose programs are not read"
         raise PlannerError(f"{script}: its program {file.name} trains with {trained}{own}")
 
 
