@@ -218,6 +218,22 @@ def test_what_is_for_other_numbers_of_gpus_does_not_count(tmp_path: Path) -> Non
     assert _asked(tmp_path, Given(), after=after) == ["rank_microbatch_size", "--gpus N"]
 
 
+def test_gpus_that_the_script_launches_itself_on(tmp_path: Path) -> None:
+    after = "launch = build_launch_config(num_nodes=2, name=name)"
+    found = _read(tmp_path, said=Given(), after=after)
+    assert found.num_gpus == 16 and any("16 GPUs" in one for one in found.notes)
+    assert _read(tmp_path, said=Given(num_gpus=8), after=after).num_gpus == 8
+    assert _read(tmp_path, said=Given(), after=after.replace("name=", "num_gpus=4, name=")).num_gpus == 8
+    assert _asked(tmp_path, Given(), after=after.replace("2", "nodes")) == ["--gpus N"]
+
+
+def test_a_script_that_starts_one_names_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from olmo_core.config import DType\n" + SCRIPT.format(**USUAL))
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node=8 train.py my-run\n")
+    with pytest.raises(PlannerError, match="trains with OLMo-core; import train.py"):
+        read(tmp_path / "run.sh", None, Given())
+
+
 def test_a_factory_that_an_option_names(tmp_path: Path) -> None:
     before = "parser.add_argument('--model-factory', default='llama2_271M')\n"
     before += "    factory = getattr(TransformerConfig, opts.model_factory)"

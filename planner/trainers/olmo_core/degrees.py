@@ -1,12 +1,14 @@
 """Degrees of an OLMo-core configuration, in torchtitan's words.  [ai2-olmo-core 2.5 and 3.0: distributed/parallel]"""
 
 import ast
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.model import ModelSpec
+from planner.trainers.olmo_core.models import MOST_CALLS
 from planner.trainers.reading.given import Question, value_of
 from planner.trainers.reading.parts import Parts
 from planner.trainers.reading.python_text import last_name
@@ -17,6 +19,19 @@ NODE = 8
 SCHEDULES = {"single_1F1B": "1F1B", "interleaved_1F1B": "Interleaved1F1B", "gpipe": "GPipe", "zbv_zero_bubble": "ZBVZeroBubble"}
 RINGS = ("zig_zag", "llama3")
 """Ways of context parallel ranks that pass keys and values on."""
+
+
+def launched_on(script: Parts) -> int | None:
+    """GPUs that the script launches itself on; None = it does not say one number.  [launch/beaker.py: num_gpus is 8]"""
+    every = [one for one in script.every_call() if re.search(r"^partial$|^build_|Launch\w*Config$", last_name(one.func))]
+    found: dict[str | None, set[int]] = {"num_nodes": set(), "num_gpus": set()}
+    for call in every[:MOST_CALLS]:
+        for one in call.keywords:
+            if one.arg in found:
+                value = script.value(one.value)
+                found[one.arg].add(value if isinstance(value, int) and 0 < value < 10**6 else 0)
+    nodes, each = found["num_nodes"], found["num_gpus"] or {NODE}
+    return nodes.pop() * each.pop() or None if len(nodes) == len(each) == 1 else None
 
 
 def parallel_of(script: Parts, parts: dict[str, ast.Call | None], asked: list[Question]) -> dict[str, Any]:

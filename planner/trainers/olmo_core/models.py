@@ -185,7 +185,7 @@ def _built(script: Parts, name: str, said: dict[str, Any], rows: int | None) -> 
         "use_head_qk_norm", "block_name", "reordered_norm", "feed_forward", "sliding_window", "tie_word_embeddings", "moe",
         "num_experts", "top_k", "expert_hidden_size", "shared_expert_hidden_size",
     }  # fmt: skip
-    more = [one for one, value in said.items() if one not in used and value is not None and not QUIET.fullmatch(one)]
+    more = [one for one, value in said.items() if one not in used and value not in (None, False) and not QUIET.fullmatch(one)]
     block = said.get("block_name") or "default"
     if more or block not in ("default", "reordered_norm", "default_scaled"):
         return None, f"{name} with {', '.join(more)[:80] or block}"

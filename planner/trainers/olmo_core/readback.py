@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainers.olmo_core.changes import require_unchanged
-from planner.trainers.olmo_core.degrees import notes_of, parallel_of, replicas_of, stages_of, word
+from planner.trainers.olmo_core.degrees import launched_on, notes_of, parallel_of, replicas_of, stages_of, word
 from planner.trainers.olmo_core.models import MOST_CALLS, model_of
 from planner.trainers.olmo_core.script import LENGTHS, OlmoScript
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -31,6 +31,8 @@ OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfi
 def read(path: Path, said: Given) -> Reading:
     """The training of a script. Raises PlannerError, OpenQuestionsError for what its text does not say."""
     script: Parts = OlmoScript(path, said)
+    launched = launched_on(script) if said.num_gpus is None else None
+    said = said if launched is None else replace(said, num_gpus=launched)
     asked: list[Question] = []
     length = _length(script, _module(script), said)
     if length is None:
@@ -54,10 +56,11 @@ def read(path: Path, said: Given) -> Reading:
     recompute = _recompute(script, parts.get("ac_config"), asked)
     precision = _low_precision(script, parts.get("float8_config"), asked)
     if said.num_gpus is None:
-        asked.append(NEEDED["num_gpus"])
+        shared = f"; a step has {batch // micro} micro batches, which data parallel ranks share" if batch > 1 < micro else ""
+        asked.append(replace(NEEDED["num_gpus"], about=f"{NEEDED['num_gpus'].about}{shared}"))
     if asked or length is None or said.num_gpus is None or spec is None:
         ask(str(path), list({one.name: one for one in asked}.values()))
-    notes = notes_of(script, parts, parallel)
+    notes = (*notes_of(script, parts, parallel), *[f"{said.num_gpus} GPUs, with which the script launches itself"] * bool(launched))
     parallel |= replicas_of(path, parallel, said.num_gpus)
     training: dict[str, Any] = {
         "local_batch_size": quotient(micro, length, f"{path}: rank_microbatch_size by sequences of {length} tokens"),
