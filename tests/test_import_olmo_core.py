@@ -215,7 +215,7 @@ def test_what_is_for_other_numbers_of_gpus_does_not_count(tmp_path: Path) -> Non
     after = "if get_world_size() >= 1024:\n        config.rank_microbatch_size //= 2"
     assert _read(tmp_path, after=after).fields["micro_batch_size"] == 2
     assert _asked(tmp_path, Given(num_gpus=1024), after=after) == ["rank_microbatch_size"]
-    assert _asked(tmp_path, Given(), after=after) == ["rank_microbatch_size", "--gpus N"]
+    assert _asked(tmp_path, Given(), after=after) == ["--gpus N"]
 
 
 def test_gpus_that_the_script_launches_itself_on(tmp_path: Path) -> None:

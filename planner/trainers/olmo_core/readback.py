@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute
 from planner.trainers.olmo_core.changes import require_unchanged
-from planner.trainers.olmo_core.degrees import launched_on, notes_of, parallel_of, replicas_of, stages_of, word
+from planner.trainers.olmo_core.degrees import NODE, launched_on, notes_of, parallel_of, replicas_of, stages_of, word
 from planner.trainers.olmo_core.models import MOST_CALLS, model_of
 from planner.trainers.olmo_core.script import LENGTHS, OlmoScript
 from planner.trainers.reading.configuration import NEEDED, Reading
@@ -37,10 +37,11 @@ def read(path: Path, said: Given) -> Reading:
     length = _length(script, _module(script), said)
     if length is None:
         asked.append(NEEDED["sequence_length"])
-    else:  # attributes of this name hold it
-        script = OlmoScript(path, said.with_settings({**dict.fromkeys(LENGTHS, str(length)), **said.settings}))
+    held = dict.fromkeys(LENGTHS, str(length)) if length is not None else {}  # attributes of this name hold it
+    # what hangs on the number of GPUs is not asked for beside it
+    script = OlmoScript(path, replace(said, settings={**held, **said.settings}, num_gpus=said.num_gpus or NODE))
     module = _module(script)
-    if said.num_gpus is not None:  # which some of it may hang on
+    if said.num_gpus is not None:
         require_unchanged(script)
     words = {one.arg: one.value for one in module.keywords if one.arg}
     model = model_of(script)
@@ -139,7 +140,9 @@ def _number(script: Parts, nodes: list[ast.expr], name: str, asked: list[Questio
     open_ = list(dict.fromkeys(name for one in values if isinstance(one, str) and is_open(one) for name in roots(one)))
     one = open_[0] if len(open_) == 1 and open_[0].isidentifier() and not known else name
     if one not in LENGTHS:  # which --sequence-length answers
-        asked.append(Question(name=one, about=f"tokens: {name}", choices=tuple(str(one) for one in dict.fromkeys(known))))
+        other = one != name and not any(isinstance(node, ast.Name | ast.Attribute) for node in nodes)
+        about = f"the tokens of {name} are {ast.unparse(nodes[0])[:80]}" if other else f"tokens: {name}"
+        asked.append(Question(name=one, about=about, choices=tuple(str(one) for one in dict.fromkeys(known))))
     return 1
 
 
