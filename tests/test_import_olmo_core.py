@@ -218,6 +218,30 @@ def test_what_is_for_other_numbers_of_gpus_does_not_count(tmp_path: Path) -> Non
     assert _asked(tmp_path, Given(), after=after) == ["--gpus N"]
 
 
+def test_scripts_of_2025(tmp_path: Path) -> None:
+    """One call of main with the parts, 4096 tokens where it says none, and a class of its own for pipelines."""
+    text = """
+from olmo_core.internal.experiment import CommonComponents, main
+
+def model(common):
+    return TransformerConfig.olmo2_190M(vocab_size=common.tokenizer.padded_vocab_size())
+
+def module(common):
+    return TransformerPipelineTrainModuleConfig(
+        rank_microbatch_size=2 * 4096, max_sequence_length=common.dataset.effective_sequence_length, optim=AdamWConfig(lr=1e-3),
+        pp_config=TransformerPipelineParallelConfig(degree=2, schedule=PipelineScheduleType.single_1F1B),
+        dp_config=TransformerDataParallelConfig(name=DataParallelType.fsdp, param_dtype=DType.bfloat16),
+    )
+
+main(global_batch_size=128 * 4096, model_config_builder=model, train_module_config_builder=module)
+"""
+    (tmp_path / "train.py").write_text(text)
+    found = read(tmp_path / "train.py", None, Given(num_gpus=8))
+    assert (found.sequence_length, found.global_batch_size) == (4096, 128)
+    assert {"pp": 2, "dp": 4, "micro_batch_size": 2, "num_microbatches": 16}.items() <= found.fields.items()
+    assert any("4096 tokens" in one for one in found.notes)
+
+
 def test_gpus_that_the_script_launches_itself_on(tmp_path: Path) -> None:
     after = "launch = build_launch_config(num_nodes=2, name=name)"
     found = _read(tmp_path, said=Given(), after=after)

@@ -13,7 +13,7 @@ DECIDES = re.compile(r"(^|\.)(autocast_precision|optim|(pp|dp|tp|cp|ep|ac|float8
 """Attributes that make another training of one that is built."""
 AGAIN = re.compile(rf"{DECIDES.pattern}|(^|\.)(rank_microbatch_size|global_batch_size)$|^-*(model|dataset)\.")
 """The same among the words of a replace() or merge()."""
-_KINDS = "TrainModule|(Data|Tensor|Context|Expert|Pipeline)Parallel|ActivationCheckpointing"
+_KINDS = "(Pipeline)?TrainModule|(Data|Tensor|Context|Expert|Pipeline)Parallel|ActivationCheckpointing"
 PARTS = re.compile(rf"(Transformer({_KINDS})|Float8|\w*AdamW?)Config")
 """Classes whose keywords decide the plan."""
 

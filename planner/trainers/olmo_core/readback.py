@@ -25,6 +25,10 @@ from planner.trainers.reading.values import quotient
 from planner.trainers.torchtitan.readback import reading_of
 
 MODULE = "TransformerTrainModuleConfig"
+PIPELINE = "TransformerPipelineTrainModuleConfig"
+"""What configured a pipeline until 2.0."""
+USUAL_LENGTH = 4096
+"""Tokens of a sequence where the call that builds all says none.  [internal/experiment.py, build_config]"""
 OPTIMIZERS = {"AdamWConfig": "AdamW", "SkipStepAdamWConfig": "AdamW", "AdamConfig": "Adam"}
 
 
@@ -34,7 +38,7 @@ def read(path: Path, said: Given) -> Reading:
     launched = launched_on(script) if said.num_gpus is None else None
     said = said if launched is None else replace(said, num_gpus=launched)
     asked: list[Question] = []
-    length = _length(script, _module(script), said)
+    length, usual = _length(script, _module(script), said)
     if length is None:
         asked.append(NEEDED["sequence_length"])
     held = dict.fromkeys(LENGTHS, str(length)) if length is not None else {}  # attributes of this name hold it
@@ -61,7 +65,8 @@ def read(path: Path, said: Given) -> Reading:
         asked.append(replace(NEEDED["num_gpus"], about=f"{NEEDED['num_gpus'].about}{shared}"))
     if asked or length is None or said.num_gpus is None or spec is None:
         ask(str(path), list({one.name: one for one in asked}.values()))
-    notes = (*notes_of(script, parts, parallel), *[f"{said.num_gpus} GPUs, with which the script launches itself"] * bool(launched))
+    notes = (*notes_of(script, parts, parallel), *[f"{said.num_gpus} GPUs, with which the script launches itself"] * bool(launched),
+             *[f"sequences of {length} tokens, OLMo-core's default"] * usual)  # fmt: skip
     parallel |= replicas_of(path, parallel, said.num_gpus)
     training: dict[str, Any] = {
         "local_batch_size": quotient(micro, length, f"{path}: rank_microbatch_size by sequences of {length} tokens"),
@@ -92,7 +97,7 @@ def read(path: Path, said: Given) -> Reading:
 
 def _module(script: Parts) -> ast.Call:
     """The one configuration of a training that the script builds."""
-    every = script.calls(MODULE)
+    every = script.calls(MODULE, PIPELINE)
     if not every:
         raise PlannerError(f"{script.path}: no {MODULE} is built here; import the script that builds it")
     if len(every) > 1:
@@ -100,18 +105,21 @@ def _module(script: Parts) -> ast.Call:
     return every[0]
 
 
-def _length(script: Parts, module: ast.Call, said: Given) -> int | None:
+def _length(script: Parts, module: ast.Call, said: Given) -> tuple[int | None, bool]:
     """Tokens of a sequence: what the user, the module's or the data's configuration, or the call that builds both says; None where
-    the data have others than the module."""
-    every = [one for one in script.every_call() if re.match(r"(partial|build_config|CommonComponents)$|Numpy", _class(one))]
+    the data have others than the module. And whether it is OLMo-core's default."""
+    every = [one for one in script.every_call() if re.match(r"(partial|main|build_config|CommonComponents)$|Numpy", _class(one))]
     both = ([module], every[:MOST_CALLS])
     every_word = ([one.value for call in calls for one in call.keywords if one.arg in LENGTHS] for calls in both)
     known = [[one for one in map(script.value, some) if isinstance(one, int) and not isinstance(one, bool)] for some in every_word]
     if said.sequence_length is not None or any(place.rpartition(".")[2] in LENGTHS for place in script.changed() if "." in place):
-        return said.sequence_length
+        return said.sequence_length, False
     if known[0] and known[1] and known[0][0] not in known[1]:
-        return None
-    return next(iter([*known[0], *known[1]]), None)
+        return None, False
+    built = any(one.arg == "train_module_config_builder" for call in every for one in call.keywords)
+    said_none = not any(one.arg in LENGTHS for call in every for one in call.keywords)
+    found = next(iter([*known[0], *known[1]]), None)
+    return (USUAL_LENGTH, True) if found is None and built and said_none else (found, False)
 
 
 def _class(call: ast.Call) -> str:
