@@ -1,7 +1,7 @@
 """OLMo-core."""
 
 PLACE = 74
-FORM = ("py", r"\bTransformerTrainModuleConfig\(")
+FORM = ("py", r"\bTransformer(Pipeline)?TrainModuleConfig\(|\bcookbook\.configure_train_module\(")
 TITLE = "OLMo-core (Python configuration script)"
 TRAINERS = ("torchtitan", "fsdp")
 PACKAGE, VERSIONS = "ai2-olmo-core", ">=3.0,<3.1"

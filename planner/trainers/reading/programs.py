@@ -83,7 +83,7 @@ def require_transformers(script: Path, file: Path | None) -> None:
     """Raises PlannerError for a program that trains with another library, whatever launches it."""
     trained = trains_with(read_text(file)) if file is not None and library.is_file(file) else None
     if file is not None and trained is not None:
-        own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo") else ", whose programs are not read"
+        own = f"; import {file.name}" if trained in ("Megatron-Bridge", "NeMo", "OLMo-core") else ", whose programs are not read"
         raise PlannerError(f"{script}: its program {file.name} trains with {trained}{own}")
 
 

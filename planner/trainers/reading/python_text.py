@@ -121,7 +121,7 @@ def computed(operation: ast.operator, left: Any, right: Any) -> Any:
     if not all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right)):
         return None
     if isinstance(operation, ast.Pow):
-        return left**right if abs(left) <= 1000 and 0 <= right <= 15 else None
+        return left**right if abs(left) <= 1000 and 0 <= right <= (49 if abs(left) <= 2 else 15) else None
     divides = isinstance(operation, ast.Div | ast.FloorDiv | ast.Mod)
     return ARITHMETIC[type(operation)](left, right) if type(operation) in ARITHMETIC and not (divides and right == 0) else None
 

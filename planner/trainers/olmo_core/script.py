@@ -1,0 +1,93 @@
+"""Scripts of OLMo-core: its recipe of a training in place of the calls of it, and what hangs on the number of GPUs.
+
+[ai2-olmo-core 2.5: internal/cookbook.py, distributed/utils.py]
+"""
+
+import ast
+from typing import Any
+
+from planner.errors import PlannerError
+from planner.trainers.reading.parts import Parts
+from planner.trainers.reading.python_text import compared, last_name
+from planner.trainers.reading.shell.text import is_open
+
+RECIPE = (
+    "TransformerTrainModuleConfig(rank_microbatch_size=rank_microbatch_size, max_sequence_length=max_sequence_length,"
+    " optim=SkipStepAdamWConfig(), compile_model=True, dp_config=TransformerDataParallelConfig(name=DataParallelType.hsdp,"
+    " param_dtype=DType.bfloat16, reduce_dtype=DType.float32, shard_degree=dp_shard_degree),"
+    " cp_config=TransformerContextParallelConfig.llama3(degree=cp_degree) if cp_degree else None,"
+    " ac_config=TransformerActivationCheckpointingConfig(mode=Mode.budget, activation_memory_budget=activation_memory_budget)"
+    " if activation_memory_budget < 1.0 else None, float8_config=Float8Config(enabled=float8_enabled))"
+)
+USUAL = {"float8_enabled": False, "activation_memory_budget": 1.0, "dp_shard_degree": None, "cp_degree": None}
+NEEDED = ("rank_microbatch_size", "max_sequence_length")
+
+
+WORLD = "get_world_size"
+LENGTHS = ("max_sequence_length", "sequence_length", "effective_sequence_length")
+"""Keywords and attributes that hold the tokens of a sequence."""
+
+
+class OlmoScript(Parts):
+    """A script of OLMo-core, whose recipes are written out, on as many GPUs as are said."""
+
+    def whole(self, tree: ast.Module) -> ast.Module:
+        """The tree with what the recipe builds where it is called, without what is for other numbers of GPUs."""
+        try:
+            return _Written(self.said.num_gpus).visit(tree)
+        except RecursionError as error:
+            raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
+
+
+    def _of_call(self, node: ast.Call) -> Any:
+        known = last_name(node.func) == WORLD and not node.args and self.said.num_gpus
+        return known or super()._of_call(node)
+
+    def _of_boolop(self, node: ast.BoolOp) -> Any:
+        """opts.sequence_length or its default: OLMo-core's own options have none.  [script_utils.py]"""
+        first, found = node.values[0], super()._of_boolop(node)
+        option = isinstance(node.op, ast.Or) and isinstance(first, ast.Attribute) and first.attr in LENGTHS
+        if option and len(node.values) == 2 and isinstance(found, str) and is_open(found):
+            self.defaults.append(last_name(first))
+            return self._value(node.values[1])
+        return found
+
+
+class _Written(ast.NodeTransformer):
+    def __init__(self, gpus: int | None) -> None:
+        self._gpus = gpus
+
+    def visit_If(self, node: ast.If) -> Any:
+        """The branch that runs, where its condition compares the number of GPUs with a number."""
+        self.generic_visit(node)
+        test = node.test
+        if not (self._gpus and isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Call)):
+            return node
+        other = test.comparators[0]
+        if last_name(test.left.func) != WORLD or test.left.args or not isinstance(other, ast.Constant):
+            return node
+        holds = compared(test.ops[0], self._gpus, other.value)
+        return node if holds is None else (node.body if holds else node.orelse) or ast.copy_location(ast.Pass(), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The recipe with the arguments of a call of it."""
+        self.generic_visit(node)
+        words = {one.arg: one.value for one in node.keywords}
+        named = last_name(node.func) == "configure_train_module" and last_name(getattr(node.func, "value", node)) == "cookbook"
+        if not named or None in words or any(one not in words for one in NEEDED):
+            return node
+        return ast.copy_location(_Filled(words, node).visit(ast.parse(RECIPE, mode="eval").body), node)
+
+
+class _Filled(ast.NodeTransformer):
+    def __init__(self, words: dict[Any, ast.expr], at: ast.Call) -> None:
+        self._words, self._at = words, at
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Every node stands where the call does."""
+        return ast.copy_location(super().generic_visit(node), self._at)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A parameter is what the call says, else its default."""
+        usual = ast.Constant(USUAL[node.id]) if node.id in USUAL else node
+        return self._words.get(node.id, ast.copy_location(usual, self._at))
