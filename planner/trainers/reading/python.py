@@ -119,8 +119,7 @@ class Script:
 
     def names_used(self) -> list[str]:
         """Last names of all names and attributes, in the order of the text."""
-        nodes = [one for one in ast.walk(self.tree) if isinstance(one, ast.Name | ast.Attribute)]
-        return [last_name(one) for one in sorted(nodes, key=lambda one: (one.lineno, one.col_offset))]
+        return python_text.names_of(self.tree)
 
     # ----------------------------------------------------------------------------------------------------------- the tree
 
@@ -148,11 +147,8 @@ class Script:
         elif isinstance(node, ast.ClassDef):
             self._classes.add(node.name)
             self._made_by |= {id(one): node.name for one in node.body if isinstance(one, Function) and one.name == "__init__"}
-            for one in node.body:
-                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                    self._fields.setdefault(one.target.id, []).append(one.value)
-                elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-                    self._fields.setdefault(one.targets[0].id, []).append(one.value)
+            for name, value in python_text.fields_of(node):
+                self._fields.setdefault(name, []).append(value)
         for target, value in targets(node):
             bound = Bound(value, node.lineno if isinstance(node, ast.stmt) else 0, sure, home)
             if isinstance(target, ast.Name):

@@ -116,12 +116,27 @@ def default_of(node: ast.expr) -> ast.expr:
     return node
 
 
+def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names that a class assigns in its body, with what it assigns."""
+    for one in node.body:
+        target = one.target if isinstance(one, ast.AnnAssign) else one.targets[0] if isinstance(one, ast.Assign) else None
+        if isinstance(one, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
+            yield target.id, one.value
+
+
+def names_of(tree: ast.AST) -> list[str]:
+    """Last names of all names and attributes, in the order of the text."""
+    nodes = [one for one in ast.walk(tree) if isinstance(one, ast.Name | ast.Attribute)]
+    return [last_name(one) for one in sorted(nodes, key=lambda one: (one.lineno, one.col_offset))]
+
+
 def computed(operation: ast.operator, left: Any, right: Any) -> Any:
     """A number of two numbers that are not too large; None = not known."""
     if not all(isinstance(one, int | float) and abs(one) < LARGEST for one in (left, right)):
         return None
     if isinstance(operation, ast.Pow):
-        return left**right if abs(left) <= 1000 and 0 <= right <= (49 if abs(left) <= 2 else 15) else None
+        whole = isinstance(right, int)
+        return left**right if whole and abs(left) <= 1000 and 0 <= right <= (49 if abs(left) <= 2 else 15) else None
     divides = isinstance(operation, ast.Div | ast.FloorDiv | ast.Mod)
     return ARITHMETIC[type(operation)](left, right) if type(operation) in ARITHMETIC and not (divides and right == 0) else None
 
