@@ -31,6 +31,8 @@ FOREIGN = (
 )
 
 
+USUAL_LENGTH = 512
+"""[axolotl, utils/schemas/config.py, sequence_len]"""
 OTHER_FORMS = ("max_length", "max_seq_length", "grad_accum", "target_modules", "lora_rank", "per_device_train_batch_size")
 """Settings that axolotl has under other names: with none of its data, a file with these is of a project's own program."""
 
@@ -74,11 +76,15 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         given.ask(Question(name="micro_batch_size", about="sequences per GPU and forward pass", choices=("N",)))
     offload = given.get("activation_offloading", False) not in (False, "false")
     checkpoints = given.get("gradient_checkpointing", False)
+    length = given.number("sequence_len")
+    answered = given.said is not None and given.said.sequence_length is not None
+    if length is None and given.get("max_packed_sequence_len") is not None and not answered:
+        given.ask(Question(name="sequence_len", about="max_packed_sequence_len is none of axolotl's settings any more", choices=("N",)))
     return fine_tuning.reading(FineTuning(
         given=given, trainer="axolotl", model=given.label("base_model"),
         micro_batch_size=micro or 1, accumulation=steps or (None if given.get("batch_size") else 1),
         batch=given.number("batch_size"),
-        sequence_length=given.size("sequence_len", 512), precision=precision, half_weights=precision in ("bf16", "fp8"),
+        sequence_length=length or USUAL_LENGTH, precision=precision, half_weights=precision in ("bf16", "fp8"),
         optimizer=optimizer(given, given.get("optimizer", "adamw_torch_fused"), "optimizer"),
         recompute=checkpoints not in (False, "false", None),
         offload_activations=offload or str(checkpoints).startswith("offload") or checkpoints == "unsloth",
@@ -88,6 +94,7 @@ def parse(given: Settings, num_gpus: int | None = None, sharding: Sharding | Non
         # Its own preparation of FSDP2 shards weights as they were loaded.  [monkeypatch/accelerate/fsdp2.py]
         upcasts=(given.number("fsdp_version") or given.number("fsdp_config.fsdp_version", 1)) != 2,
         sharding=_parallel(given, found), num_gpus=num_gpus, options=_options(given), quiet=QUIET,
+        notes=(f"sequences of {USUAL_LENGTH} tokens, axolotl's default",) * (length is None and not answered),
     ))  # fmt: skip
 
 

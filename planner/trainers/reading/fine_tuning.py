@@ -36,6 +36,8 @@ JOINT = {
     **dict.fromkeys(("linear_proj", "output_proj", "out_proj", "attention_dense"), "o"),
 }
 """Linear layers of attention under other names, by the letters of their parts."""
+WITH_ADAPTERS = {**ATTENTION, "all": ("q", "k", "v", "o", "gate", "up", "down")}
+"""Linear layers of a dense model by lora_targets."""
 KERNELS = {"flash_attention_2": "fa2", "flash_attn": "fa2", "fa2": "fa2", "sdpa": "best", "eager": "unfused"}
 """attn_implementation -> attention_kernel."""
 DECIDES = re.compile(
@@ -108,6 +110,10 @@ class FineTuning:
 def reading(job: FineTuning) -> Reading:
     """The job in the planner's words. Raises PlannerError."""
     shard, where = job.sharding, str(job.given.path)
+    for name in ("use_cpu", "no_cuda"):
+        if job.given.flag(name):
+            what = "it trains on CPUs, which no plan is for"
+            raise PlannerError(f"{job.given.where(name)}: {what}; --set {name}=false imports the job for GPUs")
     trainer = {"deepspeed": "deepspeed", "megatron": "megatron"}.get(shard.kind, job.trainer)
     gpus = job.num_gpus or shard.num_gpus
     fields = {**shard.fields}
@@ -148,7 +154,7 @@ def reading(job: FineTuning) -> Reading:
         lora_whole=_trained_whole(job.given) if job.lora_rank else "none",
         frozen_weights=frozen if job.lora_rank else None, objective=job.objective,
         unread=(*shard.unread, *(one for one in job.given.left() if not job.quiet.fullmatch(one.split(" = ")[0]))),
-        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapted_tables(job)),
+        questions=job.questions, notes=(*found, *noted, *paged, *job.notes, *_sharding_notes(job, gpus), *_adapter_notes(job)),
     )  # fmt: skip
     _require_priced(result, where)
     return result
@@ -189,14 +195,21 @@ def _trained_whole(given: Settings) -> str:
     return "none"
 
 
-def _adapted_tables(job: FineTuning) -> tuple[str, ...]:
-    """Notes about tables of the vocabulary that have adapters, which are priced on linear layers of the layers alone."""
+def _adapter_notes(job: FineTuning) -> tuple[str, ...]:
+    """Notes about tables of the vocabulary that have adapters, which are priced on linear layers of the layers alone, and about
+    layers without, which are priced with those beside them."""
     said = next((value for one in ADAPTED if (value := job.given.get(one)) is not None), None)
     words = said if isinstance(said, list) else re.split(r"[,\s]+", str(said or ""))
-    named = sorted({str(one) for one in words if TABLES.search(str(one))})
-    if not named or not job.lora_rank or _trained_whole(job.given) != "none":
+    if not words or not job.lora_rank:
         return ()
-    return (f"adapters on {shown(', '.join(named))} are not priced: rank x (hidden size + vocabulary) weights each",)
+    tables = sorted({str(one) for one in words if TABLES.search(str(one))})
+    notes = [f"adapters on {shown(', '.join(tables))} are not priced: rank x (hidden size + vocabulary) weights each"]
+    parts = _linear_layers(words)
+    beside = [one for one in WITH_ADAPTERS.get(job.lora_targets, ()) if one not in parts]
+    named = ", ".join(one for one in WITH_ADAPTERS["all"] if one in parts)
+    more = f"adapters on {named} alone are priced as {job.lora_targets}, so {', '.join(beside)} too"
+    known = parts <= set(WITH_ADAPTERS["all"]) and beside
+    return (*(notes * (bool(tables) and _trained_whole(job.given) == "none")), *([more] * bool(parts and known)))
 
 
 def _frozen(job: FineTuning) -> tuple[str, tuple[str, ...]]:
@@ -258,15 +271,19 @@ ADAPTED = ("lora_target_modules", "target_modules", "lora_target", "lora_modules
 
 def adapter_targets(names: Any) -> str:
     """One of LORA_TARGETS that holds all of the linear layers named: a list, a text with commas, 'all-linear'."""
-    words = names if isinstance(names, list) else re.split(r"[,\s]+", str(names))
+    parts = _linear_layers(names if isinstance(names, list) else re.split(r"[,\s]+", str(names)))
+    found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
+    return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
+
+
+def _linear_layers(words: list[Any]) -> set[str]:
+    """Short names of linear layers: of q_proj q; of a joint one those of its parts."""
     parts = set()
     for word in words:
         tail = str(word).strip().rpartition(".")[2].lower()
-        if TABLES.search(tail) and len(words) > 1:  # a note says that they are not priced
-            continue
-        parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
-    found = [name for name, letters in ATTENTION.items() if parts <= set(letters)]
-    return min(found, key=lambda name: len(ATTENTION[name])) if found and parts else "all"
+        if not (TABLES.search(tail) and len(words) > 1):  # a note says that tables are not priced
+            parts |= set(JOINT.get(tail, "")) or {tail.removesuffix("_proj")}
+    return parts
 
 
 def quantised(bits: int, double: bool) -> str:
