@@ -73,7 +73,8 @@ def test_batches_in_tokens_and_a_factory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "shard"),
-    [("", 8), (", shard_degree=4", 4), (", num_replicas=8", 2), (", num_replicas=get_world_size() // 4", 4)],
+    [("", 8), (", shard_degree=4", 4), (", num_replicas=8", 2), (", num_replicas=get_world_size() // 4", 4),
+     (", num_replicas=max(1, get_world_size() // 2) if get_world_size() > 1 else 1", 2)],
 )
 def test_groups_that_share_the_weights(tmp_path: Path, said: str, shard: int) -> None:
     """Without a word hsdp has one replica a node of 8 GPUs."""
@@ -267,12 +268,13 @@ def test_a_factory_that_an_option_names(tmp_path: Path) -> None:
     assert _asked(tmp_path, before=before, after="model = own_model(vocab_size=512)", model="None") == ["--model NAME"]
 
 
-def test_the_cookbook_and_the_length_of_an_option(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", ["opts.sequence_length or 4096", "opts.sequence_length if opts.sequence_length is not None else 4096"])
+def test_the_cookbook_and_the_length_of_an_option(tmp_path: Path, length: str) -> None:
     text = """
 from olmo_core.internal import cookbook
 
 def build(opts):
-    length = opts.sequence_length or 4096
+    length = LENGTH
     tokenizer = TokenizerConfig.dolma2()
     model = TransformerConfig.olmo3_190M(vocab_size=tokenizer.padded_vocab_size()).with_rope_scaling(scaling)
     module = cookbook.configure_train_module(
@@ -282,7 +284,7 @@ def build(opts):
     data = NumpyFSLDatasetConfig.glob("*.npy", sequence_length=length)
     return NumpyDataLoaderConfig(global_batch_size=64 * length)
 """
-    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "train.py").write_text(text.replace("LENGTH", length))
     found = read(tmp_path / "train.py", None, Given(num_gpus=16))
     assert (found.sequence_length, found.global_batch_size, found.precision) == (4096, 64, "fp8")
     fields = {"cp": 2, "dp": 8, "dp_shard": 2, "micro_batch_size": 1, "num_microbatches": 8, "recompute": 0}

@@ -4,6 +4,7 @@
 """
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 from planner.errors import PlannerError
@@ -22,8 +23,8 @@ RECIPE = (
 USUAL = {"float8_enabled": False, "activation_memory_budget": 1.0, "dp_shard_degree": None, "cp_degree": None}
 NEEDED = ("rank_microbatch_size", "max_sequence_length")
 
-
 WORLD = "get_world_size"
+LIMITS: dict[str, Callable[[list[Any]], Any]] = {"max": max, "min": min}
 LENGTHS = ("max_sequence_length", "sequence_length", "effective_sequence_length")
 """Keywords and attributes that hold the tokens of a sequence."""
 
@@ -38,10 +39,23 @@ class OlmoScript(Parts):
         except RecursionError as error:
             raise PlannerError(f"{self.path}: its expressions are nested too deeply to be read") from error
 
-
     def _of_call(self, node: ast.Call) -> Any:
-        known = last_name(node.func) == WORLD and not node.args and self.said.num_gpus
-        return known or super()._of_call(node)
+        if last_name(node.func) == WORLD and not node.args and self.said.num_gpus:
+            return self.said.num_gpus
+        if isinstance(node.func, ast.Name) and node.func.id in LIMITS and len(node.args) > 1 and not node.keywords:
+            values = [self._value(one) for one in node.args]
+            if all(isinstance(one, int | float) for one in values):
+                return LIMITS[node.func.id](values)
+        return super()._of_call(node)
+
+    def _of_ifexp(self, node: ast.IfExp) -> Any:
+        """opts.sequence_length if opts.sequence_length is not None else its default."""
+        found = super()._of_ifexp(node)
+        if isinstance(node.body, ast.Attribute) and node.body.attr in LENGTHS and isinstance(found, str) and is_open(found):
+            if ast.unparse(node.test) == f"{ast.unparse(node.body)} is not None":
+                self.defaults.append(node.body.attr)
+                return self._value(node.orelse)
+        return found
 
     def _of_boolop(self, node: ast.BoolOp) -> Any:
         """opts.sequence_length or its default: OLMo-core's own options have none.  [script_utils.py]"""
