@@ -22,7 +22,7 @@ from planner.serving.result import ServingEstimate
 from planner.serving.served import Served
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_search import MOST_RUNNING, Starting, front_of, starting
+from planner.serving.serving_search import MOST_RUNNING, Starting, front_of, raised, starting
 from planner.serving.traffic import Traffic
 
 MOST_PREFILL, MOST_DECODE = 5, 6
@@ -55,8 +55,7 @@ def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
         if not len(rows):
             return Priced.nothing(one, layout, start.counts)
     prefill = prompts.take(rows[:, 0], rows[:, 2])
-    decode = layout.take(rows[:, 1])
-    decode = replace(decode, replicas=rows[:, 3], max_batch=np.maximum(decode.max_batch, rows[:, 4]))
+    decode = replace(raised(one, task, layout.take(rows[:, 1]), rows[:, 4]), replicas=rows[:, 3])
     value = np.full(len(rows), task.traffic.value) if task.loaded else (rows[:, 4] * rows[:, 3]).astype(np.float64)
     found = pools.compared(one, prefill, decode, task.priced_traffic, value)
     return Priced.of(one, decode, found, columns_of(found, task, value), start.counts, prefill.layout)
@@ -96,7 +95,7 @@ def decode_splits(one: Served, task: Task, start: Starting, prompts: Prefill) ->
     rows, columns = np.nonzero(grid[None, :] <= most[:, None])
     held = layout.take(rows)
     found = pools.compared(
-        one, prompts, replace(held, max_batch=np.maximum(held.max_batch, grid[columns])),
+        one, prompts, raised(one, task, held, grid[columns]),
         replace(task.traffic, load="concurrency"), grid[columns].astype(np.float64),
     )  # fmt: skip
     each = np.asarray(found.output_tokens_per_second) / np.asarray(held.engine_gpus)

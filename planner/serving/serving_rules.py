@@ -281,10 +281,15 @@ def _host_room(job: ServingJob, at: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------------------------------------- batch and budget
 
 
+def most_sequences(engine: Engine, layout: ServingLayout) -> Any:
+    """What ``max_batch`` may be at most: vLLM wants room for a token of every sequence in the budget of a step."""
+    return np.asarray(layout.max_tokens) * layout.attn_dp if engine.name == "vllm" else np.iinfo(np.int64).max
+
+
 @rule("budget of a step", "vllm")
-def _budget(_: ServingJob, at: Any) -> Iterator[Any]:
+def _budget(job: ServingJob, at: Any) -> Iterator[Any]:
+    yield at.max_batch <= most_sequences(job.engine, at)
     each = -(-at.max_batch // at.attn_dp)
-    yield at.max_tokens >= each
     yield (
         f"max_tokens {at.max_tokens} is less than the {each} sequences of a rank, each of which decodes a token in a step: vLLM "
         "does not start; raise max_tokens or lower max_batch"
