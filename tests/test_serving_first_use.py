@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hugging_face_configs import CONFIGS
 from rich.console import Console
 
 import planner
 from planner.commands.main import main
 from planner.errors import PlannerError
+from planner.serving.export.serve_job import ServeJob
 from planner.serving.serve_plan import load_serve_plan
 from planner.serving.serving_answer import answer
 from planner.serving.serving_inputs import lengths_text
@@ -81,7 +85,7 @@ def test_what_does_not_start_has_no_times() -> None:
 
 
 WORDS: list[tuple[list[str], str, str]] = [
-    (["--input", "fixed:128k", "--concurrency", "1"], "Attention takes ", "Attention take "),
+    (["--input", "fixed:127k", "--concurrency", "1"], "Attention takes ", "Attention take "),
     (["--concurrency", "1"], ", 1 request in flight", " 1 requests"),
     (
         ["--concurrency", "4", "--max-batch", "4"],
@@ -113,6 +117,25 @@ def test_tables_keep_their_last_column_at_120(words: list[str], heading: str, mo
     end = next(number for number, line in enumerate(lines) if number > at + 5 and not line.strip())
     assert any("$/M out" in line for line in lines[at:end])
     assert "…" not in "".join(lines[at:end])
+
+
+@pytest.mark.parametrize("call", [planner.serve, partial(planner.serve_estimate, tp=1)])
+def test_requests_beyond_the_positions_are_refused_as_engines_do(call: Any) -> None:
+    with pytest.raises(PlannerError, match="up to 200256 tokens are longer than the 131072 positions of llama-3.1-8b"):
+        call(model="llama-8b", gpus=1, engine="vllm", input=200000)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("yarn", 32768), ("linear", 8192)])
+def test_yarn_reaches_beyond_the_published_length(kind: str, most: int, tmp_path: Path) -> None:
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 8192}
+    config = CONFIGS["mixtral-8x7b"] | {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked: dict[str, Any] = {"model": str(tmp_path / "config.json"), "gpus": 4, "engine": "vllm", "concurrency": 1, "output": 100}
+    plan = planner.serve_estimate(**asked, tp=4, input=most - 100.0)
+    plan.save(tmp_path / "plan.yaml")
+    assert plan.file.longest == most and ServeJob.of(load_serve_plan(tmp_path / "plan.yaml")).length == most
+    with pytest.raises(PlannerError, match=f"longer than the {most} positions"):
+        planner.serve_estimate(**asked, tp=4, input=most)
 
 
 def test_one_gpu_is_one() -> None:

@@ -296,6 +296,27 @@ def _budget(job: ServingJob, at: Any) -> Iterator[Any]:
     )
 
 
+# ---------------------------------------------------------------------------------------------------------------- lengths
+
+
+def longest_of(model: ModelSpec) -> int:
+    """Tokens of a sequence that engines take at most: as published, or as far as yarn stretches the first length.  [vLLM
+    config/model.py, _get_and_verify_max_len; the linear factor of Gemma and that of llama3 are in the published length]"""
+    scaling = model.constants.rope_scaling if model.constants else None
+    stretched = scaling.original_length * scaling.factor if scaling and scaling.kind == "yarn" else 0.0
+    return max(model.max_sequence_length, int(stretched))
+
+
+def too_long(model: ModelSpec, tokens: int) -> str:
+    """Why no engine starts for sequences of so many tokens; '' where it does."""
+    if tokens <= longest_of(model):
+        return ""
+    return (
+        f"requests of up to {tokens} tokens are longer than the {longest_of(model)} positions of {model.name}, which engines "
+        "refuse; plan with a shorter --input or --output, or with a config.json whose rope_scaling (yarn) reaches that far"
+    )
+
+
 RULES: tuple[ServingRule, ...] = (
     _vendor, _model, _formats, _heads, _kv_heads, _linear_heads, _context, _attention_dp, _stages, _mlp, _expert_ranks, _experts,
     _expert_width, _expert_degrees, _dense, _host_weights, _host_room, _budget,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated
@@ -60,6 +61,11 @@ class Lengths:
             raise PlannerError("no lengths are given")
         values = np.asarray(samples, dtype=np.float64)
         return cls(mean=float(values.mean()), squared=float((values**2).mean()), longest=float(values.max()))
+
+
+def longest_request(prompt: Lengths, answer: Lengths) -> int:
+    """Tokens that a sequence may grow to, rounded up but for what rounding of the ends adds."""
+    return math.ceil(round(prompt.longest + answer.longest, 6))
 
 
 @record
