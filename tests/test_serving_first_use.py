@@ -145,7 +145,7 @@ def test_one_gpu_is_one() -> None:
 
 
 def test_two_pools_need_two_gpus() -> None:
-    with pytest.raises(PlannerError, match="two pools need two GPUs or more, and there is 1"):
+    with pytest.raises(PlannerError, match="two pools of .* need 2 GPUs or more, a worker of each takes 1, and there is 1;"):
         answer(ask(ServeRequest(model="llama-8b", gpus=1, hardware="h100-sxm", disaggregated=True)))
 
 

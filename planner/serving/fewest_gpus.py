@@ -120,8 +120,7 @@ def _serve(one: Served, layout: ServingLayout, task: Task) -> NDArray[np.bool_]:
     if task.traffic.load == "concurrency":
         layout = replace(layout, replicas=np.minimum(layout.replicas, max(int(task.traffic.value), 1)))
     found = estimate(one, with_batch(one, layout, task), task.traffic, parts=False)
-    late = np.asarray(found.saturated) if task.traffic.load == "rate" else np.False_
-    good = np.asarray(found.fits) & ~late & (score_of(found, task.limits) <= 1.0)
+    good = np.asarray(found.fits) & (score_of(found, task.limits, task.traffic.rate) <= 1.0)
     return np.array(np.broadcast_to(good, np.shape(layout.replicas)))
 
 

@@ -40,16 +40,25 @@ def pool_pairs(one: Served, task: Task, least: float = 0.0) -> Priced:
     """Pairs of pools of one engine and format that start, at the load of the task or at loads that their cache holds; those whose
     workers for prompts may keep up with ``least`` tokens/s: with full passes, and none before, at the fastest clock."""
     start = starting(one, task)
+    least_gpus = int(np.min(np.asarray(start.layout.engine_gpus), initial=task.gpus))
+    for room in (task.gpus - least_gpus, task.gpus // 2):  # beside the smallest worker; of the same size, of which a pair fits
+        found = _pairs_of(one, task, start.within(room), least)
+        if found is not None:
+            return found
+    return Priced.nothing(one, start.layout, start.counts)
+
+
+def _pairs_of(one: Served, task: Task, start: Starting, least: float) -> Priced | None:
+    """The same of some splits; None where no two of those that are paired fit on the GPUs."""
     layout = start.layout
-    nothing = Priced.nothing(one, layout, {"looked_at": start.counts["looked_at"]})
-    if not len(start) or task.gpus < 2:
-        return nothing
+    if not len(start):
+        return None
     prompts = pools.prefill_of(one, layout, task.priced_traffic)
     prefills = prefill_splits(prompts, task)
     decodes = decode_splits(one, task, start, prompts.take([next(iter(prefills))], ENOUGH))
     rows = _whole_workers(task, layout, prefills, decodes)
     if not len(rows):
-        return nothing
+        return None
     if least:
         rows = rows[rows[:, 2] * prompts.queue().capacity[rows[:, 0]] * task.traffic.output.mean >= least]
         if not len(rows):

@@ -142,7 +142,9 @@ def misses(one: Choice) -> str:
             f"does not start: {_number(memory.cache) / GIB:.1f} GiB of cache hold no request of this length ({largest})"
         )
     if one.traffic.load == "rate" and bool(np.all(np.asarray(found.saturated))):
-        return f"does not keep up with {one.traffic.value:g} requests/s: the queue grows"
+        asked, answered = one.traffic.value, _number(found.requests_per_second)
+        few = 100.0 * (1.0 - answered / asked)
+        return f"does not keep up with {asked:g} requests/s: it answers {answered:.3g}, {few:.2g} % too few"
     said = []
     for name, latency, limit in (("TTFT", found.ttft, one.limits.ttft), ("TPOT", found.tpot, one.limits.tpot)):
         value = _number(latency.of(one.limits.percentile))

@@ -85,6 +85,11 @@ class Starting:
     def __len__(self) -> int:
         return len(self.most)
 
+    def within(self, gpus: int) -> Starting:
+        """Those with engines of at most so many GPUs."""
+        rows = np.flatnonzero(np.asarray(self.layout.engine_gpus) <= gpus)
+        return replace(self, layout=self.layout.take(rows), most=self.most[rows])
+
 
 def starting(one: Served, task: Task) -> Starting:
     """The splits that an engine may run and that start."""

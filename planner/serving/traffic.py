@@ -113,6 +113,11 @@ class Traffic:
         check(self)
 
     @property
+    def rate(self) -> float | None:
+        """Requests/s that arrive; None where requests wait for each other."""
+        return self.value if self.load == "rate" else None
+
+    @property
     def tokens_per_step(self) -> float:
         """What one step yields of a sequence."""
         return self.speculation.tokens_per_step if self.speculation else 1.0

@@ -84,7 +84,8 @@ def title(question: Question) -> str:
 def _heading(found: Answered) -> str:
     if not found.fit:
         return "Nothing starts; closest"
-    return "Best deployments" if found.kept else "Nothing keeps the limits; closest"
+    late = not found.question.task.limited
+    return "Best deployments" if found.kept else f"Nothing {'keeps up' if late else 'keeps the limits'}; closest"
 
 
 def _verdict(found: Answered) -> list[str]:
