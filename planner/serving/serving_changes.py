@@ -166,7 +166,10 @@ def ways_out(found: Answered, progress: Progress = lambda _: None) -> list[Chang
             break
     for name in _stronger(question):
         progress(name)
-        ways.append(changed(name, f"--hardware {name}", replace(request, hardware=name, intra_node=None)))
+        ways.append(
+            _on_hardware(request, name, progress) if request.any_number
+            else changed(name, f"--hardware {name}", replace(request, hardware=name, intra_node=None))
+        )  # fmt: skip
     return [one for one in ways if one.kept]
 
 
@@ -174,6 +177,8 @@ def _more_gpus(question: Question, progress: Progress) -> list[int]:
     """Numbers of GPUs that may serve: the fewest that serve a load, else some times as many."""
     if not question.task.loaded:
         return [factor * question.gpus for factor in GROWN]
+    if question.request.gpus is None and question.request.nodes is None:
+        return []
     fewest = fewest_gpus(ask(replace(question.request, gpus=None, nodes=None, any_number=True)), progress)
     return [fewest] if fewest else []
 
@@ -223,8 +228,8 @@ def _on_hardware(request: ServeRequest, name: str, progress: Progress) -> Change
     if question.task.loaded:
         gpus = fewest_gpus(question, lambda text: progress(f"{name}: {text}"))
         if gpus is None:
-            why = f"does not serve it on up to {question.gpus} GPUs"
-            return Change(change=name, flag=f"--hardware {name}", question=question, plan=None, why_not=why)
+            most = changed(name, f"--hardware {name}", one)
+            return replace(most, plan=None, why_not=f"does not serve it on up to {question.gpus} GPUs: {most.why_not}")
         one = replace(one, gpus=gpus, nodes=None, any_number=False)
     return changed(name, f"--hardware {name}", one)
 

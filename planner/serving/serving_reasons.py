@@ -149,9 +149,8 @@ def misses(one: Choice) -> str:
     for name, latency, limit in (("TTFT", found.ttft, one.limits.ttft), ("TPOT", found.tpot, one.limits.tpot)):
         value = _number(latency.of(one.limits.percentile))
         if value > limit:
-            said.append(
-                f"{name} {format_seconds(value)} is {value / limit:.2f} times the limit of {format_seconds(limit)}"
-            )
+            above = f"{value / limit:.2f} times" if value >= 1.1 * limit else f"{100.0 * (value / limit - 1.0):.2g} % above"
+            said.append(f"{name} {format_seconds(value)} is {above} the limit of {format_seconds(limit)}")
     return " and ".join(said)
 
 
