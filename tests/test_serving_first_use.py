@@ -138,6 +138,28 @@ def test_yarn_reaches_beyond_the_published_length(kind: str, most: int, tmp_path
         planner.serve_estimate(**asked, tp=4, input=most)
 
 
+@pytest.mark.parametrize("words", [["what-if", "--hardware", "h200"], ["compare", "other.yaml"]])
+def test_commands_of_training_name_those_of_serving(words: list[str], tmp_path: Path) -> None:
+    planner.serve_estimate(model="llama-8b", gpus=1, tp=1).save(tmp_path / "serve.yaml")
+    done = CliRunner().invoke(main, [words[0], str(tmp_path / "serve.yaml"), *words[1:]])
+    assert done.exit_code == 2 and f"plan serve {words[0]}" in done.output
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["--disaggregated", "--aggregated"], "--disaggregated and --aggregated are two answers to one question"),
+    (["--intra-node", ""], "--intra-node: '' is not a quantity"),
+])  # fmt: skip
+def test_flags_that_say_nothing_are_refused(words: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(main, ["serve", "--model", "llama-8b", "--gpus", "2", *words])
+    assert done.exit_code == 2 and sentence in done.output
+
+
+def test_import_names_the_engines_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "hello.sh").write_text("echo hello")
+    told = [CliRunner().invoke(main, ["import", *words]).output for words in (["--help"], [str(tmp_path / "hello.sh")])]
+    assert all(re.search(r"vllm,\s+sglang,\s+trtllm(,| or)\s+dynamo", one) for one in told)
+
+
 def test_one_gpu_is_one() -> None:
     request: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "mi300x", "engine": "trtllm"}
     with pytest.raises(PlannerError, match="on 1 GPU is legal"):

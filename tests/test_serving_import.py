@@ -66,6 +66,19 @@ def test_a_script_with_variables_and_a_container(tmp_path: Path) -> None:
     assert eight.layout.tp == 8
 
 
+@pytest.mark.parametrize(("text", "asked"), [
+    (f"{LLAMA} --tensor-paralel-size 4", "--set tensor_parallel_size=4 ('tensor_paralel_size' is no setting of vllm)"),
+    (f"{SGLANG} --tp 4 --max-runing-requests 64", "--set max_running_requests=64 "),
+])  # fmt: skip
+def test_a_flag_that_is_all_but_one_that_decides_is_asked_for(text: str, asked: str, tmp_path: Path) -> None:
+    with pytest.raises(PlannerError) as caught:
+        read(tmp_path, text)
+    assert asked in str(caught.value)
+    name, _, value = asked.split()[1].partition("=")
+    plan = read(tmp_path, text, settings={name: value}).plan
+    assert {"tensor_parallel_size": plan.layout.tp, "max_running_requests": plan.layout.max_batch}[name] == int(value)
+
+
 def test_expert_models_keep_their_data_parallel_ranks_in_one_engine(tmp_path: Path) -> None:
     experts = read(
         tmp_path, "vllm serve Qwen/Qwen3-235B-A22B-FP8 -tp 2 -dp 4 --enable-expert-parallel --max-num-seqs 64"

@@ -137,7 +137,7 @@ def ask(request: ServeRequest) -> Question:
         raise PlannerError("which model? --model is missing")
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     name = hardware_asked(request.hardware, assumed)
-    if request.intra_node:
+    if request.intra_node is not None:
         name = f"{name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(name)
     if request.network_bandwidth is not None:

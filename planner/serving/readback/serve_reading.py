@@ -61,8 +61,6 @@ TRAINS = (
     r"\btorchrun\b|\baccelerate launch\b|\bdeepspeed\s|\bmegatron\b|verl\.trainer|\w(Trainer|TrainingArguments)\(|\bSFTConfig\("
 )
 """What stands in a file that trains, though it may start a server for its samples."""
-NAMES = ("vllm", "sglang", "trtllm", "dynamo")
-"""Words after --from that mean a server."""
 
 
 def starts_servers(path: Path) -> bool:
