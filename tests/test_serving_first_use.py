@@ -160,6 +160,19 @@ def test_import_names_the_engines_that_it_reads(tmp_path: Path) -> None:
     assert all(re.search(r"vllm,\s+sglang,\s+trtllm(,| or)\s+dynamo", one) for one in told)
 
 
+@pytest.mark.parametrize(("asked", "line"), [
+    ({"model": "llama-8b", "hardware": "h100", "tp": 2}, "Curves: matrix products of decodes, matrix products of prompts, "
+     "attention of decodes, attention of prompts and all-reduces measured on this device."),
+    ({"model": "gpt-oss-120b", "hardware": "a100", "tp": 1, "engine": "vllm"}, "experts derived from another format"),
+    ({"model": "llama-8b", "hardware": "rtx-4090", "tp": 1}, "attention of decodes and attention of prompts scaled from l40s"),
+])  # fmt: skip
+def test_an_estimate_says_where_its_curves_come_from(asked: dict[str, Any], line: str) -> None:
+    flags = [word for name, value in asked.items() for word in (f"--{name}", str(value))]
+    assert line in " ".join(said("estimate", *flags).split())
+    curves = planner.serve_estimate(**asked).to_dict()["curves"]
+    assert all(one in line for one in curves) if "measured" in line else any(one in line for one in curves.values())
+
+
 def test_one_gpu_is_one() -> None:
     request: dict[str, Any] = {"model": "llama-8b", "gpus": 1, "hardware": "mi300x", "engine": "trtllm"}
     with pytest.raises(PlannerError, match="on 1 GPU is legal"):
