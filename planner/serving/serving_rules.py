@@ -286,6 +286,12 @@ def most_sequences(engine: Engine, layout: ServingLayout) -> Any:
     return np.asarray(layout.max_tokens) * layout.attn_dp if engine.name == "vllm" else np.iinfo(np.int64).max
 
 
+def usual_batch(engine: Engine, hardware: HardwareProfile, layout: ServingLayout) -> Any:
+    """The engine's own ``max_batch`` beside ``max_tokens``: vLLM lowers it to what starts.  [vllm/engine/arg_utils.py,
+    max_num_seqs]"""
+    return np.minimum(engine.default_max_batch(hardware, layout), most_sequences(engine, layout))
+
+
 @rule("budget of a step", "vllm")
 def _budget(job: ServingJob, at: Any) -> Iterator[Any]:
     yield at.max_batch <= most_sequences(job.engine, at)

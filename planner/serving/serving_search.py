@@ -32,7 +32,7 @@ from planner.serving.served import Served
 from planner.serving.serving_estimate import estimate, running_at_most, with_parts
 from planner.serving.serving_layout import ServingLayout
 from planner.serving.serving_memory import serving_memory
-from planner.serving.serving_rules import legal, most_sequences
+from planner.serving.serving_rules import legal, most_sequences, usual_batch
 
 NEAR_FASTEST = 0.95
 """Interactive: of what reaches this part of the highest speed per user, the highest throughput."""
@@ -54,14 +54,14 @@ def splits(one: Served, task: Task) -> tuple[ServingLayout, int]:
     """Legal splits of one engine with its default batch and token budget where they are not pinned, and how many there were."""
     layout = engine_layouts(one.model, task.gpus // max(task.pins.get("replicas", 1), 1), task.pins)
     count = int(np.size(layout.tp))
-    batch = one.engine.default_max_batch(one.hardware, layout)
     tokens = one.engine.default_max_tokens(one.hardware, layout)
     layout = replace(
         layout,
-        max_batch=_column(task.pins.get("max_batch", batch), count),
         max_tokens=_column(task.pins.get("max_tokens", tokens), count),
         gpu_weights=_column(task.pins.get("gpu_weights", 100), count),
     )
+    batch = usual_batch(one.engine, one.hardware, layout)
+    layout = replace(layout, max_batch=_column(task.pins.get("max_batch", batch), count))
     if not count:
         return layout, 0
     allowed = broadcast(legal(one.model, one.hardware, one.engine, one.precision, layout), count)
