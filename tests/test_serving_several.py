@@ -39,15 +39,15 @@ def test_the_fewest_gpus_are_the_fewest() -> None:
     {"model": "llama-70b", "hardware": "l40s", "rate": "2/s", "ttft": "2s", "tpot": "100ms", "percentile": "p99"},
     {"model": "deepseek-v3", "hardware": "a100", "concurrency": 200, "ttft": "1s", "tpot": "60ms", "percentile": "p99"},
 ])  # fmt: skip
-def test_no_smaller_number_of_gpus_serves_in_two_pools(said: dict[str, Any]) -> None:
-    """The workers that are paired depend on the GPUs: 127 served not, and 64 were not looked at."""
+def test_no_smaller_number_of_gpus_serves_in_two_pools_and_every_larger_one_does(said: dict[str, Any]) -> None:
+    """Workers of 64 GPUs that are a little faster took the place of those that fit: 64 to 72 served, 76 to 127 did not."""
     question = ask(ServeRequest(**said, engine="vllm", any_number=True))
     found = fewest_gpus_module.fewest_gpus(question)
     assert found is not None
-    for gpus in range(2, found + 1):
+    for gpus in range(2, found + 20):
         task = replace(question.task, gpus=gpus)
         kept = [np.any(pool_pairs(one, task)["score"] <= 1.0) for one in question.served()]
-        assert any(kept) == (gpus == found)
+        assert any(kept) == (gpus >= found)
 
 
 def test_how_far_the_cheapest_hardware_is_from_serving_is_said() -> None:

@@ -25,10 +25,10 @@ from planner.serving.serving_memory import serving_memory
 from planner.serving.serving_search import MOST_RUNNING, Starting, front_of, raised, starting
 from planner.serving.traffic import Traffic
 
-MOST_PREFILL, MOST_DECODE = 5, 6
-"""Splits of each pool that are paired."""
-SHARES = 12
-"""Shares of the GPUs that the pool of answers may get."""
+MOST_PREFILL, MOST_DECODE, MOST_LOADED = 5, 6, 16
+"""Splits of each pool that are paired; of each where the load is given, so that pairs need not be priced at several."""
+SHARES, SHARES_LOADED = 12, 32
+"""Shares of the GPUs that the pool of answers may get; where the load is given."""
 ENOUGH = 10**6
 """Workers that never make the other pool wait."""
 IDLE, WAITED_FOR = 0.5, 3.0
@@ -76,9 +76,24 @@ def prefill_splits(prompts: Prefill, task: Task) -> dict[int, float]:
     queue, size = prompts.queue(busy=1.0), np.asarray(prompts.layout.engine_gpus)
     service, own = (broadcast(value, len(size)) for value in (1.0 / queue.capacity, queue.first))
     each = 1.0 / (service * size)
-    rows = front_of(1.0 / own, each)
+    rows = _front(1.0 / own, each, size, task)
     quick = rows[own[rows] <= task.limits.ttft]
-    return {int(row): float(service[row]) for row in _spread(quick if len(quick) else rows[:1], MOST_PREFILL)}
+    most = MOST_LOADED if task.loaded else MOST_PREFILL
+    return {int(row): float(service[row]) for row in _spread(quick if len(quick) else rows[:1], most)}
+
+
+def _front(speed: Floats, each: Floats, size: NDArray[np.int64], task: Task) -> NDArray[np.intp]:
+    """Rows that no other beats in both; under a load none that takes no more GPUs: what is left must hold whole workers. From the
+    fastest on."""
+    if not task.loaded:
+        return front_of(speed, each)
+    found = []
+    for most in unique(size):
+        rows = np.flatnonzero(size <= most)
+        front = rows[front_of(speed[rows], each[rows])]
+        found.append(front[size[front] == most])
+    rows = np.concatenate(found)
+    return rows[np.argsort(-speed[rows], kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -111,12 +126,12 @@ def decode_splits(one: Served, task: Task, start: Starting, prompts: Prefill) ->
     speed = 1.0 / np.asarray(found.tpot.mean)
     kept = np.flatnonzero(np.asarray(found.tpot.of(task.limits.percentile)) <= task.limits.tpot)
     kept = kept if len(kept) else np.arange(len(rows))
-    best = rows[kept[front_of(speed[kept], each[kept])]]
+    best = rows[kept[_front(speed[kept], each[kept], broadcast(held.engine_gpus, len(rows))[kept], task)]]
     _, first = np.unique(best, return_index=True)
     rates = np.asarray(found.requests_per_second)
     return {
         int(row): Answering(float(most[row]), grid[columns[rows == row]].astype(np.float64), rates[rows == row])
-        for row in _spread(best[np.sort(first)], MOST_DECODE)
+        for row in _spread(best[np.sort(first)], MOST_LOADED if task.loaded else MOST_DECODE)
     }
 
 
@@ -134,7 +149,8 @@ def _whole_workers(
         largest = (task.gpus - int(size[first])) // int(size[second])
         if largest < 1:
             continue
-        workers = unique(np.linspace(1, largest, min(SHARES, largest)).round().astype(np.int64))
+        shares = min(SHARES_LOADED if task.loaded else SHARES, largest)
+        workers = unique(np.linspace(1, largest, shares).round().astype(np.int64))
         others = (task.gpus - workers * int(size[second])) // int(size[first])
         if task.loaded:
             share = task.traffic.value / workers if task.traffic.load == "concurrency" else np.ones(len(workers))
